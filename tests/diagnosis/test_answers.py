@@ -21,8 +21,7 @@ from transparity_conformance.diagnosis.probe_result import Results, compare_segm
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.fields import departures
-from transparity_conformance.diagnosis.search.joined import joined
-from transparity_conformance.diagnosis.segment import segment_of
+from transparity_conformance.diagnosis.segment import joined, segment_of
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import Arrays

@@ -18,9 +18,9 @@ from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.identify.adapting.adapt import adapt
+from transparity_conformance.identify.fitting.answer import templates
 from transparity_conformance.identify.fitting.fit import fit, fit_port
 from transparity_conformance.identify.fitting.subject import FitError
-from transparity_conformance.identify.fitting.templates import templates
 from transparity_conformance.report.fields import as_rows, meanings
 
 FILE = Path(__file__).with_name("decoders.py")

@@ -19,9 +19,9 @@ from meta.fitting.drawn import module
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.identify.fitting.answer import templates
 from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.subject import FitError
-from transparity_conformance.identify.fitting.templates import templates
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from meta.independent.model import Model
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.errors import ConfigError
 from transparity.parameters import initialize_parameters, parameter_shapes
-from transparity_conformance.identify.fitting.templates import NOT_RUN, SIZES, differences, templates
+from transparity_conformance.identify.fitting.answer import NOT_RUN, SIZES, differences, templates
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_numpy.transformer import transformer
 

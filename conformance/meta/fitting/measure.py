@@ -19,8 +19,8 @@ from meta.fitting.drawn import MOST_DEPARTURES, computes_the_same, drawn, module
 from meta.trial import Answer, Measure, Trial
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
-from transparity_conformance.identify.fitting.fit import Fit, fit
-from transparity_conformance.identify.fitting.templates import NOT_RUN, differences
+from transparity_conformance.identify.fitting.answer import NOT_RUN, Fit, differences
+from transparity_conformance.identify.fitting.fit import fit
 
 NUMBER, WANTED, SECONDS = 100, 0.95, 60.0
 

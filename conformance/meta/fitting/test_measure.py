@@ -8,8 +8,8 @@ import pytest
 
 from meta.fitting.drawn import MOST_DEPARTURES, drawn, module, template_of
 from meta.fitting.measure import compared, fitted, is_found
+from transparity_conformance.identify.fitting.answer import differences
 from transparity_conformance.identify.fitting.fit import fit
-from transparity_conformance.identify.fitting.templates import differences
 
 SAMPLE = (0, 2, 3, 4, 10, 5056, 5003, 5005, 5013, 5021)
 """Seeds that take a few seconds each. Seeds 10 and 5056 draw gated attention. Seed 5003 draws parallel branches with

@@ -49,8 +49,7 @@ def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
             key = (function, *others, *sorted(named.items()))
             if key not in results:
                 results[key] = function(*args, **named)
-            kept: R = results[key]
-            return kept
+            return results[key]
 
         return cached
 

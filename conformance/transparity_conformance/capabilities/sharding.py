@@ -119,7 +119,6 @@ def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, s
     Args:
         name: The name of the tap or parameter, for messages.
         values: The values by rank; None for a rank that returned no value.
-        placement: The placement that the port declares.
         shape: The expected shape, if known; declared padding is removed to fit this shape.
 
     Raises `PortError` if the values contradict the declared placement.

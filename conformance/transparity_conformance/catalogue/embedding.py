@@ -50,7 +50,9 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
     for offset in OFFSETS:
         begins = f"positions begin at {offset + config.position_offset} instead of {config.position_offset}"
         if config.positions == "sinusoidal":
-            yield fault("position-offset", f"{offset}", says=begins, patch=partial(_moved, offset, ""), value=offset)
+            yield fault(
+                "position-offset", f"{offset}", says=begins, patch=partial(_replaced, {"offset": offset}), value=offset
+            )
             continue
         for edge in ("clipped", "rolled"):
             description, patch = f"{begins} ({edge} at the end of the table)", partial(_moved, offset, edge)
@@ -110,14 +112,11 @@ def based(config: TransformerConfig, base: float, named: str) -> Fault:
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
     """Return the embedded tokens, patches or frames, before they are scaled and before positions are added."""
     if state.config.reads_pixels:
-        patches: np.ndarray = embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
-        return patches
+        return embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
     if state.config.reads_frames and site.startswith("encoder"):
-        made: np.ndarray = state.taps["encoder.second_convolution"]
-        return made
+        return state.taps["encoder.second_convolution"]
     table = state.parameters[token_table(state.config, site.split(".")[0])]
-    embedded: np.ndarray = table[state.inputs[keys_name(state.config, site)]]
-    return embedded
+    return table[state.inputs[keys_name(state.config, site)]]
 
 
 def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
@@ -138,16 +137,13 @@ def right_positions(state: WalkState, site: str) -> np.ndarray:
 
 
 def position_table(state: WalkState, site: str) -> np.ndarray:
-    table: np.ndarray = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
-    return table
+    return state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
 
 
 def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) -> Value:
-    right = right_positions(state, site)
-    if stack_config(state.config, site).positions == "learned":
-        table, moved = position_table(state, site), right_ids(state, site) + offset
-        return value - right + table[moved % len(table) if edge == "rolled" else np.clip(moved, 0, len(table) - 1)]
-    return value - right + sinusoids({"offset": offset}, state.config, length_at(state, site))
+    table, moved = position_table(state, site), right_ids(state, site) + offset
+    rows = moved % len(table) if edge == "rolled" else np.clip(moved, 0, len(table) - 1)
+    return value - right_positions(state, site) + table[rows]
 
 
 def _placed(count: Callable[[np.ndarray], np.ndarray], state: WalkState, site: str, value: Value) -> Value:

@@ -185,8 +185,7 @@ def is_same(one: float, other: float) -> bool:
 
 def usual(name: str) -> tuple[float, ...]:
     """Return the usual values of a numeric field, the most likely values first."""
-    found: tuple[float, ...] = TransformerConfig.__dataclass_fields__[name].metadata["usual"]
-    return found
+    return TransformerConfig.__dataclass_fields__[name].metadata["usual"]
 
 
 @dataclass(frozen=True)

@@ -11,39 +11,22 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import ROUTER_CHOSEN
-from transparity_conformance.catalogue.fault import (
-    OTHER_FACTORS,
-    Fault,
-    FaultRow,
-    Number,
-    Settings,
-    WalkState,
-    fault,
-    made,
-    row,
-)
+from transparity_conformance.catalogue.fault import OTHER_FACTORS, Fault, Number, Settings, WalkState, fault, made, row
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import sigmoid, softmax
 from transparity_numpy.experts import SCORES, choose, highest, router_weights
 from transparity_numpy.feed_forward import ACTIVATIONS as RIGHT
 
-Bound = Callable[[float, Value, Value], tuple[Value, Value]]
-"""A function of the limit, the gate and the up projection that returns the bounded gate and up projection."""
-
-
-def _bound(variant: str, bound: Bound) -> FaultRow:
-    return row("gate-limit", variant, lambda c: c.gate_limit is not None, bounded=bound)
-
-
+_bound = partial(row, "gate-limit", when=lambda c: c.gate_limit is not None)
 BOUNDS = (
-    _bound("missing", lambda limit, gate, up: (gate, up)),
-    _bound("gate alone", lambda limit, gate, up: (np.minimum(gate, limit), up)),
-    _bound("up alone", lambda limit, gate, up: (gate, np.clip(up, -limit, limit))),
-    _bound("both sides", lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit))),
-    _bound("above alone", lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
+    _bound("missing", bounded=lambda limit, gate, up: (gate, up)),
+    _bound("gate alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), up)),
+    _bound("up alone", bounded=lambda limit, gate, up: (gate, np.clip(up, -limit, limit))),
+    _bound("both sides", bounded=lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit))),
+    _bound("above alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
 )
-"""Wrong bounds of the gate and the up projection (swiglu_limit)."""
+"""Wrong bounds of the gate and the up projection (swiglu_limit), given the limit, the gate and the projection."""
 
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -65,7 +48,7 @@ def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     """Return the output of a layer's experts, computed with changed settings."""
     scope = split(site)[0]
     part, config = f"{scope}.feed_forward", own_config(state.config, site)
-    x = settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
+    x = _given(settings, state, scope)
     weights = state.taps[f"{scope}.feed_forward.router_weights"]
     source = settings.get("order", lambda expert, count: expert)
     hidden = partial(_hidden, settings, state, config)
@@ -132,22 +115,17 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
 """The reference's activations, and other activations that ports use."""
 
 
-def _projected(settings: Settings, state: WalkState, site: str, role: str) -> Value:
-    scope, sublayer, _ = split(site)
-    x = settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, sublayer)
-    return apply_linear(state, f"{site.removesuffix('.hidden')}.{role}", x)
+def _given(settings: Settings, state: WalkState, scope: str) -> Value:
+    """Return the input of a layer's feed-forward, or of the setting `source`."""
+    return settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
 
 
 def activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return a feed-forward's hidden features, or the sum of its experts, computed with changed settings."""
     if site.endswith(".output"):
         return mixed(settings, state, site, value)
-    function = settings.get("function", RIGHT[state.config.activation])
-    up = _projected(settings, state, site, "up")
-    if not state.config.gated:
-        return function(up).astype(value.dtype)
-    gate = _projected(settings, state, site, "gate")
-    return gated(settings, state.config, function, gate, up).astype(value.dtype)
+    x = _given(settings, state, split(site)[0])
+    return _hidden(settings, state, state.config, site.removesuffix(".hidden"), x).astype(value.dtype)
 
 
 GATES = (

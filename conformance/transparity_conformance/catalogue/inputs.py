@@ -126,11 +126,8 @@ ENDS: Mapping[str, Ends] = {
 
 
 def frame_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    if site in (FIRST, SECOND):
-        yield from _of_convolution(site)
-
-
-def _of_convolution(site: str) -> Iterator[Fault]:
+    if site not in (FIRST, SECOND):
+        return
     for name, (function, says) in ACTIVATIONS.items():
         if name != "gelu":
             description = f"{says} instead of {ACTIVATIONS['gelu'][1]} after the convolution"
@@ -159,8 +156,7 @@ def _convolved(settings: Settings, state: WalkState, site: str, x: np.ndarray, s
     padded = settings.get("ends", partial(_with_ends, 1, 1, "constant"))(x)
     parts = [padded[:, i : i + x.shape[1] : stride] @ kernel[..., i].T for i in range(3)]
     function = settings.get("function", ACTIVATIONS["gelu"][0])
-    result: np.ndarray = function(sum(parts) + state.parameters.get(f"{site}.bias", 0))
-    return result
+    return function(sum(parts) + state.parameters.get(f"{site}.bias", 0))
 
 
 def _first_with_stride(state: WalkState, site: str, value: Value) -> Value:

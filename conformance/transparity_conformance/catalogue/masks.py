@@ -22,10 +22,6 @@ def layer_of(site: str) -> int:
     return int(site.split(".")[2])
 
 
-def _masked(identity: str, variant: str, value: float | None = None, **change: Any) -> Fault:
-    return fault(identity, variant, formula=weighed, value=value, **change)
-
-
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return attention weights with a changed mask, masked score, order or softmax axis; other taps are unchanged."""
     if not site.endswith(".weights"):
@@ -48,6 +44,9 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
     lowest = float(np.finfo(value.dtype).min) / 2
     shown = np.where(mask, scores, value.dtype.type(max(hidden, lowest)))
     return np.moveaxis(softmax(np.moveaxis(shown, axis, -1)), -1, axis)
+
+
+_masked = partial(fault, formula=weighed)
 
 
 def _masked_score(settings: Settings, config: TransformerConfig) -> float:
@@ -129,10 +128,10 @@ def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
     for value in (-10.0, -1e-20, -1e-9, -1.0, 0.0, -100.0, -1e4, -1e9, -math.inf):
         if value != config.mask_value:
             description = f"masked scores are replaced by {value:g} instead of {config.mask_value:g}"
-            yield _masked("mask-value", f"{value:g}", value, hidden=value, says=description)
+            yield _masked("mask-value", f"{value:g}", value=value, hidden=value, says=description)
     for value in (config.mask_value, -1e9, -10.0, 1.0):
         if math.isfinite(value):
-            yield _masked("mask-value", "{value:g} added", value, added=value, words={"value": value})
+            yield _masked("mask-value", "{value:g} added", value=value, added=value, words={"value": value})
     yield _masked("mask-order", "behind the softmax", behind="as they are")
     yield _masked("mask-order", "behind the softmax, normalized", behind="normalised")
     yield _masked("mask-order", "after" if config.mask_order == "before-scale" else "before", turned=True)
@@ -144,11 +143,11 @@ def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Ite
         yield from _size_faults(own.sliding_window, own.window_kind, causal=causal)
     kinds = config.layer_kinds
     if len({_window(each) for each in kinds.values()}) > 1:
-        yield _windowed("window-layers", "exchanged", _of_the_next_kind)
+        yield _windowed("exchanged", _of_the_next_kind)
     for kind, other in kinds.items():
         if other.sliding_window is not None and _window(other) != _window(own):
             description = f"this layer has the window of the layers of {kind}"
-            yield _windowed("window-layers", kind, partial(_of_kind, kind), says=description)
+            yield _windowed(kind, partial(_of_kind, kind), says=description)
 
 
 WINDOWS: dict[WindowKind, tuple[str, str, WindowKind]] = {
@@ -167,7 +166,7 @@ def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fau
     for more in (1, -1):
         larger = lambda m, more=more: int(m.layer_window or 0) + more
         description = says.format(window + more, window)
-        yield _masked("window-size", f"{more:+d}", window + more, window=larger, says=description)
+        yield _masked("window-size", f"{more:+d}", value=window + more, window=larger, says=description)
     yield _masked("window-missing", "missing", words={"which": which}, window=lambda m: None)
     if kind == "sliding" and not causal:
         yield _masked("window-size", "half", window=lambda m: m.layer_window // 2 + 1)
@@ -177,9 +176,9 @@ def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fau
             yield _masked("window-begin", name, begin=begin)
 
 
-def _windowed(identity: str, variant: str, of: Callable[[MaskParts], Window], says: str = "") -> Fault:
+def _windowed(variant: str, of: Callable[[MaskParts], Window], says: str = "") -> Fault:
     settings: dict[str, Any] = {"window": lambda m: of(m)[0], "window_kind": lambda m: of(m)[1]}
-    return _masked(identity, variant, says=says, **settings)
+    return _masked("window-layers", variant, says=says, **settings)
 
 
 Window = tuple[int | None, WindowKind]

@@ -104,17 +104,13 @@ def _taken(name: str, other: str) -> Iterator[Fault]:
     yield from confused("norm", name, pair, swapped, used, alter=partial(_exchanged, pair), taken_from=beside)
 
 
-def _formed(identity: str, variant: str, **settings: Any) -> Fault:
-    return fault(identity, variant, formula=norm_with, **settings)
-
-
 def _of_layer(right: NormForm) -> Iterator[Fault]:
     place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
     yield _formed("norm-eps-placement", place, outside=not right.outside)
-    says, changes = f"the variance is taken over {over}", {"correction": 1 - right.correction}
-    yield _formed("norm-variance", over, says=says, **changes)
+    says, other = f"the variance is taken over {over}", 1 - right.correction
+    yield _formed("norm-variance", over, says=says, correction=other)
     says += f", and eps is added {place}"
-    yield _formed("norm-variance", f"{over}, eps {place}", says=says, **changes, outside=not right.outside)
+    yield _formed("norm-variance", f"{over}, eps {place}", says=says, correction=other, outside=not right.outside)
     yield _formed("norm-kind", "mean left in", subtracted=False)
     same = ", with the deviation of the right norm"
     plain: dict[str, Any] = {"correction": 0, "outside": False} if right.outside else {}
@@ -200,6 +196,8 @@ def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> 
     form = dataclasses.replace(form_at(state.config, site), **settings)
     return _formed_by(form, state, site, sites.norm_input(state, site))
 
+
+_formed = partial(fault, formula=norm_with)
 
 EPS = Number("norm-eps", "norm_eps", "eps is {v:.3g}{instead}", norm_with, "{v:.3g}", setting="eps")
 

@@ -28,6 +28,7 @@ from transparity_conformance.catalogue.sites import Value, apply_linear, paramet
 from transparity_conformance.oracle.undetermined import padding_at
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.feed_forward import ACTIVATIONS
+from transparity_numpy.heads import POOLERS as ACTIVATED
 from transparity_numpy.heads import head, pool, transform_for_head
 from transparity_numpy.norms import norm
 
@@ -123,18 +124,11 @@ def _through_pooler(activation: str, state: WalkState, x: Value) -> Value:
     return ACTIVATED[activation](apply_linear(state, "pooler", x))
 
 
-ACTIVATED: dict[str, Callable[[Value], Value]] = {
-    "tanh": np.tanh,
-    "relu": ACTIVATIONS["relu"],
-    "gelu": ACTIVATIONS["gelu"],
-    "without activation": lambda x: x,
-}
-
 POOLERS: dict[str, Callable[[WalkState, Value], Value]] = {
     "unprojected": lambda state, x: x,
     "activation alone": lambda state, x: ACTIVATED[state.config.pooler](x),
-    "without activation": partial(_through_pooler, "without activation"),
-    **{name: partial(_through_pooler, name) for name in ("tanh", "relu", "gelu")},
+    "without activation": lambda state, x: apply_linear(state, "pooler", x),
+    **{name: partial(_through_pooler, name) for name in ACTIVATED},
 }
 """Transformations that ports apply after pooling."""
 

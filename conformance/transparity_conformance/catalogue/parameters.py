@@ -104,8 +104,8 @@ def scope_of_head(config: TransformerConfig) -> str:
     return "decoder" if config.has_decoder else "encoder"
 
 
-def _part(site: str) -> str | None:
-    """Return the linear map that produces the tap `site`, if any."""
+def _part(site: str) -> str:
+    """Return the linear map that produces the tap `site`, or an empty string."""
     if site == "logits":
         return "head"
     if site.endswith("_convolution"):
@@ -117,13 +117,13 @@ def _part(site: str) -> str | None:
         return f"{scope}.recurrence.{OF_RECURRENCE[tap]}"
     if sublayer.endswith("attention") and tap == "gated_context":
         return f"{scope}.{sublayer}.gate"
-    return f"{scope}.{sublayer}.{tap}" if sublayer.endswith("attention") and tap in PARTS else None
+    return f"{scope}.{sublayer}.{tap}" if sublayer.endswith("attention") and tap in PARTS else ""
 
 
 def parts_at(config: TransformerConfig, site: str) -> list[str]:
     """Return every linear map whose parameters act at `site`."""
     part = _part(site)
-    if part is None:
+    if not part:
         return []
     if site.endswith("recurrence.log_decay") and own_config(config, site).mixer == "state-space":
         return []  # A state-space model applies these parameters at the time step.
@@ -137,9 +137,7 @@ def parts_at(config: TransformerConfig, site: str) -> list[str]:
 
 def _named(site: str, role: str) -> str:
     """Return the full name of the linear map `role`, in the same part as the map that produces `site`."""
-    part = _part(site)
-    assert part is not None
-    return f"{part.rpartition('.')[0]}.{role}".removeprefix(".")
+    return f"{_part(site).rpartition('.')[0]}.{role}".removeprefix(".")
 
 
 def _transposed(role: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -152,7 +150,6 @@ def _exchanged(
     pair: tuple[str, str], config: TransformerConfig, parameters: Arrays, site: str, *, biases: bool = True
 ) -> Arrays:
     part = _part(site)
-    assert part is not None
     scope, role = part.rpartition(".")[::2]
     other = f"{scope}.{pair[role == pair[0]]}"
     if parameters[f"{other}.weight"].shape != parameters[f"{part}.weight"].shape:

@@ -22,7 +22,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.has_relative_bias:
         yield from _relative_faults(config, site)
     if config.positions == "alibi":
-        yield from _alibi_faults(config)
+        for name, slopes in SLOPES.items():
+            if not np.array_equal(slopes(config.num_heads), alibi_slopes(config.num_heads)):
+                yield fault("alibi-slopes", name, patch=partial(sloped, slopes))
     if config.has_relative_bias or config.positions == "alibi":
         yield from _bias_faults(config, site)
 
@@ -108,12 +110,6 @@ SLOPES: dict[str, Callable[[int], np.ndarray]] = {
     "of the power above": lambda heads: _naive_slopes(2 ** math.ceil(math.log2(heads)))[:heads],
     "turned round": lambda heads: alibi_slopes(heads)[::-1],
 }
-
-
-def _alibi_faults(config: TransformerConfig) -> Iterator[Fault]:
-    for name, slopes in SLOPES.items():
-        if not np.array_equal(slopes(config.num_heads), alibi_slopes(config.num_heads)):
-            yield fault("alibi-slopes", name, patch=partial(sloped, slopes))
 
 
 def sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, value: Value) -> Value:

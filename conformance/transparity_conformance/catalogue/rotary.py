@@ -114,8 +114,7 @@ def _with_ends(change: Callable[[float, float], tuple[float, float]], config: Tr
     first, last = change(*yarn_ends(config))
     share = 1 - np.clip((np.arange(config.rotated_dim // 2) - first) / (last - first), 0, 1)
     plain = _plain(config)
-    mixed: np.ndarray = (1 - share) * plain / config.rotary_factor + share * plain
-    return mixed
+    return (1 - share) * plain / config.rotary_factor + share * plain
 
 
 def _plain(config: TransformerConfig) -> np.ndarray:
@@ -126,11 +125,10 @@ def _with_share(change: Callable[[np.ndarray], np.ndarray], config: TransformerC
     right = rotary_frequencies(config)
     plain = _plain(config)
     slowed = plain / config.rotary_factor
-    mixed: np.ndarray = slowed + change(np.round((right - slowed) / (plain - slowed), 12)) * (plain - slowed)
-    return mixed
+    return slowed + change(np.round((right - slowed) / (plain - slowed), 12)) * (plain - slowed)
 
 
-def _before_rotation(state: WalkState, site: str) -> Value:
+def _before_rotation(state: WalkState, site: str, value: Value) -> Value:
     name = site.removesuffix("_rotated")
     return state.taps[f"{name}_norm" if state.config.query_key_norm else name]
 
@@ -146,7 +144,7 @@ def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
         return query_key_norm(
             state.config, parameters_of(state, f"{name}_norm"), rotated(settings, own, state.taps[name])
         )
-    return rotated(settings, own, _before_rotation(state, site))
+    return rotated(settings, own, _before_rotation(state, site, value))
 
 
 @functools.lru_cache(maxsize=2**8)  # Building a configuration takes longer than the rotation.
@@ -193,12 +191,7 @@ def _over_all_features(config: TransformerConfig) -> np.ndarray:
     pairs, kept = config.rotated_dim // 2, config.rotary_scaling == "longrope"
     scaling = rotary_frequencies(config) / _plain(config) if kept else 1.0
     whole = dataclasses.replace(config, rotary_dim=None, rotary_scaling="none" if kept else config.rotary_scaling)
-    all_features: np.ndarray = rotary_frequencies(whole)[:pairs] * scaling
-    return all_features
-
-
-def _not_turned(state: WalkState, site: str, value: Value) -> Value:
-    return _before_rotation(state, site)
+    return rotary_frequencies(whole)[:pairs] * scaling
 
 
 IN_HALF = {
@@ -270,7 +263,7 @@ SCALINGS = (
 )
 ROTATIONS = (
     row("rotary-partial", "angles of all", lambda c: c.rotated_dim < c.head_dim, frequencies=_over_all_features),
-    row("rotary-missing", "both", patch=_not_turned),
+    row("rotary-missing", "both", patch=_before_rotation),
     row("rotary-direction", "both", sign=-1),
     *(
         row("rotary-precision", f"{part} in {kind}", says=text.format(kind), in_half=(kind, part))
@@ -283,7 +276,7 @@ PLACES = (
     row("query-key-norm", "behind the rotation", lambda c: c.query_key_norm, before_norm=True),
 )
 OF_ONE = (
-    row("rotary-missing", "{which}", patch=_not_turned),
+    row("rotary-missing", "{which}", patch=_before_rotation),
     row("rotary-direction", "{which}", sign=-1),
     row("rotary-position", "{which} +1", shift=1, value=1),
     row("rotary-position", "{which} -1", shift=-1, value=-1),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -32,8 +31,7 @@ FUSED = {
 """Linear maps of the same input that ports fuse into one matrix, in this order."""
 
 
-def _fault(identity: str, variant: str, **change: Any) -> Fault:
-    return fault(identity, variant, of_ranks=True, **change)
+_fault = partial(fault, of_ranks=True)
 
 
 def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
@@ -148,8 +146,8 @@ def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]
         yield _fault("layers-by-stage", f"weights, {stages} stages", says=says.format("weights"), alter=alter)
         own, others = (config.for_layer(parts[0], each).sliding_window for each in (layer, local))
         if parts[4:] == ["weights"] and own != others:
-            change = {"says": says.format("window"), "formula": weighed, "window": window}
-            yield _fault("layers-by-stage", f"windows, {stages} stages", **change)
+            name = f"windows, {stages} stages"
+            yield _fault("layers-by-stage", name, says=says.format("window"), formula=weighed, window=window)
 
 
 def _of_local_layer(size: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

@@ -22,7 +22,7 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.checkpoints.layers import open_for_pieces, pieces, written
 from transparity_conformance.exchange.reading import read_config
-from transparity_conformance.identify.fitting.templates import templates
+from transparity_conformance.identify.fitting.answer import templates
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probe_parameters

@@ -39,8 +39,6 @@ class InFolder(dict[str, Any]):
     """All parameters of a checkpoint, together with its folder; a copy with changes is a plain dictionary instead.
 
     Args:
-        parameters: The parameters by name.
-        folder: The folder that contains them.
         is_ours: Whether `export_checkpoint` wrote the folder.
         stored_as: The format of matrices that have scales; empty if none have scales.
         no_gradients: The reason why gradients are not compared; empty if they are compared.

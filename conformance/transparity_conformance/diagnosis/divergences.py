@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
-import numpy as np
-
 from transparity_conformance.catalogue import whole_model
 from transparity_conformance.catalogue.fault import Fault
 from transparity_conformance.diagnosis.explain import Explanation, explain, explained_by
@@ -23,11 +21,10 @@ from transparity_conformance.diagnosis.probe_result import (
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import STAGES, Clock
 from transparity_conformance.diagnosis.search.fields import departures, fewest_wrong
-from transparity_conformance.diagnosis.search.joined import joined, layer_of, scope_of
 from transparity_conformance.diagnosis.search.search import BEAM, PAIR
-from transparity_conformance.diagnosis.segment import Combination, Segment, segment_of
+from transparity_conformance.diagnosis.segment import Combination, Segment, joined, layer_of, scope_of, segment_of
 from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
-from transparity_conformance.diagnosis.walk import Impossible, walk
+from transparity_conformance.diagnosis.walk import Impossible, dependents, walk
 from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause, Divergence
@@ -103,12 +100,11 @@ def _consistent(
     ]
 
 
-def fed_by(tap: str, results: Results, known: Combination = ()) -> list[str]:
+def fed_by(tap: str, results: Results, known: Combination = ()) -> set[str]:
     """Return the taps that the reference, with the faults `known`, computes directly from a tap."""
     result = next(each for each in results.values() if tap in each.recorded)
-    changed = {**result.recorded, tap: 2 * result.recorded[tap] + 1}
-    ours, theirs = (walk(result.probe, given, known) for given in (result.recorded, changed))
-    return [each for each in ours if each != tap and not np.array_equal(ours[each], theirs[each], equal_nan=True)]
+    ours = walk(result.probe, result.recorded, known)
+    return dependents(result.probe, result.recorded, ours, tap, known) - {tap}
 
 
 def _by_answer(

@@ -12,10 +12,11 @@ import numpy as np
 from transparity.limits.stored import changed, chosen
 from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.catalogue.sites import reads_tokens
 from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.oracle.undetermined import judged_gap
+from transparity_conformance.oracle.undetermined import judged_gap, padding_at
 from transparity_conformance.report.comparison import gap, share
 
 MOST_FEATURES = 4096
@@ -134,10 +135,8 @@ def real_positions(probe: Probe, tap: str) -> np.ndarray:
     """Return whether each position of `tap` (batch, length) is a token, not unused padding."""
     config = probe.config
     stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0] if "." in tap else config.stacks[-1]
-    name = next((name for name in config.input_names if config.input_stack(name) == stack), config.input_names[-1])
     sees_padding = stack == "decoder" and tap != "logits" and "padding" not in config.decoder_mask
-    if sees_padding or (tap in ("pooled", "logits") and config.is_pooled) or name not in config.token_inputs:
+    is_pooled = tap in ("pooled", "logits") and config.is_pooled
+    if sees_padding or is_pooled or not reads_tokens(config, f"{stack}.embedding"):
         return np.ones(1, bool)
-    if config.padding == "attention-mask" and name == config.input_names[0]:
-        return np.asarray(probe.inputs["attention_mask"] != 0)
-    return np.asarray(probe.inputs[name] != config.pad_id)
+    return padding_at(probe, f"{stack}.embedding")[:, 0, 0]

@@ -84,7 +84,6 @@ def walk(
 
     Args:
         until: The last tap to compute.
-        dtype: The precision of the computation.
         index: The number of a nearby point at which rounding is measured; 0 is the probe itself.
         base: A walk without faults through the same activations. Its values before the first fault are reused.
         taps: Filled with the values with which the walk continues after each tap.
@@ -234,6 +233,28 @@ def _start(
     return start_at(config, recorded if base is None else base.taps, earliest)
 
 
+def dependents(
+    probe: Probe,
+    values: Mapping[str, np.ndarray],
+    ours: Mapping[str, np.ndarray],
+    tap: str,
+    known: Sequence[Hypothesis] = (),
+) -> set[str]:
+    """Return the taps that depend on `tap` without passing through another tap of `values`.
+
+    Args:
+        ours: The walk without a change.
+    """
+    moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
+    return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
+
+
+def perturbed(value: np.ndarray) -> np.ndarray:
+    """Return other numbers of about the same magnitude: reversed along every axis, scaled and shifted a little."""
+    value = np.nan_to_num(value)
+    return np.flip(value) * 1.01 + 0.01 * (float(np.abs(value).max(initial=0.0)) or 1.0)
+
+
 def segment_budgets(
     probe: Probe,
     recorded: Mapping[str, np.ndarray],
@@ -247,11 +268,6 @@ def segment_budgets(
     """Return the budget of each segment, measured from the reference's own rounding errors in `dtype`.
 
     Args:
-        probe: The probe.
-        recorded: The port's activations.
-        dtype: The precision.
-        hypotheses: The faults in the reference.
-        until: The last tap to compute.
         neighbours: The number of points at which the error is measured.
         truth: The same walk in float64, if it is known.
     """

@@ -78,7 +78,6 @@ def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[
     Args:
         tensors: the model's tensors, which share no memory.
         parameters: the reference's parameters; only views of tensors are written.
-        values: the values to write.
     """
     written = {name: value.copy() for name, value in tensors.items()}
     views: Arrays = {}

@@ -40,16 +40,14 @@ def installed() -> list[str]:
 def backend(name: str) -> Backend:
     """Import a backend; raise `ImportError` if its framework is not installed."""
     (point,) = (point for point in entry_points(group=ENTRY_POINTS) if point.name == name)
-    loaded: Backend = point.load()
-    return loaded
+    return point.load()
 
 
 @functools.cache
 def harness(name: str) -> Harness | None:
     """Return the harness of a backend; None if it has none."""
     for point in entry_points(group=HARNESS_ENTRY_POINTS, name=name):
-        loaded: Harness = point.load()
-        return loaded
+        return point.load()
     return None
 
 

@@ -26,7 +26,6 @@ def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:
 
     Args:
         config: The configuration at the size of its probes.
-        batch: The number of rows of a probe.
         lengths: The number of tokens in each input of the probe, by name.
     """
     parameters = sum(map(math.prod, parameter_shapes(config).values()))

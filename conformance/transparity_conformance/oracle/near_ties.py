@@ -37,10 +37,8 @@ def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budge
     """Return a mask for each router choice: True for experts that rounding may swap.
 
     Args:
-        config: The configuration.
         parameters: The parameters in float64.
         taps: The activations of a forward pass in float64.
-        budget: Returns the tolerance of an activation.
     """
     found: dict[str, np.ndarray] = {}
     for tap in filter(is_choice, taps):

@@ -144,8 +144,6 @@ def probe_parameters(
     """Draw float32 weights that show faults.
 
     Args:
-        config: The configuration.
-        seed: The seed of the weights.
         embedding: The spread of token embeddings and positions; small embeddings come with small biases.
         spread: The spread of attention scores.
     """

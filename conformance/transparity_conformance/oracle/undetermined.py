@@ -73,11 +73,6 @@ def judged(
     """Return `actual` with `ours` in place of finite values that depend on the convention or on a near-tie.
 
     Args:
-        probe: The probe.
-        tap: The name of the activation.
-        actual: The port's values.
-        ours: The reference's values.
-        dtype: The port's precision.
         shown: The activations from which `ours` was computed. If they include the logits of every router, the port's
             own scores distinguish a near-tie from a wrong choice, so near-ties are not replaced.
     """

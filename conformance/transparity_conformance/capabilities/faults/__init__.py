@@ -74,8 +74,7 @@ def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: A
     for each, text in texts.items():
         vars(copies[each])["__builtins__"] = vars(builtins) | {"__import__": load} | names
         exec(compile(text, f"<edited {each}>", "exec"), vars(copies[each]))
-    run: Run = getattr(copies[last], name)
-    return run
+    return getattr(copies[last], name)
 
 
 def decode(

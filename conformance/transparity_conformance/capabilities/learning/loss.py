@@ -64,7 +64,6 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
 
     Args:
         name: The name of the claim.
-        losses: The port's losses, by the name of the probe.
         forward: The logits of the same port.
 
     Returns:

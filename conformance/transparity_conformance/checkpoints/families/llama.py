@@ -12,15 +12,7 @@ from typing import Any
 
 from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity.errors import is_number, is_whole
-from transparity_conformance.checkpoints.naming import (
-    GATED,
-    Table,
-    fused,
-    linears,
-    projections,
-    weights,
-    without,
-)
+from transparity_conformance.checkpoints.naming import GATED, Table, fused, linears, projections, weights, without
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.checkpoints.tables import kinds as layers
 from transparity_conformance.checkpoints.tables import rows as row

@@ -155,7 +155,6 @@ class Family:
             without: The names of rows to drop.
             defaults: Other defaults of transformers for missing fields.
             always: Further fields of `TransformerConfig` that all models share.
-            changes: Other attributes of the family.
         """
         merged = {row.name: row for row in self.rows}
         for name in without:

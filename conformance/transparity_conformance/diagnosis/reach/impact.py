@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, real_positions
 from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.report import Divergence, Impact
-from transparity_numpy.transformer import transformer
 
 
 def with_impact(results: Results, divergences: Sequence[Divergence], dtype: str) -> tuple[Divergence, ...]:
@@ -56,13 +55,7 @@ def _injected(result: ProbeResult, taps: Sequence[str]) -> np.ndarray:
     expected = result.probe.oracle.expected["logits"]
     if not wrong:
         return expected
-    ours, logits = walk(result.probe, result.recorded), Arrays()
-
-    def tap(name: str, value: np.ndarray) -> np.ndarray:
-        value = value + (result.recorded[name] - ours[name]) if name in wrong else value
-        logits[name] = value
-        return value
-
-    tokens: dict[str, Any] = dict(result.probe.inputs)
-    transformer(result.probe.config, result.probe.exact, tap=tap, **tokens)
-    return logits["logits"]
+    ours = walk(result.probe, result.recorded)
+    apart = {tap: result.recorded[tap] - ours[tap] for tap in wrong}
+    deviation = Fault("deviation", "", "", patch=lambda state, tap, value: value + apart[tap])
+    return walk(result.probe, {}, [Hypothesis(deviation, tuple(wrong))])["logits"]

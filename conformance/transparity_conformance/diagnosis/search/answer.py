@@ -82,10 +82,7 @@ class Answer:
 
     def pairs(self) -> list[Combination]:
         """Return the combinations of at most two faults that reproduce the logits."""
-        with contextlib.suppress(OutOfTime):
-            found, remains = self.search.run([], PAIR)
-            return [] if remains else found
-        return []
+        return _complete(self.search, PAIR)
 
     def wrong_with(self, results: Results, faulty: Sequence[str], chosen: Combination) -> list[str]:
         """Return the activations that the faults leave wrong, except equivalent forms."""
@@ -147,11 +144,8 @@ class Answer:
 
     def _beside(self, known: Combination) -> list[Combination]:
         """Return each fault that, at all possible taps, reproduces the logits together with `known`."""
-        with contextlib.suppress(OutOfTime):
-            clock = self.clock if known else self.clock.part()
-            found, remains = Search(self.segment, self.sites, known, clock, only_wide=True).run([], 1)
-            return [] if remains else found
-        return []
+        clock = self.clock if known else self.clock.part()
+        return _complete(Search(self.segment, self.sites, known, clock, only_wide=True), 1)
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str]) -> bool:
         """Return whether the faults reproduce the logits if the taps `given` have the port's values."""
@@ -159,6 +153,14 @@ class Answer:
         recorded = {each.probe.name: {tap: each.recorded[tap] for tap in [*given, "logits"]} for each in having}
         segment = dataclasses.replace(self.segment, probes=[each.probe for each in having], recorded=recorded)
         return bool(having) and segment.vanishes(chosen)
+
+
+def _complete(search: Search, deepest: int) -> list[Combination]:
+    """Return the combinations with which no difference remains; nothing if the time is over."""
+    with contextlib.suppress(OutOfTime):
+        found, remains = search.run([], deepest)
+        return [] if remains else found
+    return []
 
 
 def _by_id(told: Combination) -> dict[str, Combination]:

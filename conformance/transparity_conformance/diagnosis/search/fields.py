@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from transparity.config import FIELD_TYPES, TransformerConfig
-from transparity.errors import ConfigError
-from transparity.parameters import parameter_shapes
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.probe_result import Results, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.search import DEEPEST, WALKS
 from transparity_conformance.diagnosis.walk import Impossible
-from transparity_conformance.oracle.reach.features import is_choice
+from transparity_conformance.oracle.reach.features import is_choice, replaced
 from transparity_conformance.report.report import Divergence
 
 Fields = dict[str, Any]
@@ -42,22 +39,14 @@ def changed(fields: Mapping[str, Any]) -> Hypothesis:
 
 def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
     """Return the changes of one field that can be added to the changes `besides` and need no new parameters."""
-    own, shapes = {name: getattr(config, name) for name in alternatives()}, parameter_shapes(config)
+    own = {name: getattr(config, name) for name in alternatives()}
     new = [
         {name: value}
         for name, tried in alternatives().items()
         for value in tried
         if name not in besides and value != own[name]
     ]
-    return [change for change in new if _is_possible(config, shapes, besides | change)]
-
-
-def _is_possible(config: TransformerConfig, shapes: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
-    try:
-        needed = parameter_shapes(dataclasses.replace(config, **change))
-    except ConfigError:
-        return False
-    return all(shapes.get(parameter) == shape for parameter, shape in needed.items())
+    return [change for change in new if replaced(config, **besides, **change) is not None]
 
 
 def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:

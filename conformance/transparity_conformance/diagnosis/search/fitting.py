@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -62,19 +63,33 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
 
 
 def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> float | None:
-    """Find the positive number that minimizes `function`: the best of a grid, refined by golden-section search on its
-    logarithm. Return None if all values on the grid are equal, or if the golden section hardly improves them."""
+    """Find the positive number that minimizes `function`: the best of a grid, refined by golden-section search.
+
+    Return None if all values on the grid are equal, or if the golden section hardly improves them.
+    """
     values = [function(number) for number in grid]
     if not np.nanmin(values) < np.nanmax(values):
         return None
-    best = int(np.nanargmin(values))
+    refined = golden_section(function, grid, int(np.nanargmin(values)))
+    least = list(itertools.islice(refined, PROMISING + 1))[-1][1]
+    if least > max(min(values) / 2, float(np.nanmedian(values)) / 100):
+        return None
+    return list(itertools.islice(refined, STEPS - PROMISING))[-1][0]
+
+
+def golden_section(
+    function: Callable[[float], float], grid: Sequence[float], best: int
+) -> Iterator[tuple[float, float]]:
+    """Yield ever better numbers beside the `best` number of a grid, each with the least value of `function` so far.
+
+    The golden section searches the logarithm of the positive number.
+    """
     low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
     ratio = (math.sqrt(5) - 1) / 2
     inner, outer = high - ratio * (high - low), low + ratio * (high - low)
     at_inner, at_outer = function(math.exp(inner)), function(math.exp(outer))
-    for step in range(STEPS):
-        if step == PROMISING and min(at_inner, at_outer) > max(min(values) / 2, float(np.nanmedian(values)) / 100):
-            return None
+    while True:
+        yield math.exp((low + high) / 2), min(at_inner, at_outer)
         if at_inner < at_outer:
             high, outer, at_outer = outer, inner, at_inner
             inner = high - ratio * (high - low)
@@ -83,4 +98,3 @@ def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> floa
             low, inner, at_inner = inner, outer, at_outer
             outer = low + ratio * (high - low)
             at_outer = function(math.exp(outer))
-    return math.exp((low + high) / 2)

@@ -45,9 +45,7 @@ def matched(model: Model, tensors: Mapping[str, np.ndarray], config: Transformer
     """Match the tensors of a model with the reference's parameters.
 
     Args:
-        model: the model.
         tensors: the model's tensors by name, including buffers that may be parameters.
-        config, clock: as for `search`.
     """
     values = drawn(tensors)
     model.assign(values)
@@ -85,9 +83,7 @@ class Adapted:
         return self.is_settled and self.wrong is None
 
 
-def adapt(
-    make: Make, config: TransformerConfig, *, budget: float = BUDGET, progress: Progress | None = None
-) -> Adapted:
+def adapt(make: Make, config: TransformerConfig, *, budget: float = BUDGET) -> Adapted:
     """Find the adapter of a port.
 
     With the weights that the adapter writes, compare the port's logits with the reference's logits.
@@ -96,14 +92,12 @@ def adapt(
         make: the port, as a class of modules or a function that returns a module, called as `Model()` or
             `Model(config)`; or a function `build(config, parameters)`. In the second case, the function's own loading
             of the parameters is also checked.
-        config: the port's configuration.
         budget: the time limit of the search, in seconds.
-        progress: receives the progress of the search.
 
     Raises `PortError` if the port cannot be built, or if a call of the port raises an error.
     """
     parameters = probe_parameters(config)
-    return adapt_model(made_by(make, config, parameters), config, parameters, budget=budget, progress=progress)
+    return adapt_model(made_by(make, config, parameters), config, parameters, budget=budget)
 
 
 def adapt_model(
@@ -117,10 +111,7 @@ def adapt_model(
     """Find the adapter of an existing model; see `adapt`.
 
     Args:
-        model: the model.
-        config: its configuration.
         given: the parameters that the model's own loader read, if any.
-        budget, progress: as for `adapt`.
     """
     told = progress or ignore_progress
     told("listening to the port", 0, 1)
@@ -150,10 +141,7 @@ def proof_of(model: Model, tensors: Mapping[str, np.ndarray], probes: Mapping[st
     """Compare a model with the reference on random weights, which the adapter writes into the model.
 
     Args:
-        model: the model.
         tensors: the model's tensors before weights are written.
-        probes: the inputs.
-        adapter: the tensor of each parameter.
     """
 
     def answer(probe: Probe) -> np.ndarray:

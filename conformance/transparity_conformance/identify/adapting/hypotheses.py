@@ -83,8 +83,6 @@ class Pool:
 
         Args:
             layer: the layer's number; None for parameters outside the layers.
-            layers: the number of layers.
-            stack: `encoder` or `decoder`.
         """
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
         wanted = [int(layer)] if layer is not None else []
@@ -122,9 +120,7 @@ def hypotheses_of(
     """Yield every combination of lines from which the parameters of `place` may be read.
 
     Args:
-        place: the parameters, which are matched together.
         config: the configuration, with all biases enabled.
-        pool: the port's tensors.
         pools: the groups of unmatched tensors, the most likely group first.
         is_right: returns whether the reference with these lines computes the port's value at a tap.
     """

@@ -61,7 +61,6 @@ def own_lines(
     """Return, for each parameter, the line that finds it in the loaded tensors; None if no tensor contains it.
 
     Args:
-        config: the configuration.
         parameters: the parameters that the port received, with distinct numbers.
         tensors: the port's tensors after loading the parameters.
     """
@@ -94,8 +93,6 @@ def misplaced(
     Args:
         own: the line in which the loader stores each parameter, or None.
         right: the line from which the model reads each parameter, as far as known.
-        config: the configuration.
-        tensors: the port's tensors.
     """
     pool, given = Pool(tensors, config), GIVEN[config.rope_layout]
     wrong = {name: needed for name, needed in right.items() if needed != ABSENT and not _same(own[name], needed, pool)}

@@ -28,7 +28,6 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
 
     Args:
         port: the recorded call of the port; its last value is the answer.
-        clock: the time limit of the search after faults.
         known: faults of the port that the reference applies too.
     """
     aligning = _Aligning(Found(probe, port, flow_of(probe, known), clock, {}, known))

@@ -42,8 +42,6 @@ def with_line_of_step(
     """Add the line where the first wrong cached step begins to differ from the forward pass.
 
     Args:
-        report: the report on the port.
-        forward: the port.
         requests: the steps that were compared.
         others: the port at other model sizes, by the `id` of their parameters.
     """
@@ -217,8 +215,6 @@ def parted_tap(
     Args:
         operations: the operations of a call on one row without padding.
         parting: the indices of the operations whose values differ in the other call.
-        answer: the logits of the call.
-        dtype: the precision of the port.
     """
     port = recorded(probe, operations, answer, dtype)
     unsteady = {*parting, len(operations)}

@@ -15,7 +15,7 @@ import numpy as np
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.segment import Combination
-from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.diagnosis.walk import dependents, walk
 from transparity_conformance.matching.recorded import Match, Recorded
 from transparity_conformance.oracle.near_ties import is_choice
 from transparity_conformance.oracle.oracle import Arrays
@@ -70,24 +70,6 @@ def flow_of(probe: Probe, known: Combination = ()) -> Flow:
     outputs = {tap: frozenset(dependents(probe, ours, ours, tap, known)) - {tap} for tap in ours}
     inputs = {tap: frozenset(name for name in ours if tap in outputs[name]) for tap in ours}
     return Flow(inputs, outputs)
-
-
-def dependents(
-    probe: Probe,
-    values: Mapping[str, np.ndarray],
-    ours: Mapping[str, np.ndarray],
-    tap: str,
-    known: Combination = (),
-) -> set[str]:
-    """Return the taps that depend on `tap` without passing through another tap of `values`."""
-    moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
-    return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
-
-
-def perturbed(value: np.ndarray) -> np.ndarray:
-    """Return other numbers of about the same magnitude: reversed along every axis, scaled and shifted a little."""
-    value = np.nan_to_num(value)
-    return np.flip(value) * 1.01 + 0.01 * float(np.abs(value).max(initial=0.0))
 
 
 Matches = Mapping[str, Match]

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from transparity_conformance.identify.alignment.found import Found, Matches, dependents
+from transparity_conformance.diagnosis.walk import dependents
+from transparity_conformance.identify.alignment.found import Found, Matches
 from transparity_conformance.identify.alignment.known_faults import behind_faults, is_reached
 from transparity_conformance.matching.graph import ancestors
 from transparity_conformance.matching.recorded import Layout, Match, Recorded, layouts

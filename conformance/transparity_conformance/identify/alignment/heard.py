@@ -126,7 +126,6 @@ def hear(
 
     Args:
         actual: the taps that the port showed on each probe, including the logits.
-        clock: the time limit for finding taps after faults.
         row: one row without padding, on which taps are matched; by default a row of the first probe. A large model is
             recorded only on this row.
         known: faults with which the reference computes the port's logits.
@@ -248,7 +247,6 @@ def further_on_probes(
     Args:
         row: the row on which the plan was made.
         read: returns the taps of each probe's call, located by a plan.
-        clock: the remaining time.
     """
     wrong = _wrong_taps(probes, read(plan), dtype, plan.known)
     flow = flow_of(row, plan.known) if wrong else Flow({}, {})

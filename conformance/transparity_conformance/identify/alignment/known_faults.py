@@ -25,11 +25,7 @@ ByOperation = dict[int, Match]
 
 
 def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOperation:
-    """Return the port's values that equal `tap` with some fault of the catalogue, by operation.
-
-    Args:
-        of_weights: whether to try faults of weights too.
-    """
+    """Return the port's values that equal `tap` with some fault of the catalogue, by operation."""
     strict: ByOperation = {}
     loose: ByOperation = {}
     for _, value in _faulty(found, tap, of_weights=of_weights):

@@ -90,11 +90,7 @@ def segment_of(operations: Sequence[Operation], end: int, known: Collection[int]
 def behind_taps(
     operations: Sequence[Operation], numbers: Mapping[str, int], taps: Collection[str]
 ) -> Iterator[Operation]:
-    """Yield the operations that compute `taps` from the taps before them.
-
-    Args:
-        numbers: the operation of each tap.
-    """
+    """Yield the operations that compute `taps` from the taps before them."""
     known = set(numbers.values())
     for index in {each for tap in taps for each in segment_of(operations, numbers[tap], known - {numbers[tap]})}:
         yield operations[index]

@@ -45,10 +45,6 @@ def plan_of(
 
     Args:
         probe: the model, and the tokens of the call: one row without padding.
-        operations: all operations of the port, in order.
-        answer: the logits that the port returned.
-        dtype: the precision of the port.
-        clock: the time limit of the search after faults.
         known: faults of the port that the reference applies too.
     """
     port = recorded(probe, operations, answer, dtype)

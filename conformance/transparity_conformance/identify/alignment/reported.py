@@ -82,9 +82,6 @@ def _line(
     """Return the line of the first wrong number of a segment.
 
     If this line computes right numbers elsewhere, return the line that called it with wrong arguments.
-
-    Args:
-        besides: other faults in the segment.
     """
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
     source = call.operations[index].source

@@ -1,17 +1,117 @@
-"""The answer of `transparity fit`, in sentences."""
+"""The answer of `transparity fit`: the nearest template, the fields that differ, and sentences on the evidence.
+
+Templates are the presets of documents, the imported families, and the model of the original paper.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from transparity.config import FIELD_TYPES
-from transparity.presets import departures
+from transparity.config import FIELD_TYPES, TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity.presets import PRESETS, departures
 from transparity.text import listed
-from transparity_conformance.identify.fitting.fit import Fit
+from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
 from transparity_conformance.identify.fitting.subject import FitError
-from transparity_conformance.identify.fitting.templates import NOT_RUN, SIZES, templates
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.reach.features import replaced
+
+OF_KINDS = frozenset(
+    ["bos_id", "eos_id", "kv_lora_rank", "num_experts", "pad_id", "position_offset", "q_lora_rank", "router_groups"]
+) | {"query_temperature_first", "query_temperature_length", "shared_expert_dim", "sliding_window", "topk_groups"}
+"""Fields with whole numbers that are not sizes: models with different numbers are of different kinds."""
+
+WHOLE = {name for name, kind in FIELD_TYPES.items() if kind in (int, int | None)}
+SIZES = WHOLE - OF_KINDS - {"value_head_dim"} | {"rotary_short_factors", "rotary_long_factors"}
+"""Fields that are sizes of a model, such as `embed_dim`. Models of one family may differ in these fields."""
+
+NOT_RUN = {"dropout", "dropout_at", "norm_momentum", "bos_id", "eos_id"}
+"""Fields that a forward pass in evaluation mode does not read."""
+
+VANILLA = dataclasses.replace(
+    PRESETS["translation"].config,
+    attention_scale="head_dim",
+    mask_order="after-scale",
+    mask_value=-float("inf"),
+    target_mask="causal-and-padding",
+    positions="sinusoidal",
+    embedding_scale="embed_dim",
+    shared_embedding=True,
+    tied_head=True,
+    head_bias=False,
+    dropout=0.1,
+    dropout_at=("embedding", "attention.output", "feed_forward.output"),
+)
+
+
+@functools.cache
+def templates() -> Mapping[str, TransformerConfig]:
+    """Return every template by name; a family's template is its small example model."""
+    families = {name: example_config(name) for name in EXAMPLES}
+    return {"vanilla": VANILLA, **families, **{name: each.config for name, each in PRESETS.items()}}
+
+
+def differences(config: TransformerConfig, template: TransformerConfig) -> Differences:
+    """Return the fields, except sizes, that differ. The number of experts counts as a size if both have experts."""
+    both_have_experts = config.num_experts and template.num_experts
+    ignored = SIZES | NOT_RUN | ({"num_experts"} if both_have_experts else set())
+    return apart({name: getattr(config, name) for name in FIELD_TYPES if name not in ignored}, template)
+
+
+Differences = dict[str, tuple[object, object]]
+"""The pairs (template's value, own value) of the fields that differ."""
+
+
+def apart(fields: Mapping[str, Any], template: TransformerConfig) -> Differences:
+    pairs = {name: (getattr(template, name), value) for name, value in fields.items()}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[str, Differences]:
+    """Return the nearest template's name and its differences, ignoring undetermined fields."""
+    every = {
+        name: {field: pair for field, pair in differences(config, template).items() if field not in untold}
+        for name, template in templates().items()
+    }
+    return min(every.items(), key=lambda each: len(each[1]))
+
+
+def changed(config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig | None:
+    """Replace fields of `config`; return None if this is invalid or changes the parameters or inputs."""
+    made = replaced(config, **fields)
+    if made is None or made.further_inputs != config.further_inputs:
+        return None
+    return made if parameter_shapes(made) == parameter_shapes(config) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The configuration of a module, and the evidence for it."""
+
+    config: TransformerConfig
+    share: float
+    """The largest difference between the module and the reference with this configuration, as a share of the budget."""
+    template: str
+    """The name of the nearest preset or family."""
+    differences: Differences
+    untold: dict[str, str]
+    """Fields for which other values give the same outputs, each with the reason."""
+    parameters: Arrays
+    """The module's random parameters, by the reference's names."""
+    unused: tuple[str, ...] = ()
+    """The module's parameters that no recognized operation uses."""
+    remarks: tuple[str, ...] = ()
+    """Differences that no configuration expresses; empty if the fit is confirmed."""
+
+    @property
+    def is_confirmed(self) -> bool:
+        return self.share <= 1
 
 
 def sentences(fit: Fit, port: str) -> Iterator[str]:
@@ -47,12 +147,8 @@ def unfinished(error: FitError) -> tuple[str, str]:
     if not others:
         return "", AGAINST
     run = {name: value for name, value in known.items() if name not in NOT_RUN}
-    apart: dict[str, dict[str, tuple[object, object]]] = {}
-    for name, each in others.items():
-        pairs = {field: (getattr(each, field), value) for field, value in run.items()}
-        apart[name] = {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
-    name = min(apart, key=lambda each: len(apart[each]))
-    but = listed([f"{field} is {_shown(ours)}, not {_shown(theirs)}" for field, (theirs, ours) in apart[name].items()])
+    name, differ = min(((name, apart(run, each)) for name, each in others.items()), key=lambda each: len(each[1]))
+    but = listed([f"{field} is {_shown(ours)}, not {_shown(theirs)}" for field, (theirs, ours) in differ.items()])
     open_fields = [
         field
         for field in FIELD_TYPES

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.identify.fitting.masks import read_masks
+from transparity_conformance.identify.fitting.masks import read_masks, read_masks_of_recurrences
+from transparity_conformance.identify.fitting.mixers import read_recurrences
 from transparity_conformance.identify.fitting.parts import Parts, Stack
 from transparity_conformance.identify.fitting.reading import read_attention
-from transparity_conformance.identify.fitting.recurrent.reading import read_masks_of_recurrences, read_recurrences
 from transparity_conformance.identify.fitting.structure import Attention, FeedForward
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import Embedding

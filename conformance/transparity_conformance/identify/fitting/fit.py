@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -15,10 +14,10 @@ from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.diagnosis.walk import Impossible, under_hypothesis
 from transparity_conformance.identify.fitting import inputs
+from transparity_conformance.identify.fitting.answer import SIZES, Fit, changed, nearest, templates
 from transparity_conformance.identify.fitting.configuration import configuration_of
 from transparity_conformance.identify.fitting.masks import is_causal
 from transparity_conformance.identify.fitting.parts import parts_of
-from transparity_conformance.identify.fitting.recurrent.convolutions import kernels_over_time
 from transparity_conformance.identify.fitting.structure import before, softmaxes
 from transparity_conformance.identify.fitting.subject import (
     FitError,
@@ -28,7 +27,7 @@ from transparity_conformance.identify.fitting.subject import (
     ModuleError,
     RecordedCall,
 )
-from transparity_conformance.identify.fitting.templates import SIZES, changed, nearest, templates
+from transparity_conformance.identify.fitting.values.convolutions import kernels_over_time
 from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.norms import USUAL_EPS
 from transparity_conformance.identify.fitting.values.numbers import difference, minimize, settle
@@ -45,30 +44,6 @@ from transparity_numpy.transformer import transformer
 
 LEAST_EPS, MOST_EPS = 1e-14, 1e-1
 """The range of the search for eps if the first calls do not show eps."""
-
-
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """The configuration of a module, and the evidence for it."""
-
-    config: TransformerConfig
-    share: float
-    """The largest difference between the module and the reference with this configuration, as a share of the budget."""
-    template: str
-    """The name of the nearest preset or family."""
-    differences: dict[str, tuple[object, object]]
-    untold: dict[str, str]
-    """Fields for which other values give the same outputs, each with the reason."""
-    parameters: Arrays
-    """The module's random parameters, by the reference's names."""
-    unused: tuple[str, ...] = ()
-    """The module's parameters that no recognized operation uses."""
-    remarks: tuple[str, ...] = ()
-    """Differences that no configuration expresses; empty if the fit is confirmed."""
-
-    @property
-    def is_confirmed(self) -> bool:
-        return self.share <= 1
 
 
 def fit_port(spec: str, timeout: float | None = None) -> Fit:

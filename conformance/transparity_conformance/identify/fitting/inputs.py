@@ -216,12 +216,7 @@ def _drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
-    """Return the largest number of tokens that the module accepts, up to the default `max_length`.
-
-    Args:
-        subject: the module to fit.
-        inputs: tokens that the module accepts.
-    """
+    """Return the largest number of tokens that the module accepts, up to the default `max_length`."""
     if not subject.tokens:
         return max(subject.positions.values())
 

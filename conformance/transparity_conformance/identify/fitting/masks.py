@@ -10,9 +10,9 @@ import numpy as np
 from transparity.config import FULL, SLIDING, MaskOrder, repeating
 from transparity_conformance.identify.fitting.parts import Parts
 from transparity_conformance.identify.fitting.structure import Attention, before, softmaxes
-from transparity_conformance.identify.fitting.subject import RecordedCall
+from transparity_conformance.identify.fitting.subject import FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.found import FoundFields
-from transparity_conformance.identify.fitting.values.numbers import SAME, difference, digits
+from transparity_conformance.identify.fitting.values.numbers import SAME, difference, digits, is_same
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
 
 LOWEST = float(np.finfo(np.float32).min) / 4
@@ -161,3 +161,21 @@ def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
     before = float(f"{value / scale:.6e}")
     after = float(f"{value:.6e}")
     return (before, "before-scale") if digits(before) < digits(after) else (after, "after-scale")
+
+
+def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: Sequence[RecordedCall]) -> None:
+    """Add the padding fields of a model without attention, by comparing the outputs of all calls."""
+    reasons = {"mask_value": "no scores are masked", "mask_order": "no scores are masked"}
+    found.untold |= {**reasons, "sliding_window": "no layer has scores"}
+    options: list[dict[str, Any]] = [{"padding": "attention-mask"}] if "attention_mask" in subject.names else []
+    pads = [
+        {"target_mask": "causal-and-padding", "pad_id": token} for token in range(found.fields["target_vocab_size"])
+    ]
+    for fields in (*options, {"padding": "token"}, *pads):
+        if all(is_same(found.computed(each.inputs, "logits", **fields), each.output) for each in calls):
+            found.take(fields)
+            break
+    if "pad_id" not in found.fields:
+        found.untold["pad_id"] = "no token is masked as padding"
+    if found.fields.get("padding") == "attention-mask":
+        found.untold["target_mask"] = "with an attention_mask, both values mask the same tokens"

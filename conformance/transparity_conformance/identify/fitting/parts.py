@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.recurrent.convolutions import convolutions_in, grouped
-from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence
+from transparity_conformance.identify.fitting.mixers import Recurrence
 from transparity_conformance.identify.fitting.stream import End, Stream, Walk
 from transparity_conformance.identify.fitting.structure import (
     Attention,
@@ -19,6 +18,7 @@ from transparity_conformance.identify.fitting.structure import (
     sublayers,
 )
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
+from transparity_conformance.identify.fitting.values.convolutions import convolutions_in, grouped
 from transparity_conformance.identify.fitting.values.embedding import Embedding, embedding
 from transparity_conformance.identify.fitting.values.experts import Experts, experts_in
 from transparity_conformance.identify.fitting.values.head import Head, activation_between, choices
@@ -59,7 +59,6 @@ class Parts:
     heard: RecordedCall
     stacks: dict[str, Stack]
     head: Head
-    causal: bool
 
     @property
     def last(self) -> Stack:
@@ -104,7 +103,7 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
         name: Stack(name, embeddings[token], named[name], streams[name])
         for name, token in zip(names, tokens, strict=True)
     }
-    return Parts(heard, stacks, head, causal)
+    return Parts(heard, stacks, head)
 
 
 def _of_width(found: Sequence[Sublayer], width: int) -> Sequence[Sublayer]:

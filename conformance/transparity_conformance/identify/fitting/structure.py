@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.recurrent.convolutions import Convolution
-from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence
+from transparity_conformance.identify.fitting.mixers import Recurrence
 from transparity_conformance.identify.fitting.subject import FitError, RecordedCall
+from transparity_conformance.identify.fitting.values.convolutions import Convolution
 from transparity_conformance.identify.fitting.values.experts import Experts
 from transparity_conformance.identify.fitting.values.linears import Columns, Linear
 from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
@@ -117,12 +117,8 @@ def sublayers(
     """Return the sublayers in execution order, and the linear maps after the last sublayer.
 
     Args:
-        maps: all uses of linear maps, in order.
-        weights: the weights of every attention, in order.
-        width: the number of features of a token.
         keys_first: whether keys are computed before queries, if both have the same shape.
         recurrences: the convolutions of every recurrence, and the linear maps of its input.
-        experts: the experts of every router.
     """
     found: list[Sublayer] = []
     routed = {each.router: each for each in experts}

@@ -184,7 +184,6 @@ class Together:
     Args:
         each: The derivatives of the same model, batch and loss along other directions.
         gradients: The port's gradients, whose norms scale the directions.
-        known: The parameters that are changed.
     """
 
     def __init__(self, each: Derivatives, gradients: Mapping[str, np.ndarray], known: list[str]) -> None:

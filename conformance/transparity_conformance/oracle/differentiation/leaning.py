@@ -145,7 +145,6 @@ def along(gradient: Any, directions: Directions) -> np.ndarray:
 
     Args:
         gradient: The gradient, in any precision; it is read in blocks of rows.
-        directions: The directions of a parameter of the same shape.
     """
     if len(directions) == 1:
         return directions[0] @ np.asarray(gradient, np.float64)
@@ -165,9 +164,7 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
     """Return the vectors for each row of `count` stacked batches of `size` rows; unperturbed batches have zeros.
 
     Args:
-        parts: The directions of a parameter.
         mine: The number of the direction for each perturbed batch.
-        count: The number of batches.
         size: The number of rows in a batch.
     """
     found = [np.zeros((count, part.shape[1])) for part in parts]

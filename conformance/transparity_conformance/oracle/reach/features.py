@@ -85,15 +85,18 @@ def changed(config: TransformerConfig, change: Change) -> TransformerConfig | No
         value = tuple(number * TIMES[how] for number in value)
     elif value is not None:
         value = OPERATIONS[how](value)
+    other = replaced(config, **{name: value}, **more)
+    return None if other == config else other
+
+
+def replaced(config: TransformerConfig, **fields: Any) -> TransformerConfig | None:
+    """Return the configuration with other fields; None if it is invalid or needs other parameters than `config` has."""
     try:
-        other = dataclasses.replace(config, **{name: value}, **more)
+        other = dataclasses.replace(config, **fields)
     except ConfigError:
         return None
-    if other == config:
-        return None
-    if name in _fields_of_shapes(config) and not _shapes(other).items() <= _shapes(config).items():
-        return None
-    return other
+    is_read = not _fields_of_shapes(config).isdisjoint(fields)
+    return None if is_read and not _shapes(other).items() <= _shapes(config).items() else other
 
 
 _shapes = functools.lru_cache(maxsize=1024)(parameter_shapes)
@@ -188,11 +191,6 @@ def is_active(config: TransformerConfig, change: Change) -> bool:
         _differs(logits, logits_with(other, *model), SHOWS * float(np.abs(logits).max()))
         for model, logits in zip(small.models, small.logits, strict=True)
     )
-
-
-def active_changes(config: TransformerConfig) -> tuple[Change, ...]:
-    every = (change for field in dataclasses.fields(config) for change in changes(config, field.name))
-    return tuple(change for change in every if is_active(config, change))
 
 
 def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:

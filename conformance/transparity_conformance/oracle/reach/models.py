@@ -348,8 +348,6 @@ def narrow(config: TransformerConfig, longest: int, **others: Any) -> Transforme
     """Return the configuration with few features and layers, but with all thresholds.
 
     Args:
-        config: The configuration.
-        longest: The `max_length` of the result.
         others: Further sizes to replace. Rotary heads keep their width, because angles depend on it.
     """
     sizes: dict[str, Any] = {"max_length": longest, "sliding_window": config.sliding_window}

@@ -148,8 +148,7 @@ def _sum(x: np.ndarray, weights: np.ndarray, activation: str, gate: Maps | None,
     """Return Σ weight · down(activation(gate(x)) · up(x)) over all experts."""
     function, raised = ACTIVATIONS[activation], np.einsum("rd,ehd->erh", x, up.weights)
     hidden = function(raised) if gate is None else function(np.einsum("rd,ehd->erh", x, gate.weights)) * raised
-    total: np.ndarray = np.einsum("re,erh,edh->rd", weights, hidden, down.weights, optimize=True)
-    return total
+    return np.einsum("re,erh,edh->rd", weights, hidden, down.weights, optimize=True)
 
 
 def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Maps | None, Maps, Maps]]:
@@ -201,8 +200,6 @@ def read_experts(found: FoundFields, named: Sequence[tuple[str, Experts]], *, be
     """Add the fields and parameters of experts, if there are any.
 
     Args:
-        found: the known fields.
-        named: the feed-forwards with experts, by the reference's names.
         beside_others: whether the model also has feed-forwards without experts.
     """
     if not named:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +10,11 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
-from transparity_conformance.diagnosis.walk import TapReached
+from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.values.linears import Linear
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.transformer import transformer
+from transparity_conformance.oracle.probes import Probe
 
 
 @dataclass
@@ -42,18 +41,8 @@ class FoundFields:
 
     def computed(self, inputs: Arrays, tap: str, **others: Any) -> np.ndarray:
         """Return the reference's value at a tap with the known fields; `others` replace some of them."""
-        taps: Arrays = {}
-
-        def record(name: str, value: np.ndarray) -> np.ndarray:
-            taps[name] = value
-            if name == tap:
-                raise TapReached
-            return value
-
-        given: dict[str, Any] = dict(inputs)
-        with contextlib.suppress(TapReached):
-            transformer(self.config(**others), self.parameters, tap=record, **given)
-        return taps[tap]
+        probe = Probe("fit", tap, "", self.config(**others), self.parameters, inputs)
+        return walk(probe, {}, until=tap)[tap]
 
     def take(self, fields: Mapping[str, Any]) -> None:
         self.fields |= fields

@@ -101,7 +101,6 @@ def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> I
 
     Args:
         tokens: the tokens, or None for an image.
-        size: the size of the vocabulary.
         has_mask: whether an attention mask, not a padding token, determines which positions are visible.
     """
     yield {"pooling": "first"}

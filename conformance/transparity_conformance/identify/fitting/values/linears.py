@@ -29,10 +29,6 @@ class Linear:
     bias: np.ndarray | None = None
     bias_name: str | None = None
 
-    @property
-    def size(self) -> int:
-        return self.made.size
-
     def part(self, begin: int, end: int) -> Linear:
         return self.rows(slice(begin, end))
 

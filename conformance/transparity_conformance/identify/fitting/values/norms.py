@@ -136,8 +136,7 @@ class Norms:
 def _projected(toward: np.ndarray, left: np.ndarray) -> np.ndarray:
     """Return the factor of each row that brings `toward` nearest to `left` (…, rows, 1)."""
     squares = (toward * toward).sum(-1, keepdims=True)
-    factors: np.ndarray = (toward * left).sum(-1, keepdims=True) / np.where(squares > 0, squares, 1)
-    return factors
+    return (toward * left).sum(-1, keepdims=True) / np.where(squares > 0, squares, 1)
 
 
 def kind_and_eps(norms: Sequence[Norm]) -> tuple[str, float]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from transparity_conformance.diagnosis.search.fitting import golden_section
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 SAME = epsilon("float32") ** 0.5
@@ -67,11 +69,6 @@ def factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
 
 def minimize(error: Callable[[float], float], low: float, high: float) -> float:
     """Return the positive number between `low` and `high` with the least error, by a grid and golden-section search."""
-    grid = np.geomspace(low, high, 400)
-    best = int(np.argmin([error(float(value)) for value in grid]))
-    a, b = math.log(grid[max(best - 1, 0)]), math.log(grid[min(best + 1, len(grid) - 1)])
-    ratio = (math.sqrt(5) - 1) / 2
-    for _ in range(70):
-        left, right = b - ratio * (b - a), a + ratio * (b - a)
-        a, b = (a, right) if error(math.exp(left)) < error(math.exp(right)) else (left, b)
-    return math.exp((a + b) / 2)
+    grid = np.geomspace(low, high, 400).tolist()
+    best = int(np.argmin([error(value) for value in grid]))
+    return list(itertools.islice(golden_section(error, grid, best), 70))[-1][0]

@@ -127,5 +127,4 @@ def _factor(raw: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> float:
 
 
 def raw_scores(query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    raw: np.ndarray = query @ key.repeat(query.shape[1] // key.shape[1], axis=1).swapaxes(-2, -1)
-    return raw
+    return query @ key.repeat(query.shape[1] // key.shape[1], axis=1).swapaxes(-2, -1)

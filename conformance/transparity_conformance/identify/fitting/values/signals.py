@@ -93,7 +93,6 @@ def frame_shapes(values: Arrays, tables: Arrays) -> Iterator[tuple[int, int]]:
     """Yield shapes (mel bins, frames) of spectrograms that a module may accept, most likely first.
 
     Args:
-        values: the module's parameters.
         tables: the module's parameters and buffers, by name.
     """
     kernels = list(convolutions(values))

@@ -1,4 +1,7 @@
-"""Split the features of a recurrence by role. A split is right if the reference then computes the same result."""
+"""Determine the fields of recurrences, and which layers have one.
+
+The features of a recurrence are split by role. A split is right if the reference then computes the same result.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from transparity.config import FULL, repeating
 from transparity.taps import recording
-from transparity_conformance.identify.fitting.recurrent.convolutions import Convolution
-from transparity_conformance.identify.fitting.subject import ForeignError
+from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, RecordedCall
+from transparity_conformance.identify.fitting.values.convolutions import Convolution
 from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.linears import Columns, Linear
-from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
+from transparity_conformance.identify.fitting.values.numbers import SAME, is_same, settled
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest, softplus
@@ -95,9 +99,6 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
 
     Args:
         found: the known fields, including the eps of norms.
-        one: the recurrence.
-        operations: all operations of the call.
-        values: the module's parameters.
     """
     own = operations[one.begins : one.output.at]
     left = {name: value for name, value in values.items() if name not in found.used}
@@ -244,3 +245,73 @@ class _Layer:
             "recurrent_bias": any(each.bias is not None for each in linears.values()),
         }
         return Taken(fields, linears, parameters, {*vectors.values(), *self.one.names}, rates)
+
+
+LINEAR = "linear_attention"
+"""The kind of a layer with a recurrence, named as in Qwen3-Next."""
+
+
+def read_recurrences(
+    found: FoundFields,
+    subject: FittedModel,
+    heard: RecordedCall,
+    named: Sequence[tuple[str, Recurrence]],
+    mixers: Sequence[object],
+) -> None:
+    """Add the fields and parameters of recurrences, if there are any.
+
+    Args:
+        mixers: the mixer of each layer: a recurrence, or attention.
+    """
+    if not named:
+        return
+    every: list[tuple[str, Taken]] = []
+    for name, each in named:
+        every.append((name, taken_apart(found, each, heard.operations, subject.values)))
+        found.used |= every[-1][1].used
+    first = every[0][1].fields
+    for name, taken in every[1:]:
+        differ = [field for field in first if field != "recurrent_bias" and taken.fields[field] != first[field]]
+        if differ:
+            raise FitError(
+                f"{name} has {differ[0]} {taken.fields[differ[0]]}, but the first recurrence has {first[differ[0]]}; "
+                "expected the same value in all recurrences."
+            )
+    has_bias = any(taken.fields["recurrent_bias"] for _, taken in every)
+    found.fields |= {**first, "recurrent_bias": has_bias, **_bounds(found, [taken for _, taken in every])}
+    for name, taken in every:
+        found.parameters |= {f"{name}.{leaf}": value for leaf, value in taken.parameters.items()}
+        for role, linear in taken.linears.items():
+            found.put(f"{name}.{role}", linear, bias=has_bias)
+    _kinds(found, mixers, first["mixer"])
+
+
+def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
+    """Return the bounds of the time step; a bound is known only if several time steps would exceed it."""
+    step = np.concatenate([each.rates.step.ravel() for each in every])
+    bounded = np.concatenate([each.rates.bounded.ravel() for each in every])
+    fields: dict[str, Any] = {"time_step_min": 0.0, "time_step_max": None}
+    for name, bound, is_beyond in (
+        ("time_step_min", float(bounded.min()), step < bounded.min() * (1 - SAME)),
+        ("time_step_max", float(bounded.max()), step > bounded.max() * (1 + SAME)),
+    ):
+        if is_beyond.any():
+            fields[name] = settled(bound)
+        else:
+            side = "short" if name == "time_step_min" else "long"
+            found.untold[name] = f"no time step is {side} enough to reach a bound"
+    return fields
+
+
+def _kinds(found: FoundFields, mixers: Sequence[object], mixer: str) -> None:
+    types = [LINEAR if isinstance(each, Recurrence) else FULL for each in mixers]
+    if FULL not in types:
+        return
+    if "layer_types" in found.fields:
+        raise FitError("Layers differ both in their windows and in having a recurrence; expected only one of these.")
+    unwindowed = {"sliding_window": None} if found.fields.get("sliding_window") is not None else {}
+    found.fields |= {
+        "mixer": "attention",
+        "layer_types": repeating(types),
+        "layer_overrides": {LINEAR: {"mixer": mixer, **unwindowed}},
+    }

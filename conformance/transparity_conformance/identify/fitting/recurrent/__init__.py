@@ -1,1 +1,0 @@
-"""Fit recurrences that replace attention: find their convolutions over time, and identify their features by value."""

@@ -24,9 +24,9 @@ from transparity_conformance.catalogue.fault import (
 )
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
 from transparity_conformance.oracle.undetermined import own_config, split
+from transparity_numpy.activations import ACTIVATIONS as RIGHT
 from transparity_numpy.arithmetic.functional import sigmoid, softmax
 from transparity_numpy.experts import SCORES, choose, highest, router_weights
-from transparity_numpy.feed_forward import ACTIVATIONS as RIGHT
 
 Bound = Callable[[float, Value, Value], tuple[Value, Value]]
 """A function of the limit, the gate and the up projection that returns the bounded gate and up projection."""

@@ -21,7 +21,7 @@ from transparity_conformance.identify.fitting.values.scores import (
     scores_of,
 )
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.mixers.attention import query_key_norm
+from transparity_numpy.norms.heads import query_key_norm
 from transparity_numpy.positions.bias import alibi_slopes, relative_buckets
 
 USUAL_DISTANCES = (128, 64, 256)

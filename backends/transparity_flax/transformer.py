@@ -25,9 +25,6 @@ from transparity_flax.rotary import rotary_tables
 from transparity_flax.shapes import Frames, Hidden, IsToken, Memory, Pixels, Source, SourceIds, TokenIds
 from transparity_flax.state.context import Context, Mask, MaskKind
 
-Output = Float[Array, "batch length vocab"] | Hidden | Float[Array, "batch features"]
-"""The output: logits or hidden states, logits of classes, or a pooled state."""
-
 
 def layer_context(config: TransformerConfig, context: Context, dtype: jnp.dtype) -> Context:
     """Return the context for a layer with this `config`, with the layer's window in the mask and its rotary tables."""
@@ -76,10 +73,8 @@ class Stack(nnx.Module):
             x = normalize(self, "embedding_norm", x, context)
         contexts = {kind: layer_context(own, context, x.dtype) for kind, own in config.layer_kinds.items()}
         for i, layer in enumerate(self.layers):
-            given = contexts[config.layer_kind(self.name, i)]
-            x = layer(
-                x, given._replace(tap=scoped(tap, f"layers.{i}"), cache=context.cache and context.cache["layers"][i])
-            )
+            given, cache = contexts[config.layer_kind(self.name, i)], context.cache and context.cache["layers"][i]
+            x = layer(x, given._replace(tap=scoped(tap, f"layers.{i}"), cache=cache))
         if self.config.final_norm:
             x = self.final_norm(x, scoped(tap, "final_norm"))
         return tap("output", x)
@@ -139,7 +134,7 @@ class Transformer(nnx.Module):
         attention_mask: IsToken | SourceIds | None = None,
         token_types: TokenIds | None = None,
         tap: Tap = identity,
-    ) -> Output:
+    ) -> Float[Array, "batch length vocab"] | Hidden | Float[Array, "batch features"]:
         config = self.config
         given = inputs_by_name(config, inputs, {"source": source, "target": target, "tokens": tokens, "pixels": pixels})
         if config.dropout and not self.dropout.deterministic:

@@ -23,9 +23,6 @@ from transparity_pytorch.shapes import Frames, Hidden, IsToken, Memory, Pixels, 
 from transparity_pytorch.state.context import Context, Mask, MaskKind
 from transparity_pytorch.state.parameters import initialize, tie
 
-Output = Float[Tensor, "batch length vocab"] | Hidden | Float[Tensor, "batch features"]
-"""The output: logits or hidden states, logits of classes, or a pooled state."""
-
 
 def layer_context(config: TransformerConfig, context: Context, dtype: torch.dtype) -> Context:
     """Return the context for a layer with this `config`, with the layer's window in the mask and its rotary tables."""
@@ -52,9 +49,9 @@ class Stack(nn.Module):
             self.embedding_norm = Norm(config)
         if config.has_relative_bias:
             self.relative_bias = nn.Embedding(config.relative_buckets, config.num_heads)
-        has_memory, kinds = name == "decoder" and config.has_encoder, config.stack_num_layers(name)
-        own = [config.for_layer(name, i) for i in range(kinds)]
-        self.layers = nn.ModuleList(LAYERS[it.branches](it, has_memory=has_memory) for it in own)
+        has_memory = name == "decoder" and config.has_encoder
+        kinds = [config.for_layer(name, i) for i in range(config.stack_num_layers(name))]
+        self.layers = nn.ModuleList(LAYERS[kind.branches](kind, has_memory=has_memory) for kind in kinds)
         if config.final_norm:
             self.final_norm = Norm(config)
 
@@ -68,10 +65,8 @@ class Stack(nn.Module):
             x = normalize(self, "embedding_norm", x, context)
         contexts = {kind: layer_context(own, context, x.dtype) for kind, own in config.layer_kinds.items()}
         for i, layer in enumerate(self.layers):
-            given = contexts[config.layer_kind(self.name, i)]
-            x = layer(
-                x, given._replace(tap=scoped(tap, f"layers.{i}"), cache=context.cache and context.cache["layers"][i])
-            )
+            given, cache = contexts[config.layer_kind(self.name, i)], context.cache and context.cache["layers"][i]
+            x = layer(x, given._replace(tap=scoped(tap, f"layers.{i}"), cache=cache))
         if self.config.final_norm:
             x = self.final_norm(x, scoped(tap, "final_norm"))
         return tap("output", x)
@@ -128,7 +123,7 @@ class Transformer(nn.Module):
         attention_mask: IsToken | SourceIds | None = None,
         token_types: TokenIds | None = None,
         tap: Tap = identity,
-    ) -> Output:
+    ) -> Float[Tensor, "batch length vocab"] | Hidden | Float[Tensor, "batch features"]:
         config = self.config
         given = inputs_by_name(config, inputs, {"source": source, "target": target, "tokens": tokens, "pixels": pixels})
         if self.dropout.training and config.dropout:

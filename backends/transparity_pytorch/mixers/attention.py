@@ -156,10 +156,7 @@ class CrossAttention(AttentionProjections):
 
 
 def _attend(
-    heads: AttentionProjections,
-    x: Hidden,
-    projected: tuple[Tensor, Tensor, Tensor],
-    context: Context,
+    heads: AttentionProjections, x: Hidden, projected: tuple[Tensor, Tensor, Tensor], context: Context
 ) -> Hidden:
     """Compute attention, multiply it by the gate of `x` if configured, and apply the output projection."""
     config = heads.config

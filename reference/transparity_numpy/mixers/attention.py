@@ -147,11 +147,7 @@ def cross_attention(config: TransformerConfig, parameters: Parameters, x: Hidden
 
 
 def _attend(
-    config: TransformerConfig,
-    parameters: Parameters,
-    x: Hidden,
-    heads: tuple[Array, Array, Array],
-    context: Context,
+    config: TransformerConfig, parameters: Parameters, x: Hidden, heads: tuple[Array, Array, Array], context: Context
 ) -> Hidden:
     """Compute attention, multiply it by the gate of `x` if configured, and apply the output projection."""
     y = attention(

@@ -23,9 +23,7 @@ NORMS_AT: dict[str, dict[str, str]] = {
     "post-branch": {"between": "norm"},
 }
 """For each `config.norm_position`, the norms before a sublayer, between the sublayer and the sum, and after the sum.
-
-Vaswani et al. 2017, §3.1, have `post`; Xiong et al. 2020 have `pre`; Gemma 2 has `sandwich`; OLMo 2 has `post-branch`.
-"""
+The position is `post` in Vaswani et al. 2017, §3.1, and `pre` in Xiong et al. 2020."""
 
 
 def normalize(module: nnx.Module, name: str, x: Hidden, context: Context) -> Hidden:

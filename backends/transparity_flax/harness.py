@@ -19,10 +19,11 @@ from jax import Array
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
-from transparity_flax.layers import LAYERS, Layer
+from transparity_flax.layers import LAYERS
+from transparity_flax.layers.sequential import Layer
 from transparity_flax.mixers.attention import attention
 from transparity_flax.port import build, loaded, x64_for
-from transparity_flax.state.context import LayerContext, Mask
+from transparity_flax.state.context import Context, Mask
 from transparity_flax.state.parameters import State, dump, rounded, to_numpy
 
 SHARDED = "transparity_flax.parallel.port"
@@ -44,7 +45,7 @@ class FlaxModule:
             if context is not None:
                 held = {name: _placed(value, self.dtype, self.device) for name, value in context.items()}
                 held |= {name: Mask(held[name]) for name in ("mask", "memory_mask") if held.get(name) is not None}
-                keywords["context"] = {"mask": None, "positions": None} | held
+                keywords["context"] = {"mask": None, "positions": None, "is_token": None} | held
             result, recorded, state = _applied(
                 graph, taps is not None, jax.device_put(state, self.device), given, keywords
             )
@@ -68,7 +69,7 @@ def _applied(
     part: Any = nnx.merge(graph, state)
     recorded: dict[str, jax.Array] = {}
     tap: dict[str, Any] = {"tap": recording(recorded)} if with_taps else {}
-    given = named | ({"context": LayerContext(**named["context"], **tap)} if "context" in named else tap)
+    given = named | ({"context": Context(**named["context"], **tap)} if "context" in named else tap)
     result = part(*arrays, **given)
     return result, recorded, nnx.state(part)
 

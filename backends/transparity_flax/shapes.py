@@ -43,6 +43,8 @@ NextIds = Int[Array, " batch"]
 NextLogits = Float[Array, "batch vocab"]
 Pixels = Float[Array, "batch channels height width"]
 Frames = Float[Array, "batch mel_bins frames"]
+Source = SourceIds | Pixels | Frames
+"""The input of a stack."""
 
 RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]]
 """The cosine and sine of every angle by which queries and keys are rotated."""

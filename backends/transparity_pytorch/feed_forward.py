@@ -2,38 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-from jaxtyping import Float
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_pytorch.shapes import Features, Vectors
-
-
-def _gelu_quick(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """x · σ(1.702 x): the sigmoid approximation of GELU (Hendrycks and Gimpel 2016, §2)."""
-    return x * (1.702 * x).sigmoid()
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu-tanh": partial(F.gelu, approximate="tanh"),
-    "gelu-quick": _gelu_quick,
-    "silu": F.silu,
-}
-
-
-def gated(config: TransformerConfig, gate: Features, up: Features) -> Features:
-    """activation(gate) · (up + offset) (Shazeer 2020), both bounded if there is a limit (gpt-oss)."""
-    if (limit := config.gate_limit) is not None:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    up = up + config.up_offset if config.up_offset else up
-    return ACTIVATIONS[config.activation](gate) * up
+from transparity_pytorch.activations import ACTIVATIONS, gated
+from transparity_pytorch.shapes import Vectors
 
 
 class FeedForward(nn.Module):

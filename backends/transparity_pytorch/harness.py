@@ -14,10 +14,11 @@ from torch import nn
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import identity, recording
-from transparity_pytorch.layers import LAYERS, Layer
+from transparity_pytorch.layers import LAYERS
+from transparity_pytorch.layers.sequential import Layer
 from transparity_pytorch.mixers.attention import attention
 from transparity_pytorch.port import build, loaded, tensor
-from transparity_pytorch.state.context import LayerContext, Mask
+from transparity_pytorch.state.context import Context, Mask
 from transparity_pytorch.state.parameters import dump, to_numpy
 
 SHARDED = "transparity_pytorch.parallel.port"
@@ -41,7 +42,7 @@ class PytorchModule:
             held = {name: tensor(value, self.dtype, self.device) for name, value in context.items()}
             masks = {name: Mask(held[name]) for name in ("mask", "memory_mask") if held.get(name) is not None}
             held |= {"tap": keywords.pop("tap", identity)}
-            keywords["context"] = LayerContext(**{"mask": None, "positions": None} | held | masks)
+            keywords["context"] = Context(**{"mask": None, "positions": None, "is_token": None} | held | masks)
         result = self.module(*given, **keywords)
         if taps is not None:
             taps |= {name: to_numpy(value) for name, value in recorded.items()}

@@ -43,6 +43,8 @@ NextIds = Int[Tensor, " batch"]
 NextLogits = Float[Tensor, "batch vocab"]
 Pixels = Float[Tensor, "batch channels height width"]
 Frames = Float[Tensor, "batch mel_bins frames"]
+Source = SourceIds | Pixels | Frames
+"""The input of a stack."""
 
 RotaryTables = tuple[Float[Tensor, "#batch 1 length pairs"], Float[Tensor, "#batch 1 length pairs"]]
 """The cosine and sine of every angle by which queries and keys are rotated."""

@@ -10,23 +10,21 @@ from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_pytorch.arithmetic.changes import dropped
-from transparity_pytorch.heads import head, pool
-from transparity_pytorch.inputs.embedding import Source, embed, embedding_parts
-from transparity_pytorch.layers import LAYERS, normalize
-from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
-from transparity_pytorch.norms import Norm
-from transparity_pytorch.positions.bias import query_temperature, score_bias
+from transparity_pytorch.heads.logits import head
+from transparity_pytorch.heads.pooling import pool
+from transparity_pytorch.inputs.embedding import embed, embedding_parts
+from transparity_pytorch.layers import LAYERS
+from transparity_pytorch.layers.sequential import normalize
+from transparity_pytorch.masks import padding_mask, target_mask, visible_keys
+from transparity_pytorch.norms.norm import Norm
+from transparity_pytorch.positions.bias import query_temperature, score_bias, window_mask
 from transparity_pytorch.rotary import rotary_tables
-from transparity_pytorch.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds
-from transparity_pytorch.state.cache import Cache
-from transparity_pytorch.state.context import LayerContext, Mask, MaskKind
+from transparity_pytorch.shapes import Frames, Hidden, IsToken, Memory, Pixels, Source, SourceIds, TokenIds
+from transparity_pytorch.state.context import Context, Mask, MaskKind
 from transparity_pytorch.state.parameters import initialize, tie
 
-Output = Float[Tensor, "batch length vocab"] | Hidden | Float[Tensor, "batch features"]
-"""The output: logits or hidden states, logits of classes, or a pooled state."""
 
-
-def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch.dtype) -> LayerContext:
+def layer_context(config: TransformerConfig, context: Context, dtype: torch.dtype) -> Context:
     """Return the context for a layer with this `config`, with the layer's window in the mask and its rotary tables."""
     (mask, kind), positions = context.mask, context.positions
     if config.sliding_window is not None:
@@ -38,7 +36,7 @@ def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch
 
 
 class Stack(nn.Module):
-    """The layers and norms of an encoder or a decoder, applied to `x`; `cache` has one entry per layer."""
+    """The embedding, layers and norms of the `encoder` or the `decoder`."""
 
     token_embedding: nn.Embedding
 
@@ -51,112 +49,27 @@ class Stack(nn.Module):
             self.embedding_norm = Norm(config)
         if config.has_relative_bias:
             self.relative_bias = nn.Embedding(config.relative_buckets, config.num_heads)
-        has_memory, kinds = name == "decoder" and config.has_encoder, config.stack_num_layers(name)
-        own = [config.for_layer(name, i) for i in range(kinds)]
-        self.layers = nn.ModuleList(LAYERS[it.branches](it, has_memory=has_memory) for it in own)
+        has_memory = name == "decoder" and config.has_encoder
+        kinds = [config.for_layer(name, i) for i in range(config.stack_num_layers(name))]
+        self.layers = nn.ModuleList(LAYERS[kind.branches](kind, has_memory=has_memory) for kind in kinds)
         if config.final_norm:
             self.final_norm = Norm(config)
 
-    def apply_layers(self, x: Hidden, context: LayerContext, cache: list[Cache] | None = None) -> Hidden:
-        tap = context.tap
-        x = tap("embedding", x)
-        if self.config.embedding_norm:
+    def forward(self, tokens: Source, context: Context) -> Hidden:
+        tap, config = context.tap, self.config
+        x = tap("embedding", embed(self.name, self, tokens, context))
+        if config.has_score_bias:
+            near, both = (context.positions, context.mask.array.shape[-1], x.dtype), self.name == "encoder"
+            context = context._replace(bias=score_bias(config, self, *near, both=both))
+        if config.embedding_norm:
             x = normalize(self, "embedding_norm", x, context)
-        kinds = self.config.layer_kinds.items()
-        contexts = {kind: layer_context(layer_config, context, x.dtype) for kind, layer_config in kinds}
+        contexts = {kind: layer_context(own, context, x.dtype) for kind, own in config.layer_kinds.items()}
         for i, layer in enumerate(self.layers):
-            given = contexts[self.config.layer_kind(self.name, i)]
-            x = layer(x, given._replace(tap=scoped(tap, f"layers.{i}"), cache=cache[i] if cache else None))
+            given, cache = contexts[config.layer_kind(self.name, i)], context.cache and context.cache["layers"][i]
+            x = layer(x, given._replace(tap=scoped(tap, f"layers.{i}"), cache=cache))
         if self.config.final_norm:
             x = self.final_norm(x, scoped(tap, "final_norm"))
         return tap("output", x)
-
-
-class Encoder(Stack):
-    """The encoder of tokens, patches or frames of audio; each position sees all positions that are not padding."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config, "encoder")
-
-    def forward(
-        self,
-        tokens: Source,
-        is_token: IsToken,
-        tap: Tap = identity,
-        *,
-        token_types: TokenIds | None = None,
-        mask_kind: MaskKind | None = None,
-    ) -> Hidden:
-        config, keys = self.config, is_token.shape[1]
-        positions = torch.arange(keys, device=tokens.device)[None]
-        x = embed("encoder", config, self, tokens, positions, is_token, token_types, tap)
-        context = LayerContext(
-            mask=Mask(padding_mask(is_token), mask_kind),
-            positions=positions,
-            bias=score_bias(config, self, positions, keys, x.dtype, both=True) if config.has_score_bias else None,
-            tap=tap,
-        )
-        return self.apply_layers(x, context)
-
-
-class Decoder(Stack):
-    """The decoder, in which each token sees itself and earlier tokens.
-
-    Args:
-        is_token: True for keys that are not padding. With a cache, these are all positions of the cache.
-        positions: The positions of the tokens, if there is a cache. None means 0, 1 …
-        memory: The encoder's output; None without an encoder, or if its keys and values are cached.
-        memory_mask: True where cross-attention may attend; None without an encoder.
-        cache: One entry per layer, updated in place.
-        valid_lengths: With a `cache`, the number of tokens of each row that are not fillers. None means all.
-    """
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config, "decoder")
-
-    def forward(
-        self,
-        tokens: TokenIds,
-        is_token: IsToken,
-        tap: Tap = identity,
-        *,
-        positions: TokenIds | None = None,
-        memory: Memory | None = None,
-        memory_mask: Mask | None = None,
-        cache: list[Cache] | None = None,
-        valid_lengths: Lengths | None = None,
-    ) -> Hidden:
-        config, keys = self.config, is_token.shape[1]
-        kind: MaskKind | None = None
-        if config.decoder_mask == "causal":
-            kind = "causal" if positions is None else "some"
-        positions = torch.arange(keys, device=tokens.device)[None] if positions is None else positions
-        x = embed("decoder", config, self, tokens, positions, is_token)
-        masked = config.is_recurrent and config.decoder_mask == "causal-and-padding"
-        context = LayerContext(
-            mask=Mask(target_mask(positions, is_token, config.decoder_mask), kind),
-            positions=positions,
-            is_token=visible_queries(is_token, positions) if masked else None,
-            valid_lengths=valid_lengths,
-            bias=score_bias(config, self, positions, keys, x.dtype, both=False) if config.has_score_bias else None,
-            memory=memory,
-            memory_mask=memory_mask,
-            tap=tap,
-        )
-        return self.apply_layers(x, context, cache)
-
-
-def encoder_input(
-    config: TransformerConfig,
-    tokens: TokenIds | None,
-    pixels: Pixels | None,
-    attention_mask: IsToken | SourceIds | None,
-) -> tuple[Tensor, IsToken]:
-    """Return the input of an encoder-only model, and True where it is not padding; images have no padding."""
-    if pixels is not None:
-        return pixels, torch.ones(len(pixels), config.max_length, dtype=torch.bool, device=pixels.device)
-    assert tokens is not None
-    return tokens, visible_keys(tokens, config.pad_id, attention_mask)
 
 
 class Transformer(nn.Module):
@@ -178,9 +91,9 @@ class Transformer(nn.Module):
         self.config = config
         self.dropout = nn.Dropout(config.dropout)
         if config.has_encoder:
-            self.encoder = Encoder(config)
+            self.encoder = Stack(config, "encoder")
         if config.has_decoder:
-            self.decoder = Decoder(config)
+            self.decoder = Stack(config, "decoder")
         if config.has_pooler:
             self.pooler = nn.Linear(config.embed_dim, config.embed_dim)
         if config.head_transform:
@@ -210,25 +123,26 @@ class Transformer(nn.Module):
         attention_mask: IsToken | SourceIds | None = None,
         token_types: TokenIds | None = None,
         tap: Tap = identity,
-    ) -> Output:
+    ) -> Float[Tensor, "batch length vocab"] | Hidden | Float[Tensor, "batch features"]:
         config = self.config
         given = inputs_by_name(config, inputs, {"source": source, "target": target, "tokens": tokens, "pixels": pixels})
         if self.dropout.training and config.dropout:
             tap = chained(dropped(config.dropout_at, self.dropout), tap)
-        kind: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None
-        if config.architecture == "encoder-decoder":
-            is_token, scope = visible_keys(given["source"], config.pad_id, attention_mask), scoped(tap, "encoder")
-            memory = self.encoder(given["source"], is_token, scope, mask_kind=kind)
-            mask = Mask(padding_mask(is_token), kind)
-            is_token, scope = visible_keys(given["target"], config.pad_id), scoped(tap, "decoder")
-            x = self.decoder(given["target"], is_token, scope, memory=memory, memory_mask=mask)
-        elif config.architecture == "encoder":
-            read, is_token = encoder_input(config, given.get("tokens"), given.get("pixels"), attention_mask)
-            scope = scoped(tap, "encoder")
-            x = self.encoder(read, is_token, scope, token_types=token_types, mask_kind=kind)
-        else:
-            is_token, scope = visible_keys(given["tokens"], config.pad_id, attention_mask), scoped(tap, "decoder")
-            x = self.decoder(given["tokens"], is_token, scope)
+        full: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None
+        causal: MaskKind | None = "causal" if config.decoder_mask == "causal" else None
+        memory: Memory | None = None
+        memory_mask: Mask | None = None
+        for name, read in zip(config.stacks, config.input_names, strict=True):
+            is_token = visible_keys(given[read], config.pad_id, attention_mask, config.positions_of(read))
+            positions = torch.arange(is_token.shape[1], device=is_token.device)[None]
+            mask = hides = Mask(padding_mask(is_token), full)
+            if name == "decoder":
+                mask = Mask(target_mask(positions, is_token, config.decoder_mask), causal)
+            context = Context(
+                mask, positions, is_token, token_types, memory=memory, memory_mask=memory_mask, tap=scoped(tap, name)
+            )
+            x = getattr(self, name)(given[read], context)
+            memory, memory_mask, attention_mask = x, hides, None
         if config.is_pooled:
-            x = tap("pooled", pool(config, x, is_token, given.get("tokens", given.get("target"))))
+            x = tap("pooled", pool(config, x, is_token, given.get("tokens")))
         return tap("logits", head(config, self, x))

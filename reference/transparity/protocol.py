@@ -216,7 +216,7 @@ class Module(Protocol):
         """Return the part's result, and write its activations into `taps` if given.
 
         Args:
-            context: fields of the column's `LayerContext`, for parts that need one.
+            context: fields of the column's `Context`, for parts that need one.
         """
 
     def use_batch_statistics(self) -> None:

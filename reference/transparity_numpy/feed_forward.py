@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_numpy.arithmetic.functional import gelu, gelu_quick, gelu_tanh, linear, relu, silu
-from transparity_numpy.shapes import Features, Parameters, Vectors
-
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu-tanh": gelu_tanh, "gelu-quick": gelu_quick, "silu": silu}
-
-
-def gated(config: TransformerConfig, gate: Features, up: Features) -> Features:
-    """activation(gate) · (up + offset) (Shazeer 2020), both bounded if there is a limit (gpt-oss)."""
-    if (limit := config.gate_limit) is not None:
-        gate, up = np.minimum(gate, gate.dtype.type(limit)), np.clip(up, up.dtype.type(-limit), up.dtype.type(limit))
-    up = up + up.dtype.type(config.up_offset) if config.up_offset else up
-    return ACTIVATIONS[config.activation](gate) * up
+from transparity_numpy.activations import ACTIVATIONS, gated
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.shapes import Parameters, Vectors
 
 
 def feed_forward(config: TransformerConfig, parameters: Parameters, x: Vectors, tap: Tap = identity) -> Vectors:

@@ -16,9 +16,9 @@ from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.layers import layer
+from transparity_numpy.layers.sequential import layer
 from transparity_numpy.port import build
-from transparity_numpy.state.context import LayerContext
+from transparity_numpy.state.context import Context
 from transparity_numpy.transformer import transformer
 
 
@@ -38,7 +38,7 @@ class NumpyModule:
         if context is not None:
             given = {name: _in_dtype(value, self.dtype) for name, value in context.items()}
             given |= {"tap": recording(recorded)} | self.training
-            named["context"] = LayerContext(**{"mask": None, "positions": None} | given)
+            named["context"] = Context(**{"mask": None, "positions": None, "is_token": None} | given)
         flat = self.function is transformer
         parameters = self.state if flat else nest(self.state)
         if context is None:

@@ -6,22 +6,21 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray as Array
 
-from transparity.config import TargetMask, WindowKind
-from transparity_numpy.positions.bias import distances
-from transparity_numpy.shapes import Frames, IsQuery, IsToken, Mask, Positions, SourceIds
+from transparity.config import TargetMask
+from transparity_numpy.shapes import IsToken, Positions, Source, SourceIds
 
 
 def visible_keys(
-    tokens: SourceIds | Frames, pad_id: int | None, attention_mask: IsToken | SourceIds | None = None
+    tokens: Source, pad_id: int | None, attention_mask: IsToken | SourceIds | None = None, positions: int | None = None
 ) -> IsToken:
     """Return True where `attention_mask` is not zero or, without it, where the token is not `pad_id`.
 
-    Two frames of audio make one position, which is never padding.
+    Images and audio have no padding at any of their `positions`, which are None for tokens.
     """
     if attention_mask is not None:
         return attention_mask != 0
-    if tokens.ndim == 3:
-        return np.ones((len(tokens), tokens.shape[2] // 2), bool)
+    if positions is not None:
+        return np.ones((len(tokens), positions), bool)
     return tokens != pad_id if pad_id is not None else np.ones(tokens.shape, bool)
 
 
@@ -39,15 +38,3 @@ def target_mask(positions: Positions, is_token: IsToken, kind: TargetMask) -> Bo
     """Return the causal mask of a decoder; with `causal-and-padding`, the mask also hides padding (document 003)."""
     causal = causal_mask(positions, is_token.shape[1])
     return causal & padding_mask(is_token) if kind == "causal-and-padding" else causal
-
-
-def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
-    """Return True for the queries at `positions` that are not padding."""
-    return np.take_along_axis(is_token, np.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
-
-
-def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> Mask:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1); `chunked`: in other chunks (Llama 4)."""
-    if kind == "chunked":
-        return (np.arange(keys) // window == positions[..., None] // window)[:, None]
-    return (np.abs(distances(positions, keys)) < window)[:, None]

@@ -46,6 +46,8 @@ NextIds = Int[Array, " batch"]
 NextLogits = Inexact[Array, "batch vocab"]
 Pixels = Inexact[Array, "batch channels height width"]
 Frames = Inexact[Array, "batch mel_bins frames"]
+Source = SourceIds | Pixels | Frames
+"""The input of a stack."""
 
 Parameters = Mapping[str, Any]
 """Arrays by flat name, or the tree of the parameters of a part."""

@@ -17,7 +17,7 @@ COLUMNS = {
     "pytorch": ROOT / "backends/transparity_pytorch",
     "flax": ROOT / "backends/transparity_flax",
 }
-TABLES = {"shapes", "layers"}
+TABLES = {"shapes"}
 """Files that contain only assignments."""
 
 SHARDED = ["parallel.plan", "parallel.sharding", "parallel.training", "parallel.port"]
@@ -53,7 +53,7 @@ MIRRORED = files_of("numpy") - OWN_CONTENTS - WITHOUT_TWIN["numpy"]
 MODULES = {
     "mixers.attention": {"attention_projections"},
     "mixers.recurrence": {"recurrence", "chunk_decays", "in_chunks", "in_a_row"},
-    "norms": {"initial_gain"},
+    "norms.norm": {"initial_gain"},
     "state.context": {"mask"},
     "arithmetic.changes": {"dropped"},
 }
@@ -69,8 +69,8 @@ DIFFERENT = {
     "flax rotary.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
     "flax positions.bias.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
     "flax inputs.embedding.embed": ("+reader", "a decoder receives the shared table as an argument"),
-    "flax transformer.decoder": ("+reader", "a decoder receives the shared table as an argument"),
-    "transformer.encoder": ("+mask_kind", "a compiler does not see the values of a mask"),
+    "pytorch transformer.stack": ("-name", "a module knows its name"),
+    "flax transformer.stack": ("-name +reader", "a module knows its name; a decoder receives the shared table"),
     "transformer.transformer": ("+inputs", "inputs may be positional, as in other models of the framework"),
     "mixers.attention.self_attention": ("-projections", "a subclass overrides its projections"),
     "pytorch mixers.recurrence.causal_convolution": (

@@ -73,7 +73,7 @@ def test_a_cap_beyond_half_precision_caps_nothing(harness: Harness) -> None:
 
 
 def test_a_batch_norm_without_variance_is_finite_in_half_precision(harness: Harness) -> None:
-    norm = harness.function("norms.batch_norm", dtype="float16")
+    norm = harness.function("norms.batch.batch_norm", dtype="float16")
     zero, one = np.zeros(3), np.ones(3)
     assert as_numbers(norm(np.zeros((1, 2, 3)), one, one, zero, zero, 1e-8)).tolist() == [[[1, 1, 1], [1, 1, 1]]]
 

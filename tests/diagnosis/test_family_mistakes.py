@@ -31,6 +31,7 @@ from transparity_numpy import port as numpy_column
 from transparity_numpy.inputs.embedding import embed
 from transparity_numpy.positions.bias import alibi_slopes, score_bias
 from transparity_numpy.rotary import rotary_tables
+from transparity_numpy.state.context import Context
 from transparity_numpy.transformer import transformer
 
 Build = Callable[[TransformerConfig, Arrays], Any]
@@ -165,8 +166,9 @@ class BeginsAgain(numpy_column.NumpyForward):
             """Wrap `right` so that the positions in argument number `place` restart at 0."""
 
             def wrong(*given: Any, **named: Any) -> Any:
-                at = given[place]
-                return right(*given[:place], at - at[:, :1], *given[place + 1 :], **named)
+                at, is_context = given[place], isinstance(given[place], Context)
+                again = at._replace(positions=at.positions - at.positions[:, :1]) if is_context else at - at[:, :1]
+                return right(*given[:place], again, *given[place + 1 :], **named)
 
             return wrong
 

@@ -12,9 +12,9 @@ from jaxtyping import Float
 
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights
-from transparity_flax.heads import head
-from transparity_flax.layers import Layer
-from transparity_flax.masks import padding_mask, visible_keys
+from transparity_flax.heads.logits import head
+from transparity_flax.layers.sequential import Layer
+from transparity_flax.masks import padding_mask, target_mask, visible_keys
 from transparity_flax.mixers.attention import project_key_value
 from transparity_flax.shapes import (
     GeneratedIds,
@@ -28,7 +28,7 @@ from transparity_flax.shapes import (
     SourceIds,
 )
 from transparity_flax.state.cache import Cache, empty_cache, mark_valid, next_positions
-from transparity_flax.state.context import Mask
+from transparity_flax.state.context import Context, Mask
 from transparity_flax.transformer import Transformer
 
 
@@ -47,19 +47,21 @@ def prefill(
     config = model.config
     cache = empty_cache(config, batch, capacity, model.token_embedding.embedding.dtype)
     if source is not None:
-        is_token = visible_keys(source, config.pad_id, attention_mask)
+        is_token = visible_keys(source, config.pad_id, attention_mask, config.positions_of("source"))
         cache["memory_mask"] = padding_mask(is_token)
-        memory = model.encoder(source, is_token)
+        positions = jnp.arange(is_token.shape[1])[None]
+        context = Context(Mask(cache["memory_mask"]), positions, is_token)
+        memory = model.encoder(source, context)
         for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
-            kept["cross_attention"] = cross_attention_cache(layer, memory)
+            kept["cross_attention"] = cross_attention_cache(layer, memory, context)
     return cache
 
 
-def cross_attention_cache(layer: Layer, memory: Memory) -> Cache:
+def cross_attention_cache(layer: Layer, memory: Memory, context: Context) -> Cache:
     """Return the keys and values of a layer's cross-attention, which all later steps use."""
     if layer.config.memory_norm:
         memory = layer.memory_norm(memory)
-    key, value = project_key_value(layer.cross_attention, memory, identity)
+    key, value = project_key_value(layer.cross_attention, memory, context)
     return {"key": key, "value": value}
 
 
@@ -87,9 +89,18 @@ def step(
     config = model.config
     positions = next_positions(cache, tokens.shape[1])
     is_token = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
-    memory_mask = Mask(cache["memory_mask"]) if "memory_mask" in cache else None
-    given = {"positions": positions, "memory_mask": memory_mask, "valid_lengths": valid_lengths, "reader": model.reader}
-    x = model.decoder(tokens, is_token, scoped(tap, "decoder"), cache=cache["layers"], **given)
+    context = Context(
+        Mask(
+            target_mask(positions, is_token, config.decoder_mask), "some" if config.decoder_mask == "causal" else None
+        ),
+        positions,
+        is_token,
+        valid_lengths=valid_lengths,
+        memory_mask=Mask(cache["memory_mask"]) if "memory_mask" in cache else None,
+        tap=scoped(tap, "decoder"),
+        cache=cache,
+    )
+    x = model.decoder(tokens, context, reader=model.reader)
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if valid_lengths is None else valid_lengths)
     x = x if index is None else jnp.take_along_axis(x, index[:, None, None], axis=1)
     return tap("logits", head(config, model, x))

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_flax.feed_forward import ACTIVATIONS
+from transparity_flax.activations import ACTIVATIONS
 from transparity_flax.shapes import Frames, Hidden
 
 

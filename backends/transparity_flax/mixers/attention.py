@@ -12,24 +12,11 @@ from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.arithmetic import fused
 from transparity_flax.arithmetic.precision import apply_softcap, upcast
-from transparity_flax.norms import HeadNorm
+from transparity_flax.norms.heads import HeadNorm, query_key_norm
 from transparity_flax.rotary import rotate
-from transparity_flax.shapes import (
-    Bias,
-    Heads,
-    Hidden,
-    Keys,
-    MaskArray,
-    Memory,
-    Queries,
-    RecurrentKeys,
-    RotaryTables,
-    Scores,
-    Sinks,
-    Values,
-)
+from transparity_flax.shapes import Bias, Heads, Hidden, Keys, MaskArray, Memory, Queries, Scores, Sinks, Values
 from transparity_flax.state.cache import update
-from transparity_flax.state.context import LayerContext, Mask
+from transparity_flax.state.context import Context, Mask
 
 
 def split_heads(x: Hidden, num_heads: int) -> Heads:
@@ -51,7 +38,7 @@ def project_heads(linear: nnx.Linear, x: Hidden, num_heads: int, projection: Pro
     return split_heads(linear(x), num_heads)
 
 
-def repeat_heads(x: Heads, num_heads: int) -> RecurrentKeys:
+def repeat_heads(x: Heads, num_heads: int) -> Heads:
     """Repeat each head of keys or values once per query head that shares it (Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
 
@@ -66,7 +53,7 @@ def attention_scores(
 
 
 def attention_weights(scores: Scores, mask: MaskArray, masked_score: float, sinks: Sinks | None = None) -> Scores:
-    """softmax(where(mask, scores, masked_score)) over keys and the head's sink, whose weight is dropped (gpt-oss).
+    """softmax(where(mask, scores, masked_score)) over keys and the head's sink, whose weight is dropped.
 
     Half the lowest number of the dtype replaces a lower `masked_score`, such as −inf. Masked keys still weigh exactly
     0. A query whose keys are all masked gets equal weights instead of NaN.
@@ -121,44 +108,36 @@ class AttentionProjections(nnx.Module):
         self.output = nnx.Linear(config.context_dim, config.embed_dim, use_bias=config.output_bias, rngs=rngs)
 
 
-def query_key_norm(config: TransformerConfig, norm: HeadNorm, x: Heads) -> Heads:
-    """Apply an RMS norm to queries or keys, over each head (Qwen 3) or over all heads together (OLMo 2)."""
-    return norm(x) if config.query_key_norm_over == "head" else split_heads(norm(merge_heads(x)), x.shape[1])
-
-
-def normalize_and_rotate(
-    heads: AttentionProjections, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap
-) -> Heads:
+def normalize_and_rotate(heads: AttentionProjections, name: str, x: Heads, context: Context) -> Heads:
     """Apply the QK norm and the rotation to the `query` or `key`, if configured."""
-    if heads.config.query_key_norm:
-        x = tap(f"{name}_norm", query_key_norm(heads.config, getattr(heads, f"{name}_norm"), x))
-    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, heads.config.rope_layout))
+    config, tap, rotary = heads.config, context.tap, context.rotary
+    if config.query_key_norm:
+        x = tap(f"{name}_norm", query_key_norm(config, getattr(heads, f"{name}_norm"), x))
+    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, config.rope_layout))
 
 
-def project_query(heads: AttentionProjections, x: Hidden, tap: Tap, rotary: RotaryTables | None = None) -> Queries:
+def project_query(heads: AttentionProjections, x: Hidden, context: Context) -> Queries:
     """Return the query of every head."""
-    query = tap("query", project_heads(heads.query, x, heads.config.num_heads, heads.config.projection))
-    return normalize_and_rotate(heads, "query", query, rotary, tap)
+    query = context.tap("query", project_heads(heads.query, x, heads.config.num_heads, heads.config.projection))
+    return normalize_and_rotate(heads, "query", query, context)
 
 
-def project_key_value(
-    heads: AttentionProjections, x: Memory, tap: Tap, rotary: RotaryTables | None = None
-) -> tuple[Keys, Values]:
+def project_key_value(heads: AttentionProjections, x: Memory, context: Context) -> tuple[Keys, Values]:
     """Return the key and value of every head."""
     num_heads, projection = heads.config.key_value_heads, heads.config.projection
-    key = tap("key", project_heads(heads.key, x, num_heads, projection))
-    value = tap("value", project_heads(heads.value, x, num_heads, projection))
-    return normalize_and_rotate(heads, "key", key, rotary, tap), value
+    key = context.tap("key", project_heads(heads.key, x, num_heads, projection))
+    value = context.tap("value", project_heads(heads.value, x, num_heads, projection))
+    return normalize_and_rotate(heads, "key", key, context), value
 
 
 class SelfAttention(AttentionProjections):
     """Multi-head attention from `x` to itself and to any cached tokens (Vaswani et al. 2017, §3.2.2)."""
 
-    def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
-        return project_query(self, x, tap, rotary), *project_key_value(self, x, tap, rotary)
+    def project(self, x: Hidden, context: Context) -> tuple[Queries, Keys, Values]:
+        return project_query(self, x, context), *project_key_value(self, x, context)
 
-    def __call__(self, x: Hidden, context: LayerContext) -> Hidden:
-        query, key, value = self.project(x, context.rotary, context.tap)
+    def __call__(self, x: Hidden, context: Context) -> Hidden:
+        query, key, value = self.project(x, context)
         query = query if context.temperature is None else query * context.temperature
         if context.cache is not None:
             key, value = update(context.cache, key, value, context.positions)
@@ -168,20 +147,19 @@ class SelfAttention(AttentionProjections):
 class CrossAttention(AttentionProjections):
     """Multi-head attention from `x` to the encoder's output, whose keys and values a cache already has."""
 
-    def __call__(self, x: Hidden, context: LayerContext) -> Hidden:
-        query = project_query(self, x, context.tap)
+    def __call__(self, x: Hidden, context: Context) -> Hidden:
+        assert context.memory_mask is not None
+        context = context._replace(mask=context.memory_mask, bias=None, rotary=None)
+        query = project_query(self, x, context)
         if context.cache is not None:
             key, value = context.cache["key"], context.cache["value"]
         else:
             assert context.memory is not None
-            key, value = project_key_value(self, context.memory, context.tap)
-        assert context.memory_mask is not None
-        return _attend(self, x, (query, key, value), context._replace(mask=context.memory_mask, bias=None))
+            key, value = project_key_value(self, context.memory, context)
+        return _attend(self, x, (query, key, value), context)
 
 
-def _attend(
-    heads: AttentionProjections, x: Hidden, projected: tuple[Array, Array, Array], context: LayerContext
-) -> Hidden:
+def _attend(heads: AttentionProjections, x: Hidden, projected: tuple[Array, Array, Array], context: Context) -> Hidden:
     """Compute attention, multiply it by the gate of `x` if configured, and apply the output projection."""
     config = heads.config
     y = attention(

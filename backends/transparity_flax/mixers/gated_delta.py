@@ -22,10 +22,10 @@ from transparity_flax.mixers.recurrence import (
     time_step,
     unpadded,
 )
-from transparity_flax.norms import rms_norm
+from transparity_flax.norms.norm import rms_norm
 from transparity_flax.shapes import Channels, Features, Hidden, PerHead, RecurrentKeys, RecurrentValues, State
 from transparity_flax.state.cache import update_state
-from transparity_flax.state.context import LayerContext
+from transparity_flax.state.context import Context
 
 UNIT_EPS = 1e-6
 """Small number that is added under the root when queries and keys are scaled to length 1 (Qwen3-Next)."""
@@ -88,8 +88,8 @@ class GatedDelta(Recurrence):
         self.beta = nnx.Linear(config.embed_dim, config.recurrent_heads, use_bias=bias, rngs=rngs)
         self.gated_norm = GatedHeadNorm(config)
 
-    def __call__(self, x: Hidden, context: LayerContext) -> Hidden:
-        config, tap, x = self.config, context.tap, unpadded(x, context)
+    def __call__(self, x: Hidden, context: Context) -> Hidden:
+        config, tap, x = self.config, context.tap, unpadded(self.config, x, context)
         heads, shared = config.recurrent_heads, config.recurrent_key_heads
         query, key, value = (
             tap(f"{name}_convolved", convolve(self, name, x, context)) for name in ("query", "key", "value")

@@ -6,44 +6,43 @@ import jax.numpy as jnp
 from flax import nnx
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity
+from transparity.taps import Tap
 from transparity_flax.mixers.attention import SelfAttention, split_heads
-from transparity_flax.norms import HeadNorm
+from transparity_flax.norms.heads import HeadNorm
 from transparity_flax.rotary import rotate
-from transparity_flax.shapes import Channels, Heads, Hidden, Keys, Memory, Queries, RotaryTables, Values
+from transparity_flax.shapes import Channels, Heads, Hidden, Keys, Memory, Queries, Values
+from transparity_flax.state.context import Context
 
 
-def latent(heads: LatentAttention, name: str, x: Hidden, tap: Tap = identity) -> Channels:
+def latent(heads: LatentAttention, name: str, x: Hidden, tap: Tap) -> Channels:
     """norm(x Wᵀ), the latent vector of the queries (`query`) or of the keys and values (`key_value`)."""
     return tap(f"{name}_latent", getattr(heads, f"{name}_latent_norm")(getattr(heads, f"{name}_latent")(x)))
 
 
-def rotate_last(config: TransformerConfig, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap) -> Heads:
+def rotate_last(config: TransformerConfig, name: str, x: Heads, context: Context) -> Heads:
     """Rotate the last features of each head of the `query` or `key`."""
-    if rotary is None:
+    if context.rotary is None:
         return x
     rest = config.head_dim - config.rotated_dim
-    rotated = rotate(x[..., rest:], rotary, config.rope_layout)
-    return tap(f"{name}_rotated", jnp.concatenate([x[..., :rest], rotated], axis=-1))
+    rotated = rotate(x[..., rest:], context.rotary, config.rope_layout)
+    return context.tap(f"{name}_rotated", jnp.concatenate([x[..., :rest], rotated], axis=-1))
 
 
-def latent_query(heads: LatentAttention, x: Hidden, tap: Tap, rotary: RotaryTables | None = None) -> Queries:
+def latent_query(heads: LatentAttention, x: Hidden, context: Context) -> Queries:
     """Return the query of every head, which is projected from a latent vector if `q_lora_rank` is set."""
-    x = latent(heads, "query", x, tap) if heads.config.q_lora_rank else x
-    query = tap("query", split_heads(heads.query(x), heads.config.num_heads))
-    return rotate_last(heads.config, "query", query, rotary, tap)
+    x = latent(heads, "query", x, context.tap) if heads.config.q_lora_rank else x
+    query = context.tap("query", split_heads(heads.query(x), heads.config.num_heads))
+    return rotate_last(heads.config, "query", query, context)
 
 
-def latent_key_value(
-    heads: LatentAttention, x: Memory, tap: Tap, rotary: RotaryTables | None = None
-) -> tuple[Keys, Values]:
+def latent_key_value(heads: LatentAttention, x: Memory, context: Context) -> tuple[Keys, Values]:
     """Return the key and value of every head; all heads share the rotated features of the key."""
-    low, num_heads = latent(heads, "key_value", x, tap), heads.config.num_heads
+    low, num_heads = latent(heads, "key_value", x, context.tap), heads.config.num_heads
     unrotated, shared = split_heads(heads.key(low), num_heads), heads.key_rotary(x)[:, None]
     every = jnp.broadcast_to(shared, (*unrotated.shape[:-1], shared.shape[-1]))
-    key = tap("key", jnp.concatenate([unrotated, every], axis=-1))
-    value = tap("value", split_heads(heads.value(low), num_heads))
-    return rotate_last(heads.config, "key", key, rotary, tap), value
+    key = context.tap("key", jnp.concatenate([unrotated, every], axis=-1))
+    value = context.tap("value", split_heads(heads.value(low), num_heads))
+    return rotate_last(heads.config, "key", key, context), value
 
 
 class LatentAttention(SelfAttention):
@@ -62,5 +61,5 @@ class LatentAttention(SelfAttention):
         self.value = nnx.Linear(low, heads * config.value_dim, use_bias=False, rngs=rngs)
         self.key_rotary = nnx.Linear(into, config.rotated_dim, use_bias=False, rngs=rngs)
 
-    def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
-        return latent_query(self, x, tap, rotary), *latent_key_value(self, x, tap, rotary)
+    def project(self, x: Hidden, context: Context) -> tuple[Queries, Keys, Values]:
+        return latent_query(self, x, context), *latent_key_value(self, x, context)

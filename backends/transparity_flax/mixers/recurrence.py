@@ -12,9 +12,21 @@ from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.precision import upcast
-from transparity_flax.shapes import Channels, EarlierChannels, Features, Hidden, PerHead, Rates, RecurrentKeys, State
+from transparity_flax.shapes import (
+    Channels,
+    EarlierChannels,
+    Features,
+    Hidden,
+    IsQuery,
+    IsToken,
+    PerHead,
+    Positions,
+    Rates,
+    RecurrentKeys,
+    State,
+)
 from transparity_flax.state.cache import held_tokens, update_inputs
-from transparity_flax.state.context import LayerContext
+from transparity_flax.state.context import Context
 
 
 def causal_convolution(
@@ -30,7 +42,7 @@ def causal_convolution(
     return (shifted * weight).sum(axis=-1) + (0 if bias is None else bias)
 
 
-def convolve(module: Any, name: str, x: Hidden, context: LayerContext) -> Channels:
+def convolve(module: Any, name: str, x: Hidden, context: Context) -> Channels:
     """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
     x, kernel = getattr(module, name)(x), getattr(module, f"{name}_convolution")
     before = jnp.zeros((len(x), module.config.convolution_width - 1, x.shape[-1]), x.dtype)
@@ -67,9 +79,16 @@ def chunk_decays(
     return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]
 
 
-def unpadded(x: Features, context: LayerContext) -> Features:
+def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
+    """Return True for the queries at `positions` that are not padding."""
+    return jnp.take_along_axis(is_token, jnp.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
+
+
+def unpadded(config: TransformerConfig, x: Features, context: Context) -> Features:
     """Return `x` with zeros in place of padding, if padding is masked."""
-    return x if context.is_token is None else x * context.is_token[..., None].astype(x.dtype)
+    if config.decoder_mask == "causal":
+        return x
+    return x * visible_queries(context.is_token, context.positions)[..., None].astype(x.dtype)
 
 
 def time_step(module: Recurrence, x: Hidden) -> Rates:
@@ -83,12 +102,12 @@ def log_decay(module: Recurrence, step: Rates) -> Rates:
     return -jnp.exp(upcast(module.A_log[...])) * step
 
 
-def by_head(x: Rates, context: LayerContext) -> PerHead:
+def by_head(x: Rates, context: Context) -> PerHead:
     """Return `x` with heads before positions, in at least float32. Rows of filler tokens in a cache become 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 
-def first_state(config: TransformerConfig, query: RecurrentKeys, context: LayerContext) -> State:
+def first_state(config: TransformerConfig, query: RecurrentKeys, context: Context) -> State:
     """Return the initial state: the state in the cache, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return jnp.zeros(size, query.dtype) if context.cache is None else context.cache["state"]

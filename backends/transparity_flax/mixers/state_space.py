@@ -22,10 +22,10 @@ from transparity_flax.mixers.recurrence import (
     time_step,
     unpadded,
 )
-from transparity_flax.norms import rms_norm
+from transparity_flax.norms.norm import rms_norm
 from transparity_flax.shapes import Channels, Hidden, PerHead, RecurrentKeys, RecurrentValues, State
 from transparity_flax.state.cache import update_state
-from transparity_flax.state.context import LayerContext
+from transparity_flax.state.context import Context
 
 
 def state_space_rule(
@@ -70,11 +70,11 @@ class StateSpace(Recurrence):
         self.D = nnx.Param(jnp.ones(config.recurrent_heads))
         self.gated_norm = GatedGroupNorm(config)
 
-    def __call__(self, x: Hidden, context: LayerContext) -> Hidden:
-        config, tap, x = self.config, context.tap, unpadded(x, context)
+    def __call__(self, x: Hidden, context: Context) -> Hidden:
+        config, tap, x = self.config, context.tap, unpadded(self.config, x, context)
         heads, shared = config.recurrent_heads, config.recurrent_key_heads
         query, key, value = (
-            tap(f"{name}_convolved", unpadded(convolve(self, name, x, context), context))
+            tap(f"{name}_convolved", unpadded(config, convolve(self, name, x, context), context))
             for name in ("query", "key", "value")
         )
         step = tap("time_step", time_step(self, x).astype(x.dtype))

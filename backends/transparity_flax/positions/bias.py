@@ -1,4 +1,4 @@
-"""Effects of positions on scores: a learned (T5) or linear (ALiBi) bias by distance, and a temperature of queries."""
+"""Effects of distances on scores: windows, a learned (T5) or linear (ALiBi) bias, and a temperature of queries."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Float64, Int
 
-from transparity.config import TransformerConfig
-from transparity_flax.shapes import Positions
+from transparity.config import TransformerConfig, WindowKind
+from transparity_flax.shapes import MaskArray, Positions
 
 
 def distances(positions: Positions, keys: int) -> Int[Array, "#batch queries keys"]:
     """Return key position − query position, for the keys at 0 … `keys` − 1."""
     return jnp.arange(keys) - positions[..., None]
+
+
+def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> MaskArray:
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1); `chunked`: in other chunks (Llama 4)."""
+    if kind == "chunked":
+        return (jnp.arange(keys) // window == positions[..., None] // window)[:, None]
+    return (jnp.abs(distances(positions, keys)) < window)[:, None]
 
 
 def relative_buckets(

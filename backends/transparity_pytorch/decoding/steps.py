@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transparity.taps import Tap, identity, scoped
-from transparity_pytorch.heads import head
-from transparity_pytorch.layers import Layer
-from transparity_pytorch.masks import padding_mask, visible_keys
+from transparity_pytorch.heads.logits import head
+from transparity_pytorch.layers.sequential import Layer
+from transparity_pytorch.masks import padding_mask, target_mask, visible_keys
 from transparity_pytorch.mixers.attention import project_key_value
 from transparity_pytorch.shapes import (
     GeneratedIds,
@@ -25,7 +25,7 @@ from transparity_pytorch.shapes import (
     SourceIds,
 )
 from transparity_pytorch.state.cache import Cache, empty_cache, mark_valid, next_positions
-from transparity_pytorch.state.context import Mask
+from transparity_pytorch.state.context import Context, Mask
 from transparity_pytorch.transformer import Transformer
 
 Step = Callable[..., Tensor]
@@ -48,20 +48,22 @@ def prefill(
     table = model.token_embedding.weight
     cache = empty_cache(config, batch, capacity, table.dtype, table.device)
     if source is not None:
-        is_token = visible_keys(source, config.pad_id, attention_mask)
+        is_token = visible_keys(source, config.pad_id, attention_mask, config.positions_of("source"))
         cache["memory_mask"] = padding_mask(is_token)
-        memory = model.encoder(source, is_token)
+        positions = torch.arange(is_token.shape[1], device=is_token.device)[None]
+        context = Context(Mask(cache["memory_mask"]), positions, is_token)
+        memory = model.encoder(source, context)
         for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
             assert isinstance(layer, Layer)
-            kept["cross_attention"] = cross_attention_cache(layer, memory)
+            kept["cross_attention"] = cross_attention_cache(layer, memory, context)
     return cache
 
 
-def cross_attention_cache(layer: Layer, memory: Memory) -> Cache:
+def cross_attention_cache(layer: Layer, memory: Memory, context: Context) -> Cache:
     """Return the keys and values of a layer's cross-attention, which all later steps use."""
     if layer.config.memory_norm:
         memory = layer.memory_norm(memory)
-    key, value = project_key_value(layer.cross_attention, memory)
+    key, value = project_key_value(layer.cross_attention, memory, context)
     return {"key": key, "value": value}
 
 
@@ -89,9 +91,18 @@ def step(
     config = model.config
     positions = next_positions(cache, tokens.shape[1])
     is_token = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
-    scope, mask = scoped(tap, "decoder"), Mask(cache["memory_mask"]) if "memory_mask" in cache else None
-    given = {"positions": positions, "memory_mask": mask, "cache": cache["layers"], "valid_lengths": valid_lengths}
-    x = model.decoder(tokens, is_token, scope, **given)
+    context = Context(
+        Mask(
+            target_mask(positions, is_token, config.decoder_mask), "some" if config.decoder_mask == "causal" else None
+        ),
+        positions,
+        is_token,
+        valid_lengths=valid_lengths,
+        memory_mask=Mask(cache["memory_mask"]) if "memory_mask" in cache else None,
+        tap=scoped(tap, "decoder"),
+        cache=cache,
+    )
+    x = model.decoder(tokens, context)
     cache["lengths"] += tokens.shape[1] if valid_lengths is None else valid_lengths
     x = x if index is None else x.take_along_dim(index[:, None, None], dim=1)
     return tap("logits", head(config, model, x))

@@ -7,9 +7,9 @@ import copy
 import torch
 from torch import nn
 
-from transparity.taps import Tap
 from transparity_pytorch.mixers.attention import SelfAttention, normalize_and_rotate, split_heads
-from transparity_pytorch.shapes import Hidden, Keys, Queries, RotaryTables, Values
+from transparity_pytorch.shapes import Hidden, Keys, Queries, Values
+from transparity_pytorch.state.context import Context
 
 
 def side_by_side(*linears: nn.Linear) -> nn.Linear:
@@ -35,13 +35,13 @@ class FusedSelfAttention(SelfAttention):
         self._modules = {name: module for name, module in attention._modules.items() if module not in linears}
         self.fused_qkv = side_by_side(*linears)
 
-    def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
+    def project(self, x: Hidden, context: Context) -> tuple[Queries, Keys, Values]:
         parts, shared = self.fused_qkv(x).split(self.widths, dim=-1), self.config.key_value_heads
         heads = {"query": self.config.num_heads, "key": shared, "value": shared}
         each = zip(heads.items(), parts, strict=True)
-        query, key, value = (tap(name, split_heads(part, count)) for (name, count), part in each)
-        query = normalize_and_rotate(self, "query", query, rotary, tap)
-        return query, normalize_and_rotate(self, "key", key, rotary, tap), value
+        query, key, value = (context.tap(name, split_heads(part, count)) for (name, count), part in each)
+        query = normalize_and_rotate(self, "query", query, context)
+        return query, normalize_and_rotate(self, "key", key, context), value
 
 
 def fused_qkv(module: nn.Module) -> nn.Module:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 
 from transparity.config import TransformerConfig
 from transparity.inputs import check_length
 from transparity.taps import Tap, identity
 from transparity_pytorch.inputs.frames import embed_frames, frame_parts
 from transparity_pytorch.inputs.patches import embed_patches, patch_parts
-from transparity_pytorch.positions.added import position_ids, sinusoidal_positions
-from transparity_pytorch.shapes import Frames, Hidden, IsToken, Pixels, TokenIds
+from transparity_pytorch.positions import ADDED
+from transparity_pytorch.shapes import Hidden, Source, TokenIds
+from transparity_pytorch.state.context import Context
 
 
 def token_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
@@ -26,9 +26,6 @@ def embed_tokens(config: TransformerConfig, module: Any, tokens: TokenIds, tap: 
     """The row of the embedding table for each token."""
     return module.token_embedding(tokens)
 
-
-Source = TokenIds | Pixels | Frames
-"""The input of a stack."""
 
 INPUTS: dict[str, tuple[Callable[..., dict[str, nn.Module]], Callable[..., Hidden]]] = {
     "tokens": (token_parts, embed_tokens),
@@ -49,33 +46,14 @@ def embedding_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Modul
     return modules
 
 
-def embed(
-    stack: str,
-    config: TransformerConfig,
-    module: Any,
-    tokens: Source,
-    positions: Int[Tensor, "#batch length"],
-    is_token: IsToken,
-    token_types: TokenIds | None = None,
-    tap: Tap = identity,
-) -> Hidden:
-    """Return the sum of the input's embedding and, if configured, the embeddings of token types and positions.
-
-    Args:
-        module: The stack.
-        positions: The positions of `tokens` in their sequences.
-        is_token: True where a token is not padding, for all positions up to the last.
-    """
-    (_, function), config = INPUTS[config.input_kind(stack)], config.for_stack(stack)
-    check_length(config, positions.shape[1])
-    x = function(config, module, tokens, tap)
+def embed(stack: str, module: Any, tokens: Source, context: Context) -> Hidden:
+    """Return the sum of the input's embedding and, if configured, the embeddings of token types and positions."""
+    (_, function), config = INPUTS[module.config.input_kind(stack)], module.config.for_stack(stack)
+    check_length(config, context.positions.shape[1])
+    x = function(config, module, tokens, context.tap)
     if config.token_scale != 1:
         x = x * config.token_scale
-    if token_types is not None:
-        x = x + module.token_type_embedding(token_types)
-    if config.positions == "learned":
-        return x + module.position_embedding(position_ids(config, is_token, positions))
-    if config.positions == "sinusoidal":
-        options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
-        return x + sinusoidal_positions(is_token.shape[1], *options, tokens.device).to(x.dtype)[positions]
-    return x
+    if context.token_types is not None:
+        x = x + module.token_type_embedding(context.token_types)
+    add = ADDED.get(config.positions)
+    return x if add is None else add(config, module, x, context)

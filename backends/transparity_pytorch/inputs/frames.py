@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_pytorch.feed_forward import ACTIVATIONS
+from transparity_pytorch.activations import ACTIVATIONS
 from transparity_pytorch.shapes import Frames, Hidden
 
 

@@ -10,23 +10,11 @@ from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_pytorch.arithmetic import fused
 from transparity_pytorch.arithmetic.precision import apply_softcap
-from transparity_pytorch.norms import HeadNorm
+from transparity_pytorch.norms.heads import HeadNorm, query_key_norm
 from transparity_pytorch.rotary import rotate
-from transparity_pytorch.shapes import (
-    Bias,
-    Heads,
-    Hidden,
-    Keys,
-    MaskArray,
-    Memory,
-    Queries,
-    RotaryTables,
-    Scores,
-    Sinks,
-    Values,
-)
+from transparity_pytorch.shapes import Bias, Heads, Hidden, Keys, MaskArray, Memory, Queries, Scores, Sinks, Values
 from transparity_pytorch.state.cache import update
-from transparity_pytorch.state.context import LayerContext, Mask
+from transparity_pytorch.state.context import Context, Mask
 
 
 def split_heads(x: Hidden, num_heads: int) -> Heads:
@@ -61,7 +49,7 @@ def attention_scores(
 
 
 def attention_weights(scores: Scores, mask: MaskArray, masked_score: float, sinks: Sinks | None = None) -> Scores:
-    """softmax(where(mask, scores, masked_score)) over keys and the head's sink, whose weight is dropped (gpt-oss).
+    """softmax(where(mask, scores, masked_score)) over keys and the head's sink, whose weight is dropped.
 
     Half the lowest number of the dtype replaces a lower `masked_score`, such as −inf. Masked keys still weigh exactly
     0. A query whose keys are all masked gets equal weights instead of NaN.
@@ -116,46 +104,36 @@ class AttentionProjections(nn.Module):
         self.output = nn.Linear(config.context_dim, config.embed_dim, bias=config.output_bias)
 
 
-def query_key_norm(config: TransformerConfig, norm: HeadNorm, x: Heads) -> Heads:
-    """Apply an RMS norm to queries or keys, over each head (Qwen 3) or over all heads together (OLMo 2)."""
-    return norm(x) if config.query_key_norm_over == "head" else split_heads(norm(merge_heads(x)), x.shape[1])
-
-
-def normalize_and_rotate(
-    heads: AttentionProjections, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap
-) -> Heads:
+def normalize_and_rotate(heads: AttentionProjections, name: str, x: Heads, context: Context) -> Heads:
     """Apply the QK norm and the rotation to the `query` or `key`, if configured."""
-    if heads.config.query_key_norm:
-        x = tap(f"{name}_norm", query_key_norm(heads.config, getattr(heads, f"{name}_norm"), x))
-    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, heads.config.rope_layout))
+    config, tap, rotary = heads.config, context.tap, context.rotary
+    if config.query_key_norm:
+        x = tap(f"{name}_norm", query_key_norm(config, getattr(heads, f"{name}_norm"), x))
+    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, config.rope_layout))
 
 
-def project_query(
-    heads: AttentionProjections, x: Hidden, tap: Tap = identity, rotary: RotaryTables | None = None
-) -> Queries:
+def project_query(heads: AttentionProjections, x: Hidden, context: Context) -> Queries:
     """Return the query of every head."""
-    query = tap("query", project_heads(heads.query, x, heads.config.num_heads, heads.config.projection))
-    return normalize_and_rotate(heads, "query", query, rotary, tap)
+    query = context.tap("query", project_heads(heads.query, x, heads.config.num_heads, heads.config.projection))
+    return normalize_and_rotate(heads, "query", query, context)
 
 
-def project_key_value(
-    heads: AttentionProjections, x: Memory, tap: Tap = identity, rotary: RotaryTables | None = None
-) -> tuple[Keys, Values]:
+def project_key_value(heads: AttentionProjections, x: Memory, context: Context) -> tuple[Keys, Values]:
     """Return the key and value of every head."""
     num_heads, projection = heads.config.key_value_heads, heads.config.projection
-    key = tap("key", project_heads(heads.key, x, num_heads, projection))
-    value = tap("value", project_heads(heads.value, x, num_heads, projection))
-    return normalize_and_rotate(heads, "key", key, rotary, tap), value
+    key = context.tap("key", project_heads(heads.key, x, num_heads, projection))
+    value = context.tap("value", project_heads(heads.value, x, num_heads, projection))
+    return normalize_and_rotate(heads, "key", key, context), value
 
 
 class SelfAttention(AttentionProjections):
     """Multi-head attention from `x` to itself and to any cached tokens (Vaswani et al. 2017, §3.2.2)."""
 
-    def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
-        return project_query(self, x, tap, rotary), *project_key_value(self, x, tap, rotary)
+    def project(self, x: Hidden, context: Context) -> tuple[Queries, Keys, Values]:
+        return project_query(self, x, context), *project_key_value(self, x, context)
 
-    def forward(self, x: Hidden, context: LayerContext) -> Hidden:
-        query, key, value = self.project(x, context.rotary, context.tap)
+    def forward(self, x: Hidden, context: Context) -> Hidden:
+        query, key, value = self.project(x, context)
         query = query if context.temperature is None else query * context.temperature
         if context.cache is not None:
             key, value = update(context.cache, key, value, context.positions)
@@ -165,22 +143,20 @@ class SelfAttention(AttentionProjections):
 class CrossAttention(AttentionProjections):
     """Multi-head attention from `x` to the encoder's output, whose keys and values a cache already has."""
 
-    def forward(self, x: Hidden, context: LayerContext) -> Hidden:
-        query = project_query(self, x, context.tap)
+    def forward(self, x: Hidden, context: Context) -> Hidden:
+        assert context.memory_mask is not None
+        context = context._replace(mask=context.memory_mask, bias=None, rotary=None)
+        query = project_query(self, x, context)
         if context.cache is not None:
             key, value = context.cache["key"], context.cache["value"]
         else:
             assert context.memory is not None
-            key, value = project_key_value(self, context.memory, context.tap)
-        assert context.memory_mask is not None
-        return _attend(self, x, (query, key, value), context._replace(mask=context.memory_mask, bias=None))
+            key, value = project_key_value(self, context.memory, context)
+        return _attend(self, x, (query, key, value), context)
 
 
 def _attend(
-    heads: AttentionProjections,
-    x: Hidden,
-    projected: tuple[Tensor, Tensor, Tensor],
-    context: LayerContext,
+    heads: AttentionProjections, x: Hidden, projected: tuple[Tensor, Tensor, Tensor], context: Context
 ) -> Hidden:
     """Compute attention, multiply it by the gate of `x` if configured, and apply the output projection."""
     config = heads.config

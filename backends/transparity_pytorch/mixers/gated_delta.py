@@ -20,10 +20,10 @@ from transparity_pytorch.mixers.recurrence import (
     time_step,
     unpadded,
 )
-from transparity_pytorch.norms import rms_norm
+from transparity_pytorch.norms.norm import rms_norm
 from transparity_pytorch.shapes import Channels, Features, Hidden, PerHead, RecurrentKeys, RecurrentValues, State
 from transparity_pytorch.state.cache import update_state
-from transparity_pytorch.state.context import LayerContext
+from transparity_pytorch.state.context import Context
 
 UNIT_EPS = 1e-6
 """Small number that is added under the root when queries and keys are scaled to length 1 (Qwen3-Next)."""
@@ -82,8 +82,8 @@ class GatedDelta(Recurrence):
         self.beta = nn.Linear(config.embed_dim, config.recurrent_heads, bias=config.recurrent_bias)
         self.gated_norm = GatedHeadNorm(config)
 
-    def forward(self, x: Hidden, context: LayerContext) -> Hidden:
-        config, tap, x = self.config, context.tap, unpadded(x, context)
+    def forward(self, x: Hidden, context: Context) -> Hidden:
+        config, tap, x = self.config, context.tap, unpadded(self.config, x, context)
         heads, shared = config.recurrent_heads, config.recurrent_key_heads
         query, key, value = (
             tap(f"{name}_convolved", convolve(self, name, x, context)) for name in ("query", "key", "value")

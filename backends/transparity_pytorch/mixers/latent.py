@@ -6,46 +6,43 @@ import torch
 from torch import nn
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity
+from transparity.taps import Tap
 from transparity_pytorch.mixers.attention import AttentionProjections, SelfAttention, split_heads
-from transparity_pytorch.norms import HeadNorm
+from transparity_pytorch.norms.heads import HeadNorm
 from transparity_pytorch.rotary import rotate
-from transparity_pytorch.shapes import Features, Heads, Hidden, Keys, Memory, Queries, RotaryTables, Values
+from transparity_pytorch.shapes import Features, Heads, Hidden, Keys, Memory, Queries, Values
+from transparity_pytorch.state.context import Context
 
 
-def latent(heads: AttentionProjections, name: str, x: Hidden, tap: Tap = identity) -> Features:
+def latent(heads: AttentionProjections, name: str, x: Hidden, tap: Tap) -> Features:
     """norm(x Wᵀ), the latent vector of the queries (`query`) or of the keys and values (`key_value`)."""
     return tap(f"{name}_latent", getattr(heads, f"{name}_latent_norm")(getattr(heads, f"{name}_latent")(x)))
 
 
-def rotate_last(config: TransformerConfig, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap) -> Heads:
+def rotate_last(config: TransformerConfig, name: str, x: Heads, context: Context) -> Heads:
     """Rotate the last features of each head of the `query` or `key`."""
-    if rotary is None:
+    if context.rotary is None:
         return x
     rest = config.head_dim - config.rotated_dim
-    rotated = rotate(x[..., rest:], rotary, config.rope_layout)
-    return tap(f"{name}_rotated", torch.cat([x[..., :rest], rotated], dim=-1))
+    rotated = rotate(x[..., rest:], context.rotary, config.rope_layout)
+    return context.tap(f"{name}_rotated", torch.cat([x[..., :rest], rotated], dim=-1))
 
 
-def latent_query(
-    heads: AttentionProjections, x: Hidden, tap: Tap = identity, rotary: RotaryTables | None = None
-) -> Queries:
+def latent_query(heads: AttentionProjections, x: Hidden, context: Context) -> Queries:
     """Return the query of every head, which is projected from a latent vector if `q_lora_rank` is set."""
-    x = latent(heads, "query", x, tap) if heads.config.q_lora_rank else x
-    query = tap("query", split_heads(heads.query(x), heads.config.num_heads))
-    return rotate_last(heads.config, "query", query, rotary, tap)
+    x = latent(heads, "query", x, context.tap) if heads.config.q_lora_rank else x
+    query = context.tap("query", split_heads(heads.query(x), heads.config.num_heads))
+    return rotate_last(heads.config, "query", query, context)
 
 
-def latent_key_value(
-    heads: LatentAttention, x: Memory, tap: Tap = identity, rotary: RotaryTables | None = None
-) -> tuple[Keys, Values]:
+def latent_key_value(heads: LatentAttention, x: Memory, context: Context) -> tuple[Keys, Values]:
     """Return the key and value of every head; all heads share the rotated features of the key."""
-    low = latent(heads, "key_value", x, tap)
+    low = latent(heads, "key_value", x, context.tap)
     unrotated = split_heads(heads.key(low), heads.config.num_heads)
     shared = heads.key_rotary(x)[:, None].expand(*unrotated.shape[:-1], -1)
-    key = tap("key", torch.cat([unrotated, shared], dim=-1))
-    value = tap("value", split_heads(heads.value(low), heads.config.num_heads))
-    return rotate_last(heads.config, "key", key, rotary, tap), value
+    key = context.tap("key", torch.cat([unrotated, shared], dim=-1))
+    value = context.tap("value", split_heads(heads.value(low), heads.config.num_heads))
+    return rotate_last(heads.config, "key", key, context), value
 
 
 class LatentAttention(SelfAttention):
@@ -64,5 +61,5 @@ class LatentAttention(SelfAttention):
         self.value = nn.Linear(low, heads * config.value_dim, bias=False)
         self.key_rotary = nn.Linear(into, config.rotated_dim, bias=False)
 
-    def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
-        return latent_query(self, x, tap, rotary), *latent_key_value(self, x, tap, rotary)
+    def project(self, x: Hidden, context: Context) -> tuple[Queries, Keys, Values]:
+        return latent_query(self, x, context), *latent_key_value(self, x, context)

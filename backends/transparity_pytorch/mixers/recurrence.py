@@ -11,9 +11,21 @@ from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.arithmetic.precision import upcast
-from transparity_pytorch.shapes import Channels, EarlierChannels, Features, Hidden, PerHead, Rates, RecurrentKeys, State
+from transparity_pytorch.shapes import (
+    Channels,
+    EarlierChannels,
+    Features,
+    Hidden,
+    IsQuery,
+    IsToken,
+    PerHead,
+    Positions,
+    Rates,
+    RecurrentKeys,
+    State,
+)
 from transparity_pytorch.state.cache import held_tokens, update_inputs
-from transparity_pytorch.state.context import LayerContext
+from transparity_pytorch.state.context import Context
 
 
 class CausalConvolution(nn.Module):
@@ -29,7 +41,7 @@ class CausalConvolution(nn.Module):
         return F.conv1d(x, self.weight[:, None], self.bias, groups=len(self.weight)).transpose(1, 2)
 
 
-def convolve(module: Any, name: str, x: Hidden, context: LayerContext) -> Channels:
+def convolve(module: Any, name: str, x: Hidden, context: Context) -> Channels:
     """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
     x = getattr(module, name)(x)
     before = x.new_zeros(len(x), module.config.convolution_width - 1, x.shape[-1])
@@ -69,9 +81,16 @@ class Recurrence(nn.Module):
         self.output = nn.Linear(config.recurrent_dim, into, bias=bias)
 
 
-def unpadded(x: Features, context: LayerContext) -> Features:
+def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
+    """Return True for the queries at `positions` that are not padding."""
+    return is_token.take_along_dim(positions.expand(len(is_token), -1), dim=1)
+
+
+def unpadded(config: TransformerConfig, x: Features, context: Context) -> Features:
     """Return `x` with zeros in place of padding, if padding is masked."""
-    return x if context.is_token is None else x * context.is_token[..., None].to(x.dtype)
+    if config.decoder_mask == "causal":
+        return x
+    return x * visible_queries(context.is_token, context.positions)[..., None].to(x.dtype)
 
 
 def time_step(module: Recurrence, x: Hidden) -> Rates:
@@ -87,12 +106,12 @@ def log_decay(module: Recurrence, step: Rates) -> Rates:
     return -upcast(module.A_log).exp() * step
 
 
-def by_head(x: Rates, context: LayerContext) -> PerHead:
+def by_head(x: Rates, context: Context) -> PerHead:
     """Return `x` with heads before positions, in at least float32. Rows of filler tokens in a cache become 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
 
 
-def first_state(config: TransformerConfig, query: RecurrentKeys, context: LayerContext) -> State:
+def first_state(config: TransformerConfig, query: RecurrentKeys, context: Context) -> State:
     """Return the initial state: the state in the cache, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return query.new_zeros(size) if context.cache is None else context.cache["state"]

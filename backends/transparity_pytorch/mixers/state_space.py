@@ -20,10 +20,10 @@ from transparity_pytorch.mixers.recurrence import (
     time_step,
     unpadded,
 )
-from transparity_pytorch.norms import rms_norm
+from transparity_pytorch.norms.norm import rms_norm
 from transparity_pytorch.shapes import Channels, Hidden, PerHead, RecurrentKeys, RecurrentValues, State
 from transparity_pytorch.state.cache import update_state
-from transparity_pytorch.state.context import LayerContext
+from transparity_pytorch.state.context import Context
 
 
 def state_space_rule(
@@ -66,11 +66,11 @@ class StateSpace(Recurrence):
         self.D = nn.Parameter(torch.ones(config.recurrent_heads))
         self.gated_norm = GatedGroupNorm(config)
 
-    def forward(self, x: Hidden, context: LayerContext) -> Hidden:
-        config, tap, x = self.config, context.tap, unpadded(x, context)
+    def forward(self, x: Hidden, context: Context) -> Hidden:
+        config, tap, x = self.config, context.tap, unpadded(self.config, x, context)
         heads, shared = config.recurrent_heads, config.recurrent_key_heads
         query, key, value = (
-            tap(f"{name}_convolved", unpadded(convolve(self, name, x, context), context))
+            tap(f"{name}_convolved", unpadded(config, convolve(self, name, x, context), context))
             for name in ("query", "key", "value")
         )
         step = tap("time_step", time_step(self, x).to(x.dtype))

@@ -23,7 +23,7 @@ from transparity.taps import chained, identity, recording
 from transparity.training import Training
 from transparity_pytorch.arithmetic.changes import dropping, rounding
 from transparity_pytorch.decoding.steps import step
-from transparity_pytorch.layers import Layer
+from transparity_pytorch.layers.sequential import Layer
 from transparity_pytorch.parallel.plan import Plan, plan
 from transparity_pytorch.parallel.sharding import (
     Root,

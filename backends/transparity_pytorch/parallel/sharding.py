@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from transparity.config import TransformerConfig
-from transparity_pytorch.norms import Norm
+from transparity_pytorch.norms.norm import Norm
 from transparity_pytorch.parallel.plan import Plan
 from transparity_pytorch.transformer import Transformer
 

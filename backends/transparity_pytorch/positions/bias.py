@@ -1,4 +1,4 @@
-"""Effects of positions on scores: a learned (T5) or linear (ALiBi) bias by distance, and a temperature of queries."""
+"""Effects of distances on scores: windows, a learned (T5) or linear (ALiBi) bias, and a temperature of queries."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from transparity.config import TransformerConfig
-from transparity_pytorch.shapes import Positions
+from transparity.config import TransformerConfig, WindowKind
+from transparity_pytorch.shapes import MaskArray, Positions
 
 
 def distances(positions: Positions, keys: int) -> Int[Tensor, "#batch queries keys"]:
     """Return key position − query position, for the keys at 0 … `keys` − 1."""
     return torch.arange(keys, device=positions.device) - positions[..., None]
+
+
+def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> MaskArray:
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1); `chunked`: in other chunks (Llama 4)."""
+    if kind == "chunked":
+        return (torch.arange(keys, device=positions.device) // window == positions[..., None] // window)[:, None]
+    return (distances(positions, keys).abs() < window)[:, None]
 
 
 def relative_buckets(

@@ -16,7 +16,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import keys_name, length_at, padding_at
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.inputs.patches import embed_patches
-from transparity_numpy.positions.added import position_ids
+from transparity_numpy.positions.learned import position_ids
 
 OFFSETS = (1, -1, 2, -2, 3, 4)
 

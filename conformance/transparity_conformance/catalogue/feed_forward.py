@@ -14,9 +14,9 @@ from transparity.taps import ROUTER_CHOSEN
 from transparity_conformance.catalogue.fault import OTHER_FACTORS, Fault, Number, Settings, WalkState, fault, made, row
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
 from transparity_conformance.oracle.undetermined import own_config, split
+from transparity_numpy.activations import ACTIVATIONS as RIGHT
 from transparity_numpy.arithmetic.functional import sigmoid, softmax
 from transparity_numpy.experts import SCORES, choose, highest, router_weights
-from transparity_numpy.feed_forward import ACTIVATIONS as RIGHT
 
 _bound = partial(row, "gate-limit", when=lambda c: c.gate_limit is not None)
 BOUNDS = (

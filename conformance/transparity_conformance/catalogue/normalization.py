@@ -30,7 +30,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import silu
 from transparity_numpy.mixers.attention import project_heads
-from transparity_numpy.norms import norm
+from transparity_numpy.norms.norm import norm
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,12 @@ from transparity_conformance.catalogue.fault import (
 )
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of
 from transparity_conformance.oracle.undetermined import padding_at
+from transparity_numpy.activations import ACTIVATIONS
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.feed_forward import ACTIVATIONS
-from transparity_numpy.heads import POOLERS as ACTIVATED
-from transparity_numpy.heads import head, pool, transform_for_head
-from transparity_numpy.norms import norm
+from transparity_numpy.heads.logits import head
+from transparity_numpy.heads.pooling import POOLERS as ACTIVATED
+from transparity_numpy.heads.pooling import pool, transform_for_head
+from transparity_numpy.norms.norm import norm
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

@@ -21,7 +21,8 @@ from transparity_conformance.oracle.near_ties import has_router, near_ties
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
-from transparity_numpy.masks import padding_mask, visible_keys, window_mask
+from transparity_numpy.masks import padding_mask, visible_keys
+from transparity_numpy.positions.bias import window_mask
 from transparity_numpy.transformer import transformer
 
 Convention = Callable[[np.ndarray], np.ndarray]
@@ -207,10 +208,9 @@ def padding_at(state: Call, site: str, *, by_token: bool = False) -> np.ndarray:
 
     `by_token` ignores an attention mask.
     """
-    if state.config.reads_pixels:
-        return padding_mask(np.ones((len(state.inputs["pixels"]), state.config.max_length), bool))
-    given = state.inputs["attention_mask"] if given_mask(state.config, site) and not by_token else None
-    return padding_mask(visible_keys(state.inputs[keys_name(state.config, site)], state.config.pad_id, given))
+    config, name = state.config, keys_name(state.config, site)
+    given = state.inputs["attention_mask"] if given_mask(config, site) and not by_token else None
+    return padding_mask(visible_keys(state.inputs[name], config.pad_id, given, config.positions_of(name)))
 
 
 def length_at(state: Call, site: str) -> int:

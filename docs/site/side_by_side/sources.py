@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from docs.site.side_by_side.lines import in_one_line
 
-BODIES = ("forward", "__call__", "apply_layers")
+BODIES = ("forward", "__call__")
 """Methods that correspond to a function of the NumPy column; a class's first such method is used."""
 
 SHAPE = re.compile(r"\b\w+\[[\w.]+, '([^']*)'\]")

@@ -12,10 +12,10 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads import head
-from transparity_numpy.masks import padding_mask, visible_keys
+from transparity_numpy.heads.logits import head
+from transparity_numpy.masks import padding_mask, target_mask, visible_keys
 from transparity_numpy.mixers.attention import project_key_value
-from transparity_numpy.norms import norm
+from transparity_numpy.norms.norm import norm
 from transparity_numpy.shapes import (
     GeneratedIds,
     IsQuery,
@@ -29,7 +29,8 @@ from transparity_numpy.shapes import (
     SourceIds,
 )
 from transparity_numpy.state.cache import Cache, empty_cache, mark_valid, next_positions
-from transparity_numpy.transformer import decoder, encoder, transformer
+from transparity_numpy.state.context import Context
+from transparity_numpy.transformer import stack, transformer
 
 
 def prefill(
@@ -48,20 +49,21 @@ def prefill(
     tree = nest(shared(config, parameters))
     cache = empty_cache(config, batch, capacity, tree["decoder"]["token_embedding"]["weight"].dtype)
     if source is not None:
-        is_token = visible_keys(source, config.pad_id, attention_mask)
+        is_token = visible_keys(source, config.pad_id, attention_mask, config.positions_of("source"))
         cache["memory_mask"] = padding_mask(is_token)
-        memory = encoder(config, tree["encoder"], source, is_token)
+        context = Context(cache["memory_mask"], np.arange(is_token.shape[1])[None], is_token)
+        memory = stack("encoder", config, tree["encoder"], source, context)
         for i in range(config.num_decoder_layers):
             layer = tree["decoder"]["layers"][str(i)]
-            cache["layers"][i]["cross_attention"] = cross_attention_cache(config, layer, memory)
+            cache["layers"][i]["cross_attention"] = cross_attention_cache(config, layer, memory, context)
     return cache
 
 
-def cross_attention_cache(config: TransformerConfig, parameters: Parameters, memory: Memory) -> Cache:
+def cross_attention_cache(config: TransformerConfig, parameters: Parameters, memory: Memory, context: Context) -> Cache:
     """Return the keys and values of a layer's cross-attention, which all later steps use."""
     if config.memory_norm:
         memory = norm(config, parameters["memory_norm"], memory)
-    key, value = project_key_value(config, parameters["cross_attention"], memory)
+    key, value = project_key_value(config, parameters["cross_attention"], memory, context)
     return {"key": key, "value": value}
 
 
@@ -90,14 +92,16 @@ def step(
     tree = nest(shared(config, parameters))
     positions = next_positions(cache, tokens.shape[1])
     is_token = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
-    scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
-    given: dict[str, Any] = {
-        "positions": positions,
-        "memory_mask": memory_mask,
-        "cache": layers,
-        "valid_lengths": valid_lengths,
-    }
-    x = decoder(config, tree["decoder"], tokens, is_token, scope, **given)
+    context = Context(
+        target_mask(positions, is_token, config.decoder_mask),
+        positions,
+        is_token,
+        valid_lengths=valid_lengths,
+        memory_mask=cache.get("memory_mask"),
+        tap=scoped(tap, "decoder"),
+        cache=cache,
+    )
+    x = stack("decoder", config, tree["decoder"], tokens, context)
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if valid_lengths is None else valid_lengths)
     x = x if index is None else np.take_along_axis(x, index[:, None, None], axis=1)
     return tap("logits", head(config, tree, x))

@@ -8,8 +8,8 @@ from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
+from transparity_numpy.activations import ACTIVATIONS
 from transparity_numpy.arithmetic.functional import linear
-from transparity_numpy.feed_forward import ACTIVATIONS
 from transparity_numpy.shapes import Frames, Hidden, Parameters
 
 

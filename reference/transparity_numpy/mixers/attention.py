@@ -13,25 +13,11 @@ from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic import fused
 from transparity_numpy.arithmetic.functional import linear, sigmoid, softmax
 from transparity_numpy.arithmetic.precision import apply_softcap
-from transparity_numpy.norms import head_norm
+from transparity_numpy.norms.heads import query_key_norm
 from transparity_numpy.rotary import rotate
-from transparity_numpy.shapes import (
-    Bias,
-    Heads,
-    Hidden,
-    Keys,
-    Mask,
-    Memory,
-    Parameters,
-    Queries,
-    RecurrentKeys,
-    RotaryTables,
-    Scores,
-    Sinks,
-    Values,
-)
+from transparity_numpy.shapes import Bias, Heads, Hidden, Keys, Mask, Memory, Parameters, Queries, Scores, Sinks, Values
 from transparity_numpy.state.cache import update
-from transparity_numpy.state.context import LayerContext
+from transparity_numpy.state.context import Context
 
 
 def split_heads(x: Hidden, num_heads: int) -> Heads:
@@ -53,7 +39,7 @@ def project_heads(parameters: Parameters, x: Hidden, num_heads: int, projection:
     return split_heads(linear(parameters, x), num_heads)
 
 
-def repeat_heads(x: Heads, num_heads: int) -> RecurrentKeys:
+def repeat_heads(x: Heads, num_heads: int) -> Heads:
     """Repeat each head of keys or values once per query head that shares it (Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
 
@@ -68,7 +54,7 @@ def attention_scores(
 
 
 def attention_weights(scores: Scores, mask: Mask, masked_score: float, sinks: Sinks | None = None) -> Scores:
-    """softmax(where(mask, scores, masked_score)) over keys and the head's sink, whose weight is dropped (gpt-oss).
+    """softmax(where(mask, scores, masked_score)) over keys and the head's sink, whose weight is dropped.
 
     Half the lowest number of the dtype replaces a lower `masked_score`, such as −inf. Masked keys still weigh exactly
     0. A query whose keys are all masked gets equal weights instead of NaN.
@@ -104,83 +90,64 @@ def attention(
     return tap("context", merge_heads(weights @ value))
 
 
-def query_key_norm(config: TransformerConfig, parameters: Parameters, x: Heads) -> Heads:
-    """Apply an RMS norm to queries or keys, over each head (Qwen 3) or over all heads together (OLMo 2)."""
-    if config.query_key_norm_over == "head":
-        return head_norm(config, parameters, x)
-    return split_heads(head_norm(config, parameters, merge_heads(x)), x.shape[1])
-
-
 def normalize_and_rotate(
-    config: TransformerConfig, parameters: Parameters, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap
+    config: TransformerConfig, parameters: Parameters, name: str, x: Heads, context: Context
 ) -> Heads:
     """Apply the QK norm and the rotation to the `query` or `key`, if configured."""
+    tap, rotary = context.tap, context.rotary
     if config.query_key_norm:
         x = tap(f"{name}_norm", query_key_norm(config, parameters[f"{name}_norm"], x))
     return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, config.rope_layout))
 
 
-def project_query(
-    config: TransformerConfig,
-    parameters: Parameters,
-    x: Hidden,
-    tap: Tap = identity,
-    rotary: RotaryTables | None = None,
-) -> Queries:
+def project_query(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Queries:
     """Return the query of every head."""
-    query = tap("query", project_heads(parameters["query"], x, config.num_heads, config.projection))
-    return normalize_and_rotate(config, parameters, "query", query, rotary, tap)
+    query = context.tap("query", project_heads(parameters["query"], x, config.num_heads, config.projection))
+    return normalize_and_rotate(config, parameters, "query", query, context)
 
 
 def project_key_value(
-    config: TransformerConfig,
-    parameters: Parameters,
-    x: Memory,
-    tap: Tap = identity,
-    rotary: RotaryTables | None = None,
+    config: TransformerConfig, parameters: Parameters, x: Memory, context: Context
 ) -> tuple[Keys, Values]:
     """Return the key and value of every head."""
     heads, projection = config.key_value_heads, config.projection
-    key = tap("key", project_heads(parameters["key"], x, heads, projection))
-    value = tap("value", project_heads(parameters["value"], x, heads, projection))
-    return normalize_and_rotate(config, parameters, "key", key, rotary, tap), value
+    key = context.tap("key", project_heads(parameters["key"], x, heads, projection))
+    value = context.tap("value", project_heads(parameters["value"], x, heads, projection))
+    return normalize_and_rotate(config, parameters, "key", key, context), value
 
 
 def self_attention(
     config: TransformerConfig,
     parameters: Parameters,
     x: Hidden,
-    context: LayerContext,
+    context: Context,
     projections: tuple[Callable[..., Queries], Callable[..., tuple[Keys, Values]]] = (project_query, project_key_value),
 ) -> Hidden:
     """Multi-head attention from `x` to itself and to any cached tokens (Vaswani et al. 2017, §3.2.2)."""
     of_query, of_key_value = projections
-    query = of_query(config, parameters, x, context.tap, context.rotary)
+    query = of_query(config, parameters, x, context)
     query = query if context.temperature is None else query * context.temperature
-    key, value = of_key_value(config, parameters, x, context.tap, context.rotary)
+    key, value = of_key_value(config, parameters, x, context)
     if context.cache is not None:
         key, value = update(context.cache, key, value, context.positions)
     return _attend(config, parameters, x, (query, key, value), context)
 
 
-def cross_attention(config: TransformerConfig, parameters: Parameters, x: Hidden, context: LayerContext) -> Hidden:
+def cross_attention(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
     """Multi-head attention from `x` to the encoder's output, whose keys and values a cache already has."""
-    query = project_query(config, parameters, x, context.tap)
+    assert context.memory_mask is not None
+    context = context._replace(mask=context.memory_mask, bias=None, rotary=None)
+    query = project_query(config, parameters, x, context)
     if context.cache is not None:
         key, value = context.cache["key"], context.cache["value"]
     else:
         assert context.memory is not None
-        key, value = project_key_value(config, parameters, context.memory, context.tap)
-    assert context.memory_mask is not None
-    return _attend(config, parameters, x, (query, key, value), context._replace(mask=context.memory_mask, bias=None))
+        key, value = project_key_value(config, parameters, context.memory, context)
+    return _attend(config, parameters, x, (query, key, value), context)
 
 
 def _attend(
-    config: TransformerConfig,
-    parameters: Parameters,
-    x: Hidden,
-    heads: tuple[Array, Array, Array],
-    context: LayerContext,
+    config: TransformerConfig, parameters: Parameters, x: Hidden, heads: tuple[Array, Array, Array], context: Context
 ) -> Hidden:
     """Compute attention, multiply it by the gate of `x` if configured, and apply the output projection."""
     y = attention(

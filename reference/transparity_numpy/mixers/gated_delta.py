@@ -9,7 +9,7 @@ from transparity_numpy.arithmetic.functional import as_precise_as, linear, sigmo
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
 from transparity_numpy.mixers.recurrence import by_head, convolve, first_state, log_decay, time_step, unpadded
-from transparity_numpy.norms import rms_norm
+from transparity_numpy.norms.norm import rms_norm
 from transparity_numpy.shapes import (
     Channels,
     Features,
@@ -21,7 +21,7 @@ from transparity_numpy.shapes import (
     State,
 )
 from transparity_numpy.state.cache import update_state
-from transparity_numpy.state.context import LayerContext
+from transparity_numpy.state.context import Context
 
 UNIT_EPS = 1e-6
 """Small number that is added under the root when queries and keys are scaled to length 1 (Qwen3-Next)."""
@@ -57,12 +57,12 @@ def gated_head_norm(config: TransformerConfig, parameters: Parameters, x: Channe
     return rms_norm(heads, parameters["weight"], config.norm_eps).reshape(x.shape) * silu(gate)
 
 
-def gated_delta(config: TransformerConfig, parameters: Parameters, x: Hidden, context: LayerContext) -> Hidden:
+def gated_delta(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
     """Gated delta network (Yang et al. 2025, §3.4); with a cache, it starts from the cached state.
 
     Padding is set to zero: it adds nothing to the state, but the state decays, and convolutions include the zeros.
     """
-    tap, x = context.tap, unpadded(x, context)
+    tap, x = context.tap, unpadded(config, x, context)
     heads, shared = config.recurrent_heads, config.recurrent_key_heads
     query, key, value = (
         tap(f"{name}_convolved", convolve(config, parameters, name, x, context)) for name in ("query", "key", "value")

@@ -14,14 +14,17 @@ from transparity_numpy.shapes import (
     EarlierChannels,
     Features,
     Hidden,
+    IsQuery,
+    IsToken,
     Parameters,
     PerHead,
+    Positions,
     Rates,
     RecurrentKeys,
     State,
 )
 from transparity_numpy.state.cache import held_tokens, update_inputs
-from transparity_numpy.state.context import LayerContext
+from transparity_numpy.state.context import Context
 
 
 def causal_convolution(
@@ -37,9 +40,7 @@ def causal_convolution(
     return (shifted * weight).sum(axis=-1) + (0 if bias is None else bias)
 
 
-def convolve(
-    config: TransformerConfig, parameters: Parameters, name: str, x: Hidden, context: LayerContext
-) -> Channels:
+def convolve(config: TransformerConfig, parameters: Parameters, name: str, x: Hidden, context: Context) -> Channels:
     """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
     x, kernel = linear(parameters[name], x), parameters[f"{name}_convolution"]
     before = np.zeros((len(x), config.convolution_width - 1, x.shape[-1]), x.dtype)
@@ -48,9 +49,16 @@ def convolve(
     return silu(causal_convolution(kernel["weight"], x, before, kernel.get("bias")))
 
 
-def unpadded(x: Features, context: LayerContext) -> Features:
+def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
+    """Return True for the queries at `positions` that are not padding."""
+    return np.take_along_axis(is_token, np.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
+
+
+def unpadded(config: TransformerConfig, x: Features, context: Context) -> Features:
     """Return `x` with zeros in place of padding, if padding is masked."""
-    return x if context.is_token is None else x * context.is_token[..., None].astype(x.real.dtype)
+    if config.decoder_mask == "causal":
+        return x
+    return x * visible_queries(context.is_token, context.positions)[..., None].astype(x.real.dtype)
 
 
 def time_step(config: TransformerConfig, parameters: Parameters, x: Hidden) -> Rates:
@@ -66,12 +74,12 @@ def log_decay(parameters: Parameters, step: Rates) -> Rates:
     return -np.exp(upcast(parameters["A_log"])) * step
 
 
-def by_head(x: Rates, context: LayerContext) -> PerHead:
+def by_head(x: Rates, context: Context) -> PerHead:
     """Return `x` with heads before positions, in at least float32. Rows of filler tokens in a cache become 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 
-def first_state(config: TransformerConfig, query: RecurrentKeys, context: LayerContext) -> State:
+def first_state(config: TransformerConfig, query: RecurrentKeys, context: Context) -> State:
     """Return the initial state: the state in the cache, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return np.zeros(size, query.real.dtype) if context.cache is None else context.cache["state"]

@@ -9,10 +9,10 @@ from transparity_numpy.arithmetic.functional import as_precise_as, linear, silu
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
 from transparity_numpy.mixers.recurrence import by_head, convolve, first_state, log_decay, time_step, unpadded
-from transparity_numpy.norms import rms_norm
+from transparity_numpy.norms.norm import rms_norm
 from transparity_numpy.shapes import Channels, Hidden, Parameters, PerHead, RecurrentKeys, RecurrentValues, State
 from transparity_numpy.state.cache import update_state
-from transparity_numpy.state.context import LayerContext
+from transparity_numpy.state.context import Context
 
 
 def state_space_rule(
@@ -37,15 +37,15 @@ def gated_group_norm(config: TransformerConfig, parameters: Parameters, x: Chann
     return as_precise_as(x, rms_norm(groups, ones, config.norm_eps).reshape(x.shape) * parameters["weight"])
 
 
-def state_space(config: TransformerConfig, parameters: Parameters, x: Hidden, context: LayerContext) -> Hidden:
+def state_space(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
     """Mamba-2 (Dao and Gu 2024, §7.1); with a cache, it starts from the cached state.
 
     Padding is set to zero before and after the convolutions: it adds nothing to the state, but the state decays.
     """
-    tap, x = context.tap, unpadded(x, context)
+    tap, x = context.tap, unpadded(config, x, context)
     heads, shared = config.recurrent_heads, config.recurrent_key_heads
     query, key, value = (
-        tap(f"{name}_convolved", unpadded(convolve(config, parameters, name, x, context), context))
+        tap(f"{name}_convolved", unpadded(config, convolve(config, parameters, name, x, context), context))
         for name in ("query", "key", "value")
     )
     step = tap("time_step", as_precise_as(x, time_step(config, parameters, x)))

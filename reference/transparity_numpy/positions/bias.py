@@ -1,4 +1,4 @@
-"""Effects of positions on scores: a learned (T5) or linear (ALiBi) bias by distance, and a temperature of queries."""
+"""Effects of distances on scores: windows, a learned (T5) or linear (ALiBi) bias, and a temperature of queries."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from jaxtyping import Float, Float64, Inexact, Int
 from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
-from transparity.config import TransformerConfig
-from transparity_numpy.shapes import Parameters, Positions
+from transparity.config import TransformerConfig, WindowKind
+from transparity_numpy.shapes import Mask, Parameters, Positions
 
 
 def distances(positions: Positions, keys: int) -> Int[Array, "#batch queries keys"]:
     """Return key position − query position, for the keys at 0 … `keys` − 1."""
     return np.arange(keys) - positions[..., None]
+
+
+def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> Mask:
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1); `chunked`: in other chunks (Llama 4)."""
+    if kind == "chunked":
+        return (np.arange(keys) // window == positions[..., None] // window)[:, None]
+    return (np.abs(distances(positions, keys)) < window)[:, None]
 
 
 def relative_buckets(

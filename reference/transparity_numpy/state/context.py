@@ -1,4 +1,4 @@
-"""The inputs of a layer besides x and its weights, as one value."""
+"""The inputs of a stack or a layer besides x and its weights, as one value."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from jaxtyping import Bool, Inexact
 from numpy import ndarray as Array
 
 from transparity.taps import Tap, identity, scoped
-from transparity_numpy.shapes import IsQuery, Lengths, Mask, Memory, Positions, RotaryTables
+from transparity_numpy.shapes import IsToken, Lengths, Mask, Memory, Positions, RotaryTables, TokenIds
 from transparity_numpy.state.cache import Cache
 
 
-class LayerContext(NamedTuple):
-    """The inputs of a layer besides x and its weights.
+class Context(NamedTuple):
+    """The inputs of a stack or a layer besides x and its weights.
 
     The mask, the rotary tables and the temperature depend on the kind of the layer; `tap` and `cache`, on the layer.
     """
@@ -22,10 +22,12 @@ class LayerContext(NamedTuple):
     """True where self-attention may attend."""
     positions: Positions
     """Positions of the queries in their sequences."""
+    is_token: IsToken
+    """True for keys that are not padding. With a cache, these are all positions of the cache."""
+    token_types: TokenIds | None = None
+    """The type of each token, which the embedding reads."""
     rotary: RotaryTables | None = None
     """Cosines and sines for queries and keys of self-attention."""
-    is_token: IsQuery | None = None
-    """For recurrences, which have no mask: True for tokens that are not padding; None does not mask padding."""
     valid_lengths: Lengths | None = None
     """For recurrences with a cache: the number of tokens of each row that are not fillers. None means all."""
     temperature: Inexact[Array, "#batch 1 queries 1"] | None = None
@@ -41,9 +43,9 @@ class LayerContext(NamedTuple):
     tap: Tap = identity
     """The function that every named activation goes through."""
     cache: Cache | None = None
-    """The cached keys and values, or states, by part; the layer updates them. None without a cache."""
+    """The whole cache for a stack, and the cached arrays by part for a layer, which updates them; None without one."""
 
-    def under(self, scope: str) -> LayerContext:
+    def under(self, scope: str) -> Context:
         """Return the context of the part `scope`, with the part's own names of activations and its own cache."""
         cache = None if self.cache is None else self.cache.get(scope)
         return self._replace(tap=scoped(self.tap, scope), cache=cache)

@@ -15,7 +15,7 @@ from transparity_conformance.checkpoints.reading import as_json
 from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import SIZES, Family
 from transparity_conformance.checkpoints.tables.rows import Fields
-from transparity_numpy.positions.added import sinusoidal_positions
+from transparity_numpy.positions.sinusoidal import sinusoidal_positions
 
 
 def stack_names(stack: str) -> dict[str, str | StoredTensor]:

@@ -24,8 +24,8 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, is_sam
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest, softplus
-from transparity_numpy.layers import MIXERS
-from transparity_numpy.state.context import LayerContext
+from transparity_numpy.mixers import MIXERS
+from transparity_numpy.state.context import Context
 
 USUAL = (("query", "key", "value"), ("value", "key", "query"))
 """The orders in Qwen3-Next and Mamba-2, which are tried first."""
@@ -89,7 +89,8 @@ class Taken:
         batch, length, _ = self.rates.step.shape
         x = self.linears["decay"].given.reshape(batch, length, -1)[:rows]
         made: Arrays = {}
-        given = LayerContext(np.ones((1, 1, 1, 1), bool), np.arange(length)[None], tap=recording(made))
+        mask, visible = np.ones((1, 1, 1, 1), bool), np.ones(x.shape[:2], bool)
+        given = Context(mask, np.arange(length)[None], visible, tap=recording(made))
         MIXERS[config.mixer_name](config, nest(own.parameters), x, given)
         return made["gated_context"]
 

@@ -27,11 +27,11 @@ from transparity_conformance.oracle.reach.models import PURPOSE, ReachModel, Rea
 from transparity_conformance.oracle.variants import IN_BLOCKS, farthest_formula, variant
 from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads import head
-from transparity_numpy.masks import target_mask, window_mask
+from transparity_numpy.heads.logits import head
+from transparity_numpy.masks import target_mask
 from transparity_numpy.mixers import attention as of_reference
 from transparity_numpy.mixers.attention import repeat_heads
-from transparity_numpy.positions.bias import score_bias
+from transparity_numpy.positions.bias import score_bias, window_mask
 from transparity_numpy.transformer import transformer
 
 BLOCK = 128

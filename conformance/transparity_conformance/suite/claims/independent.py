@@ -150,7 +150,7 @@ def torch_layer_norm(bench: Bench) -> Iterator[ClaimEvidence]:
     theirs.load_state_dict({name: _tensor(value) for name, value in parameters.items()})
     for spread in (1.0, 1e-3):
         x = (spread * activations(QUERIES, 5)).astype(np.float32)
-        oracle = module_oracle("norms.Norm", CONFIG, parameters, x)
+        oracle = module_oracle("norms.norm.Norm", CONFIG, parameters, x)
         yield _agrees(bench, f"spread {spread:g}", oracle, theirs(_tensor(x)))
 
 
@@ -167,13 +167,13 @@ def torch_batch_norm(bench: Bench) -> Iterator[ClaimEvidence]:
     theirs.load_state_dict(
         {name: _tensor(value) for name, value in parameters.items()} | {"num_batches_tracked": torch.tensor(0)}
     )
-    ours = reference_module("norms.Norm", config, parameters)
+    ours = reference_module("norms.norm.Norm", config, parameters)
     ours.use_batch_statistics()
     unbiased = parameters["running_var"].astype(float)
     rows = BATCH * QUERIES
     for index in range(4):
         x = (activations(QUERIES, 20 + index) * (1 + index)).astype(np.float32)
-        oracle = module_oracle("norms.Norm", config, parameters, x)
+        oracle = module_oracle("norms.norm.Norm", config, parameters, x)
         budget = oracle.budget("result", "float64")
         record = bench.evidence(f"training batch {index}")
         result = theirs(_tensor(x).flatten(0, 1)).unflatten(0, (BATCH, QUERIES))
@@ -189,7 +189,7 @@ def torch_batch_norm(bench: Bench) -> Iterator[ClaimEvidence]:
         name: as_numbers(value).astype(np.float32) for name, value in theirs.state_dict().items() if name in parameters
     }
     theirs.load_state_dict({name: _tensor(v) for name, v in final.items()} | {"num_batches_tracked": torch.tensor(0)})
-    oracle = module_oracle("norms.Norm", config, final, x)
+    oracle = module_oracle("norms.norm.Norm", config, final, x)
     result = theirs.eval()(_tensor(x).flatten(0, 1)).unflatten(0, (BATCH, QUERIES))
     yield _agrees(bench, "evaluation", oracle, result)
 

@@ -165,13 +165,13 @@ def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
 @claim(topic="normalization", harness=True)
 def layer(bench: Bench) -> Iterator[ClaimEvidence]:
     """LayerNorm divides by √(variance + eps); the variance is a sum of squares divided by n, not by n − 1."""
-    yield from at_every_spread(bench, "norms.layer_norm")
+    yield from at_every_spread(bench, "norms.norm.layer_norm")
 
 
 @claim(topic="normalization", harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[ClaimEvidence]:
     """Document 003's norm divides by (standard deviation + eps); the variance is a sum of squares divided by n − 1."""
-    yield from at_every_spread(bench, "norms.layer_norm_unbiased")
+    yield from at_every_spread(bench, "norms.unbiased.layer_norm_unbiased")
 
 
 @claim(topic="normalization", harness=True)
@@ -180,15 +180,15 @@ def batch_evaluation(bench: Bench) -> Iterator[ClaimEvidence]:
     for spread in (1.0, 1e-3):
         arrays = norm_inputs(1) | {"mean": np.full(EMBED_DIM, 0.4, np.float32)}
         arrays["variance"] = np.linspace(spread**2, 2 * spread**2, EMBED_DIM).astype(np.float32)
-        yield bench.same(f"spread {spread:g}", "norms.batch_norm", arrays, eps=EPS)
+        yield bench.same(f"spread {spread:g}", "norms.batch.batch_norm", arrays, eps=EPS)
 
 
 @claim(topic="normalization", harness=True)
 def batch_statistics(bench: Bench) -> Iterator[ClaimEvidence]:
     """Batch statistics are the mean and the variance of each feature over all n rows and positions, divided by n."""
     arrays = {"x": norm_inputs(2)["x"]}
-    oracle = function_oracle("norms.batch_statistics", arrays)
-    for name, value in named_parts(bench.function("norms.batch_statistics")(*arrays.values())):
+    oracle = function_oracle("norms.batch.batch_statistics", arrays)
+    for name, value in named_parts(bench.function("norms.batch.batch_statistics")(*arrays.values())):
         yield bench.evidence("drawn").oracle(oracle, name, value)
 
 
@@ -202,11 +202,11 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
 
     def run(arrays: Arrays, tap: Tap) -> None:
         state = {name: arrays[name] for name in parameters}
-        norm = reference_module("norms.Norm", config, state, dtype=arrays["weight"].dtype.name)
+        norm = reference_module("norms.norm.Norm", config, state, dtype=arrays["weight"].dtype.name)
         for name, value in _normalized(norm, {name: arrays[name] for name in batches}):
             tap(name, value)
 
-    norm = bench.module("norms.Norm", config, parameters)
+    norm = bench.module("norms.norm.Norm", config, parameters)
     yield from bench.evidence("four batches").taps(Oracle(run, parameters | batches), dict(_normalized(norm, batches)))
 
 

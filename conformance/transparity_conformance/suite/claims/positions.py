@@ -124,7 +124,7 @@ def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) ->
 @claim(topic="embeddings", dtypes=("float32",), of_reference=True, harness=True)
 def sinusoidal(bench: Bench) -> Iterator[ClaimEvidence]:
     """The table of sines and cosines, interleaved or in halves, follows the formula in float64 for every dtype."""
-    table = bench.function("positions.added.sinusoidal_positions")
+    table = bench.function("positions.sinusoidal.sinusoidal_positions")
     for length, size in ((1, 2), (101, 6), (11, 24)):
         angles = [[position / 10_000 ** (i // 2 * 2 / size) for i in range(size)] for position in range(length)]
         truth = [[(math.cos if i % 2 else math.sin)(row[i]) for i in range(size)] for row in angles]

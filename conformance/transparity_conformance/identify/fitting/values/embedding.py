@@ -22,7 +22,7 @@ from transparity_conformance.identify.fitting.values.numbers import (
 )
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.positions.added import sinusoidal_positions
+from transparity_numpy.positions.sinusoidal import sinusoidal_positions
 
 USUAL_THETA = (10_000.0,)
 

@@ -17,8 +17,8 @@ from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.linears import Linear
 from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
 from transparity_conformance.listening.operation import Operation
+from transparity_numpy.activations import ACTIVATIONS
 from transparity_numpy.experts import SCORES, highest
-from transparity_numpy.feed_forward import ACTIVATIONS
 
 BEHIND = 12
 """The highest scores of a router are searched for within this number of operations after its linear map."""

@@ -14,9 +14,9 @@ from transparity_conformance.identify.fitting.values.linears import Linear
 from transparity_conformance.identify.fitting.values.numbers import SAME, difference, is_same, settle
 from transparity_conformance.identify.fitting.values.scores import cap_of
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.feed_forward import ACTIVATIONS
-from transparity_numpy.heads import POOLERS, pool
-from transparity_numpy.transformer import encoder_input
+from transparity_numpy.activations import ACTIVATIONS
+from transparity_numpy.heads.pooling import POOLERS, pool
+from transparity_numpy.masks import visible_keys
 
 
 def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activation, bool]:
@@ -117,6 +117,6 @@ def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> I
 
 
 def pooled_states(config: TransformerConfig, states: np.ndarray, inputs: Arrays) -> np.ndarray:
-    tokens = inputs.get("tokens")
-    _, visible = encoder_input(config, tokens, inputs.get("pixels"), inputs.get("attention_mask"))
-    return pool(config, states, visible, tokens)
+    (name,) = config.input_names
+    visible = visible_keys(inputs[name], config.pad_id, inputs.get("attention_mask"), config.positions_of(name))
+    return pool(config, states, visible, inputs.get("tokens"))

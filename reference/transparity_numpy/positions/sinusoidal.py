@@ -1,28 +1,14 @@
-"""Positions that are added to the embeddings: rows of a learned table, or sinusoidal."""
+"""Sinusoidal positions, added to the embeddings (Vaswani et al. 2017, §3.5)."""
 
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float64, Int
+from jaxtyping import Float64
 from numpy import ndarray as Array
 
 from transparity.config import RopeLayout, Timescales, TransformerConfig
-from transparity_numpy.shapes import IsToken
-
-
-def position_ids(
-    config: TransformerConfig, is_token: IsToken, positions: Int[Array, "#batch length"]
-) -> Int[Array, "#batch length"]:
-    """Return the row of the position table for each token at `positions`.
-
-    With `position_count` "visible", padding does not count. It gets the row before the first token's row (RoBERTa,
-    OPT).
-    """
-    if config.position_count == "all":
-        return positions + config.position_offset
-    positions = np.broadcast_to(positions, (len(is_token), positions.shape[1]))
-    counted = np.where(is_token, np.cumsum(is_token, axis=1), 0)
-    return np.take_along_axis(counted, positions, axis=1) + config.position_offset - 1
+from transparity_numpy.shapes import Hidden, Parameters
+from transparity_numpy.state.context import Context
 
 
 def sinusoidal_positions(
@@ -44,3 +30,9 @@ def sinusoidal_positions(
     if layout == "halves":
         return np.concatenate(both, axis=-1)
     return np.stack(both, axis=-1).reshape(length, embed_dim)
+
+
+def add_sinusoidal(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
+    """x + the sinusoidal position of each token."""
+    options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
+    return x + sinusoidal_positions(context.mask.shape[-1], *options).astype(x.dtype)[context.positions]

@@ -1,4 +1,4 @@
-"""The outputs of a model: logits (Vaswani et al. 2017, §3.4), hidden states, a pooled state or classes."""
+"""The outputs for each row: a pooled state or classes; and the transform that precedes a head."""
 
 from __future__ import annotations
 
@@ -9,30 +9,10 @@ from jaxtyping import Bool, Inexact
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
+from transparity_numpy.activations import ACTIVATIONS
 from transparity_numpy.arithmetic.functional import linear
-from transparity_numpy.arithmetic.precision import apply_softcap
-from transparity_numpy.feed_forward import ACTIVATIONS
-from transparity_numpy.norms import norm
-from transparity_numpy.shapes import Features, Hidden, Parameters, PooledState, TokenIds, Vectors
-
-
-def transform_for_head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
-    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); without `head_transform`, x."""
-    if not config.head_transform:
-        return x
-    y = ACTIVATIONS[config.activation](linear(parameters["head_transform"], x))
-    return norm(config, parameters["head_norm"], y)
-
-
-def logits(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Inexact[Array, "*batch vocab"]:
-    """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
-    x = transform_for_head(config, parameters, x)
-    if config.head_input_scale != 1:
-        x = x * x.dtype.type(config.head_input_scale)
-    weight = parameters[config.stacks[-1]]["token_embedding"] if config.has_tied_head else {}
-    y = linear(parameters.get("head", {}) | weight, x)
-    return y if config.final_softcap is None else apply_softcap(y, config.final_softcap)
-
+from transparity_numpy.norms.norm import norm
+from transparity_numpy.shapes import Hidden, Parameters, PooledState, TokenIds, Vectors
 
 POOLERS: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
@@ -71,18 +51,11 @@ def pooled(config: TransformerConfig, parameters: Parameters, x: PooledState) ->
 
 def classes(config: TransformerConfig, parameters: Parameters, x: PooledState) -> Inexact[Array, "batch classes"]:
     """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
-    return linear(parameters["head"], transform_for_head(config, parameters, pooled(config, parameters, x)))
+    x = pooled(config, parameters, x)
+    return linear(parameters["head"], transform_for_head(config, parameters, x) if config.head_transform else x)
 
 
-def hidden(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
-    """Return the last layer's output unchanged."""
-    return x
-
-
-HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
-"""The function for each `config.head`."""
-
-
-def head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Features:
-    """Return the output that `config.head` names, from the model's `parameters`; `x` is pooled if `is_pooled`."""
-    return HEADS[config.head](config, parameters, x)
+def transform_for_head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code)."""
+    y = ACTIVATIONS[config.activation](linear(parameters["head_transform"], x))
+    return norm(config, parameters["head_norm"], y)

@@ -1,29 +1,16 @@
-"""Positions that are added to the embeddings: rows of a learned table, or sinusoidal."""
+"""Sinusoidal positions, added to the embeddings (Vaswani et al. 2017, §3.5)."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jaxtyping import Float64, Int
+from jaxtyping import Float64
 
 from transparity.config import RopeLayout, Timescales, TransformerConfig
-from transparity_flax.shapes import IsToken
-
-
-def position_ids(
-    config: TransformerConfig, is_token: IsToken, positions: Int[Array, "#batch length"]
-) -> Int[Array, "#batch length"]:
-    """Return the row of the position table for each token at `positions`.
-
-    With `position_count` "visible", padding does not count. It gets the row before the first token's row (RoBERTa,
-    OPT).
-    """
-    if config.position_count == "all":
-        return positions + config.position_offset
-    positions = jnp.broadcast_to(positions, (len(is_token), positions.shape[1]))
-    counted = jnp.where(is_token, jnp.cumsum(is_token, axis=1), 0)
-    return jnp.take_along_axis(counted, positions, axis=1) + config.position_offset - 1
+from transparity_flax.shapes import Hidden
+from transparity_flax.state.context import Context
 
 
 def sinusoidal_positions(
@@ -45,3 +32,10 @@ def sinusoidal_positions(
     if layout == "halves":
         return np.concatenate(both, axis=-1)
     return np.stack(both, axis=-1).reshape(length, embed_dim)
+
+
+def add_sinusoidal(config: TransformerConfig, module: Any, x: Hidden, context: Context) -> Hidden:
+    """x + the sinusoidal position of each token."""
+    options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
+    table = sinusoidal_positions(context.mask.array.shape[-1], *options)
+    return x + jnp.asarray(table, x.dtype)[context.positions]

@@ -1,28 +1,16 @@
-"""Positions that are added to the embeddings: rows of a learned table, or sinusoidal."""
+"""Sinusoidal positions, added to the embeddings (Vaswani et al. 2017, §3.5)."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Float64
 from torch import Tensor
 
 from transparity.config import RopeLayout, Timescales, TransformerConfig
-from transparity_pytorch.shapes import IsToken
-
-
-def position_ids(
-    config: TransformerConfig, is_token: IsToken, positions: Int[Tensor, "#batch length"]
-) -> Int[Tensor, "#batch length"]:
-    """Return the row of the position table for each token at `positions`.
-
-    With `position_count` "visible", padding does not count. It gets the row before the first token's row (RoBERTa,
-    OPT).
-    """
-    if config.position_count == "all":
-        return positions + config.position_offset
-    positions = positions.expand(len(is_token), positions.shape[1])
-    counted = is_token.cumsum(dim=1) * is_token
-    return counted.take_along_dim(positions, dim=1) + config.position_offset - 1
+from transparity_pytorch.shapes import Hidden
+from transparity_pytorch.state.context import Context
 
 
 def sinusoidal_positions(
@@ -47,3 +35,10 @@ def sinusoidal_positions(
     if layout == "halves":
         return torch.cat(both, dim=-1)
     return torch.stack(both, dim=-1).reshape(length, embed_dim)
+
+
+def add_sinusoidal(config: TransformerConfig, module: Any, x: Hidden, context: Context) -> Hidden:
+    """x + the sinusoidal position of each token."""
+    options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
+    table = sinusoidal_positions(context.mask.array.shape[-1], *options, context.positions.device)
+    return x + table.to(x.dtype)[context.positions]

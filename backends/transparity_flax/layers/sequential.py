@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from flax import nnx
 
@@ -11,67 +10,58 @@ from transparity.config import TransformerConfig
 from transparity.taps import scoped
 from transparity_flax.experts import MixtureOfExperts
 from transparity_flax.feed_forward import FeedForward
-from transparity_flax.mixers.attention import CrossAttention, SelfAttention
-from transparity_flax.mixers.gated_delta import GatedDelta
-from transparity_flax.mixers.latent import LatentAttention
-from transparity_flax.mixers.state_space import StateSpace
-from transparity_flax.norms import Norm
+from transparity_flax.mixers import MIXERS
+from transparity_flax.mixers.attention import CrossAttention
+from transparity_flax.norms.norm import Norm
 from transparity_flax.shapes import Hidden
-from transparity_flax.state.context import LayerContext
+from transparity_flax.state.context import Context
 
-MIXERS: dict[str, Callable[..., Any]] = {
-    "attention": SelfAttention,
-    "latent": LatentAttention,
-    "gated-delta": GatedDelta,
-    "state-space": StateSpace,
+NORMS_AT: dict[str, dict[str, str]] = {
+    "pre": {"before": "norm"},
+    "post": {"after": "norm"},
+    "sandwich": {"before": "norm", "between": "post_norm"},
+    "post-branch": {"between": "norm"},
 }
-"""The function for each `config.mixer_name`."""
+"""For each `config.norm_position`, the norms before a sublayer, between the sublayer and the sum, and after the sum.
+The position is `post` in Vaswani et al. 2017, §3.1, and `pre` in Xiong et al. 2020."""
 
 
-def normalize(module: nnx.Module, name: str, x: Hidden, context: LayerContext) -> Hidden:
+def normalize(module: nnx.Module, name: str, x: Hidden, context: Context) -> Hidden:
     """Apply the norm `name` of a layer or stack, and tap the result under this name."""
     return context.tap(name, getattr(module, name)(x, scoped(context.tap, name)))
 
 
 def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
-    """x + y, or x + multiplier · y (Granite)."""
+    """x + y, or x + multiplier · y."""
     return x + y if config.residual_multiplier == 1 else x + y * config.residual_multiplier
 
 
-def residual(layer: Layer, name: str, x: Hidden, sublayer: Callable[[Hidden], Hidden], context: LayerContext) -> Hidden:
+def residual(layer: Layer, name: str, x: Hidden, sublayer: Callable[[Hidden], Hidden], context: Context) -> Hidden:
     """x + sublayer(x), with the norms of the sublayer `name` at the places that `config.norm_position` names."""
     config = layer.config
+    norms = NORMS_AT[config.norm_position] if config.attention_norm or name != "self_attention" else {}
 
-    def normed(x: Hidden, end: str = "norm") -> Hidden:
-        if name == "self_attention" and not config.attention_norm:  # ModernBERT's first layer
-            return x
-        return normalize(layer, f"{name}_{end}", x, context)
+    def normed(place: str, x: Hidden) -> Hidden:
+        return normalize(layer, f"{name}_{norms[place]}", x, context) if place in norms else x
 
-    position = config.norm_position
-    if position == "pre":  # Xiong et al. 2020
-        return add_residual(config, x, sublayer(normed(x)))
-    if position == "post":  # Vaswani et al. 2017, §3.1
-        return normed(add_residual(config, x, sublayer(x)))
-    if position == "sandwich":  # Gemma 2
-        return add_residual(config, x, normed(sublayer(normed(x)), "post_norm"))
-    assert position == "post-branch"  # OLMo 2
-    return add_residual(config, x, normed(sublayer(x)))
+    y = normed("between", sublayer(normed("before", x)))
+    return normed("after", add_residual(config, x, y))
 
 
-def mix(layer: Layer, x: Hidden, context: LayerContext) -> Hidden:
+def mix(layer: Layer, x: Hidden, context: Context) -> Hidden:
     """Apply the layer's mixer: self-attention, or another that `config.mixer_name` names."""
     scope = layer.config.mixer_scope
     return getattr(layer, scope)(x, context.under(scope))
 
 
-def attend_to_memory(layer: Layer, x: Hidden, context: LayerContext) -> Hidden:
+def attend_to_memory(layer: Layer, x: Hidden, context: Context) -> Hidden:
     """Apply cross-attention to the encoder's output, which is normalized first if `memory_norm` is set."""
     if layer.config.memory_norm and context.memory is not None:
         context = context._replace(memory=normalize(layer, "memory_norm", context.memory, context))
     return layer.cross_attention(x, context.under("cross_attention"))
 
 
-def feed(layer: Layer, x: Hidden, context: LayerContext) -> Hidden:
+def feed(layer: Layer, x: Hidden, context: Context) -> Hidden:
     """Apply the feed-forward, or the mixture of experts."""
     return layer.feed_forward(x, scoped(context.tap, "feed_forward"))
 
@@ -101,25 +91,10 @@ class Layer(nnx.Module):
         if self.config.norm_position == "sandwich":
             setattr(self, f"{sublayer}_post_norm", Norm(self.config, rngs=rngs))
 
-    def __call__(self, x: Hidden, context: LayerContext) -> Hidden:
+    def __call__(self, x: Hidden, context: Context) -> Hidden:
         x = residual(self, "self_attention", x, lambda x: mix(self, x, context), context)
         if context.memory_mask is not None:
             x = residual(self, "cross_attention", x, lambda x: attend_to_memory(self, x, context), context)
         if self.config.feed_forward_dim:
             x = residual(self, "feed_forward", x, lambda x: feed(self, x, context), context)
         return context.tap("output", x)
-
-
-class ParallelLayer(Layer):
-    """x + attention(norm(x)) + feed_forward(norm(x)), with a norm per branch (GPT-NeoX) or one for both (GPT-J)."""
-
-    def __call__(self, x: Hidden, context: LayerContext) -> Hidden:
-        shared = normalize(self, "self_attention_norm", x, context)
-        y = mix(self, shared, context)
-        z = normalize(self, "feed_forward_norm", x, context) if self.config.branches == "parallel" else shared
-        z = feed(self, z, context)
-        return context.tap("output", add_residual(self.config, add_residual(self.config, x, y), z))
-
-
-LAYERS: dict[str, type[Layer]] = {"sequential": Layer, "parallel": ParallelLayer, "parallel-one-norm": ParallelLayer}
-"""The function for each `config.branches`."""

@@ -1,4 +1,4 @@
-"""The outputs of a model: logits (Vaswani et al. 2017, §3.4), hidden states, a pooled state or classes."""
+"""The outputs for each row: a pooled state or classes; and the transform that precedes a head."""
 
 from __future__ import annotations
 
@@ -10,32 +10,8 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from transparity.config import TransformerConfig
-from transparity_flax.arithmetic.precision import apply_softcap
-from transparity_flax.feed_forward import ACTIVATIONS
-from transparity_flax.shapes import Features, Hidden, PooledState, TokenIds, Vectors
-
-
-def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
-    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); without `head_transform`, x."""
-    if not config.head_transform:
-        return x
-    return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))
-
-
-def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
-    """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
-    x = transform_for_head(config, model, x)
-    if config.head_input_scale != 1:
-        x = x * config.head_input_scale
-    y = _tied(model, x) if config.has_tied_head else model.head(x)
-    return y if config.final_softcap is None else apply_softcap(y, config.final_softcap)
-
-
-def _tied(model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
-    """Return logits with the token embeddings as the head's weight; the bias is the head's own."""
-    y = x @ model.token_embedding.embedding[...].T
-    return y if model.head.bias is None else y + model.head.bias[...]
-
+from transparity_flax.activations import ACTIVATIONS
+from transparity_flax.shapes import Hidden, PooledState, TokenIds, Vectors
 
 POOLERS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
@@ -74,18 +50,10 @@ def pooled(config: TransformerConfig, model: Any, x: PooledState) -> PooledState
 
 def classes(config: TransformerConfig, model: Any, x: PooledState) -> Float[Array, "batch classes"]:
     """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
-    return model.head(transform_for_head(config, model, pooled(config, model, x)))
+    x = pooled(config, model, x)
+    return model.head(transform_for_head(config, model, x) if config.head_transform else x)
 
 
-def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
-    """Return the last layer's output unchanged."""
-    return x
-
-
-HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
-"""The function for each `config.head`."""
-
-
-def head(config: TransformerConfig, model: Any, x: Vectors) -> Features:
-    """Return the output that `config.head` names; `x` is the pooled state if `config.is_pooled`."""
-    return HEADS[config.head](config, model, x)
+def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code)."""
+    return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))

@@ -1,0 +1,18 @@
+"""Layers whose mixer and feed-forward are parallel branches."""
+
+from __future__ import annotations
+
+from transparity_flax.layers.sequential import Layer, add_residual, feed, mix, normalize
+from transparity_flax.shapes import Hidden
+from transparity_flax.state.context import Context
+
+
+class ParallelLayer(Layer):
+    """x + attention(norm(x)) + feed_forward(norm(x)), with a norm per branch (GPT-NeoX) or one for both (GPT-J)."""
+
+    def __call__(self, x: Hidden, context: Context) -> Hidden:
+        shared = normalize(self, "self_attention_norm", x, context)
+        y = mix(self, shared, context)
+        z = normalize(self, "feed_forward_norm", x, context) if self.config.branches == "parallel" else shared
+        z = feed(self, z, context)
+        return context.tap("output", add_residual(self.config, add_residual(self.config, x, y), z))

@@ -1,0 +1,38 @@
+"""The outputs for each position: logits (Vaswani et al. 2017, §3.4) or hidden states; `HEADS` has all outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.arithmetic.precision import apply_softcap
+from transparity_numpy.heads.pooling import classes, pooled, transform_for_head
+from transparity_numpy.shapes import Features, Parameters, Vectors
+
+
+def logits(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Inexact[Array, "*batch vocab"]:
+    """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
+    x = transform_for_head(config, parameters, x) if config.head_transform else x
+    if config.head_input_scale != 1:
+        x = x * x.dtype.type(config.head_input_scale)
+    weight = parameters[config.stacks[-1]]["token_embedding"] if config.has_tied_head else {}
+    y = linear(parameters.get("head", {}) | weight, x)
+    return y if config.final_softcap is None else apply_softcap(y, config.final_softcap)
+
+
+def hidden(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
+    """Return the last layer's output unchanged."""
+    return x
+
+
+HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
+"""The function for each `config.head`."""
+
+
+def head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Features:
+    """Return the output that `config.head` names, from the model's `parameters`; `x` is pooled if `is_pooled`."""
+    return HEADS[config.head](config, parameters, x)

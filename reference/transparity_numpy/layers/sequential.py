@@ -1,0 +1,86 @@
+"""Layers: a mixer, cross-attention if there is an encoder, and a feed-forward, each with its residual and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transparity.config import TransformerConfig
+from transparity.taps import scoped
+from transparity_numpy.experts import mixture_of_experts
+from transparity_numpy.feed_forward import feed_forward
+from transparity_numpy.mixers import MIXERS
+from transparity_numpy.mixers.attention import cross_attention
+from transparity_numpy.norms.norm import norm
+from transparity_numpy.shapes import Hidden, Parameters
+from transparity_numpy.state.context import Context
+
+NORMS_AT: dict[str, dict[str, str]] = {
+    "pre": {"before": "norm"},
+    "post": {"after": "norm"},
+    "sandwich": {"before": "norm", "between": "post_norm"},
+    "post-branch": {"between": "norm"},
+}
+"""For each `config.norm_position`, the norms before a sublayer, between the sublayer and the sum, and after the sum.
+The position is `post` in Vaswani et al. 2017, §3.1, and `pre` in Xiong et al. 2020."""
+
+
+def normalize(config: TransformerConfig, parameters: Parameters, name: str, x: Hidden, context: Context) -> Hidden:
+    """Apply the norm `name` of a layer or stack, and tap the result under this name."""
+    tap = context.tap
+    return tap(name, norm(config, parameters[name], x, scoped(tap, name), training=context.training))
+
+
+def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
+    """x + y, or x + multiplier · y."""
+    return x + y if config.residual_multiplier == 1 else x + y * x.dtype.type(config.residual_multiplier)
+
+
+def residual(
+    config: TransformerConfig,
+    parameters: Parameters,
+    name: str,
+    x: Hidden,
+    sublayer: Callable[[Hidden], Hidden],
+    context: Context,
+) -> Hidden:
+    """x + sublayer(x), with the norms of the sublayer `name` at the places that `config.norm_position` names."""
+    norms = NORMS_AT[config.norm_position] if config.attention_norm or name != "self_attention" else {}
+
+    def normed(place: str, x: Hidden) -> Hidden:
+        return normalize(config, parameters, f"{name}_{norms[place]}", x, context) if place in norms else x
+
+    y = normed("between", sublayer(normed("before", x)))
+    return normed("after", add_residual(config, x, y))
+
+
+def mix(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
+    """Apply the layer's mixer: self-attention, or another that `config.mixer_name` names."""
+    scope = config.mixer_scope
+    return MIXERS[config.mixer_name](config, parameters[scope], x, context.under(scope))
+
+
+def attend_to_memory(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
+    """Apply cross-attention to the encoder's output, which is normalized first if `memory_norm` is set."""
+    if config.memory_norm and context.memory is not None:
+        context = context._replace(memory=normalize(config, parameters, "memory_norm", context.memory, context))
+    return cross_attention(config, parameters["cross_attention"], x, context.under("cross_attention"))
+
+
+def feed(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
+    """Apply the feed-forward, or the mixture of experts."""
+    function = mixture_of_experts if config.num_experts else feed_forward
+    return function(config, parameters["feed_forward"], x, scoped(context.tap, "feed_forward"))
+
+
+def layer(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
+    """A mixer, cross-attention if there is an encoder, and a feed-forward, each with its own residual connection.
+
+    With a cache, `x` has the tokens at `context.positions`, which follow the cached tokens.
+    """
+    given = config, parameters
+    x = residual(*given, "self_attention", x, lambda x: mix(*given, x, context), context)
+    if context.memory_mask is not None:
+        x = residual(*given, "cross_attention", x, lambda x: attend_to_memory(*given, x, context), context)
+    if config.feed_forward_dim:
+        x = residual(*given, "feed_forward", x, lambda x: feed(*given, x, context), context)
+    return context.tap("output", x)

@@ -1,0 +1,18 @@
+"""The layer norm that divides by the standard deviation with n − 1, to which eps is added outside of the root."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transparity_numpy.arithmetic.functional import cast_like
+from transparity_numpy.arithmetic.precision import upcast
+from transparity_numpy.shapes import Vectors, Weight
+
+
+def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
+    """(x − mean) / (s + eps) · weight + bias, where s is the standard deviation with n − 1."""
+    wide = upcast(x)
+    centered = wide - wide.mean(axis=-1, keepdims=True)
+    variance = (centered * centered).sum(axis=-1, keepdims=True) / wide.dtype.type(x.shape[-1] - 1)
+    y = centered / (np.sqrt(variance) + wide.dtype.type(eps)) * weight + bias
+    return cast_like(y, x, weight, bias)

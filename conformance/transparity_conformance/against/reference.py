@@ -34,6 +34,10 @@ ASIDE = ("mask", "position", "type")
 """Inputs with one of these words in their name carry no content."""
 
 
+class RefusedError(TransparityError):
+    """A reference that gives no answer to compare on some inputs."""
+
+
 class Reference:
     """A float32 module, called with inputs by argument name."""
 
@@ -78,7 +82,7 @@ class Reference:
         kept = self.kept(inputs, answer.shape)
         counted = answer if kept is None else answer[kept]
         if not np.isfinite(counted).any():
-            raise TransparityError(
+            raise RefusedError(
                 f"The reference {self.name} gives no number to compare on {described(inputs)}: its answer is empty, "
                 "not finite or masked; give other inputs."
             )
@@ -116,7 +120,7 @@ class Reference:
                 return self.answer_of(model, inputs)
         except TransparityError as error:
             self.answer_of(self.model, inputs)  # which raises if the inputs are the reason
-            raise TransparityError(
+            raise RefusedError(
                 f"The reference {self.name} answers in its own precision, but in float64 it raised "
                 f"{raised(error)}; remove its check of the dtype."
             ) from error
@@ -129,7 +133,7 @@ class Reference:
                 returned = model(**self.given(model, inputs))
             answer, self.others = answer_in(returned), max(0, len(arrays_in(returned)) - 1)
         except Exception as error:  # the reference is the user's code
-            raise TransparityError(
+            raise RefusedError(
                 f"The reference {self.name} raised {describe_error(error)} on {described(inputs)}; give inputs "
                 "that it accepts, by the names of its arguments."
             ) from error

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, shown
-from transparity_conformance.against.reference import Inputs, Reference, neighbours
+from transparity_conformance.against.reference import Inputs, Reference, RefusedError, neighbours
 from transparity_conformance.against.references.held import arrays_of
 from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.listening.program import Program, Recorder
@@ -66,7 +66,7 @@ class TracedReference(Reference):
         own = np.asarray(call_port(as_numbers, call_port(self.forward, **inputs)), np.float64)
         within = self.budget(inputs, answer, points, "float32")
         if apart(answer, own, self.kept(inputs, answer.shape)).max() > within:
-            raise TransparityError(
+            raise RefusedError(
                 f"{self.name} cannot be followed: its recorded operations give another answer than the original; "
                 "return a deterministic function that keeps no state."
             )
@@ -91,7 +91,7 @@ class TracedReference(Reference):
             try:
                 self._programs[key] = call_port(record)
             except PortCallError as error:
-                raise TransparityError(f"{self.name} cannot be recorded: it raised {error}.") from error.__cause__
+                raise RefusedError(f"{self.name} cannot be recorded: it raised {error}.") from error.__cause__
         return self._programs[key]
 
     @property

@@ -54,7 +54,7 @@ class Answer:
 
     @property
     def agrees(self) -> bool:
-        return self.error <= self.budget
+        return self.error <= self.budget and not self.is_misshapen
 
     @property
     def size(self) -> int:
@@ -63,6 +63,11 @@ class Answer:
     @property
     def is_misshapen(self) -> bool:
         return self.actual.shape != self.shape
+
+    @property
+    def is_reshaped(self) -> bool:
+        """Return whether the answer has another shape, but the same number of elements."""
+        return self.is_misshapen and self.actual.size == self.size
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,10 @@ ASIDE = ("mask", "position", "type")
 """Inputs with one of these words in their name carry no content."""
 
 
+MOST_PROGRAMS = 16
+"""The largest number of recorded programs in memory."""
+
+
 class RefusedError(TransparityError):
     """A reference that gives no answer to compare on some inputs."""
 
@@ -45,6 +49,7 @@ class Reference:
         self.name, self.model, self.dtype = name, model.eval(), dtype
         self.others = 0
         """The number of arrays besides the answer in the last result."""
+        self._programs: dict[bytes, Program] = {}
 
     @functools.cached_property
     def exact(self) -> Any:
@@ -157,7 +162,17 @@ class Reference:
         return needs_targets(self.model, inspect.signature(self.model.forward), *arrays(self.model, "torch"))
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
-        """Record a call in float64, with the named implementation of experts if the model has experts."""
+        """Record a call in float64, with the named implementation of experts if the model has experts. The last
+        programs are kept."""
+        parts = (name.encode() + str(value.shape).encode() + value.tobytes() for name, value in inputs.items())
+        key = b"".join((experts.encode(), *parts))
+        if key not in self._programs:
+            if len(self._programs) == MOST_PROGRAMS:
+                self._programs.pop(next(iter(self._programs)))
+            self._programs[key] = self._recorded(inputs, experts)
+        return self._programs[key]
+
+    def _recorded(self, inputs: Inputs, experts: str) -> Program:
         if experts:
             self.exact.set_experts_implementation(experts)
         return record_program(self.exact, self.given(self.exact, inputs), answer_in)
@@ -283,7 +298,7 @@ def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
 def _apart(exact: Any, rounded: Any) -> float:
     """Return the largest difference relative to the largest number; masked scores do not count."""
     a, b = numbers_of(exact), numbers_of(rounded)
-    if a is None or b is None or a.shape != b.shape or not a.size:
+    if a.shape != b.shape or not a.size:
         return 0.0
     scale = np.abs(a).max()
     if scale >= -EXACT_MASK_BELOW:

@@ -20,7 +20,7 @@ from transparity_conformance.against.edits.operands import functions, operands
 from transparity_conformance.against.edits.parameters import layers, parameters, uses
 from transparity_conformance.against.edits.segments import elsewhere, operands_alone, segments, steps_before
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
-from transparity_conformance.listening.program import Step
+from transparity_conformance.listening.program import Step, float64_defaults
 from transparity_conformance.matching.values import Known, agreeing
 
 Maker = Callable[[At, Context], Iterator[Edit]]
@@ -101,7 +101,7 @@ class EditSearch:
         context = Context(self.numbers, [print_ for index in port if (print_ := self.port.prints[index]) is not None])
         best: list[Explanation] = []
         self._reserved = self.clock.left / 2
-        with contextlib.suppress(OutOfTime):
+        with contextlib.suppress(OutOfTime), float64_defaults():
             further, passed = 0, deque[list[int]]([[]] * LAG)
             for ring in itertools.chain(self._rings(now, port, steps), [[]] * LAG):
                 passed.append(ring)
@@ -118,6 +118,8 @@ class EditSearch:
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
         """Sort the explanations, after measuring the rounding errors of the first few."""
         found.sort(key=lambda each: each.key)
+        if found and found[0].after.agrees and not found[0].after.lost:
+            return found  # nothing is better
         measured: dict[Any, Comparison] = {}  # edits with the same result have the same rounding errors
         for place, each in enumerate(found):
             same = *each.after.lost, each.after.values[self.program.answer].numpy().tobytes()
@@ -222,8 +224,8 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether leaving out a segment makes a difference only if all runs of its line leave it out, such as
-        the rotation of queries and keys. The port has the start of the segment, but not the end."""
+        """Return whether leaving out a segment helps only if all runs of its line leave it out. For example, the port
+        rotates neither queries nor keys. The port has the start of the segment, but not the end."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:

@@ -326,6 +326,7 @@ COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source: Source | None) -> Report:
     """Run the comparisons of `DRAWN` and `COMPARISONS` until one differs, and add their results to the report."""
+    untested: tuple[str, ...] = ()
     for name in (*DRAWN, *COMPARISONS):
         if report.verdict != "agrees":
             reason = "an earlier comparison differs" if report.verdict == "diverges" else "no forward pass was compared"
@@ -336,10 +337,11 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source
             found = not_compared(f"{name}: inputs were given, so no others are drawn")
         else:
             found = DRAWN[name](sides, source)
-        report = with_capabilities(report, found)
+        report, untested = with_capabilities(report, found), untested + found.untested
     lengths = {length_of(each.inputs) for each in sides.called} - {0}
     shapes = (next(iter(each.inputs.values())).shape for each in sides.called)
     batches = {shape[0] for shape in shapes if shape}
     calls = len(sides.called) + report.coverage.calls
-    coverage = Coverage(tuple(sorted(lengths)), tuple(sorted(batches)), calls)
-    return dataclasses.replace(report, coverage=coverage)
+    coverage = Coverage(tuple(sorted(lengths)), tuple(sorted(batches)), calls, untested=untested)
+    verdict = "inconclusive" if untested and report.verdict == "agrees" else report.verdict
+    return dataclasses.replace(report, verdict=verdict, coverage=coverage)

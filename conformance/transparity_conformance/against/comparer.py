@@ -92,6 +92,7 @@ class Comparer:
     def residual(self, now: Comparison) -> float:
         """Return the largest difference between the port's answer and the reference's answer in this run."""
         ours, theirs = now.values[self.program.answer].numpy(), self.port.answer
+        theirs = theirs.reshape(ours.shape) if theirs.size == ours.size else theirs
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:

@@ -72,6 +72,8 @@ class Departure:
     def only_in(self) -> list[str]:
         """Return the modules of the edited steps if the same line is right in other modules; otherwise nothing."""
         program, relevant = self.by.comparer.program, self.by.comparer.relevant
+        if self.edit is not None and self.edit.is_everywhere:
+            return []
         edited = {program.steps[number].module for number in self.steps}
         others = {program.steps[number].module for number in program.lines[self.step.line] if number in relevant}
         return sorted(edited) if edited < others else []

@@ -83,7 +83,8 @@ class DataFlow:
 
     def through(self, start: int, end: int, value: Any, values: Values) -> Any:
         """Run the steps from `start` to `end` on another value; skip a view that does not fit its size."""
-        now = {**values, start: value}
+        # A segment of a later layer may read masks and tables that the current run has not reached.
+        now = {**self.program.values, **values, start: value}
         for step in self.between(start, end):
             given = now[step.inputs[0]]
             if "view" in step.name and given.numel() != self.program.values[step.output].numel():

@@ -14,7 +14,7 @@ import numpy as np
 
 from transparity.errors import TransparityError, shown
 from transparity.text import describe_error
-from transparity_conformance.against.reference import Inputs
+from transparity_conformance.against.reference import Inputs, RefusedError
 from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.identify.fitting.inputs import first_answer, longest_taken, with_further
 from transparity_conformance.identify.fitting.subject import FittedModel
@@ -54,7 +54,7 @@ class Answer:
 
     @property
     def agrees(self) -> bool:
-        return self.error <= self.budget
+        return self.error <= self.budget and not self.is_misshapen
 
     @property
     def size(self) -> int:
@@ -63,6 +63,11 @@ class Answer:
     @property
     def is_misshapen(self) -> bool:
         return self.actual.shape != self.shape
+
+    @property
+    def is_reshaped(self) -> bool:
+        """Return whether the answer has another shape, but the same number of elements."""
+        return self.is_misshapen and self.actual.size == self.size
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,7 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
     try:
         inputs = example_inputs(model, length, batch, seed)
     except Exception as error:
-        raise TransparityError(
+        raise RefusedError(
             f"No inputs of length {length} can be drawn for {type(model).__qualname__}: "
             f"{describe_error(error)}; {GIVE}."
         ) from error

@@ -34,6 +34,14 @@ ASIDE = ("mask", "position", "type")
 """Inputs with one of these words in their name carry no content."""
 
 
+MOST_PROGRAMS = 16
+"""The largest number of recorded programs in memory."""
+
+
+class RefusedError(TransparityError):
+    """A reference that gives no answer to compare on some inputs."""
+
+
 class Reference:
     """A float32 module, called with inputs by argument name."""
 
@@ -41,6 +49,7 @@ class Reference:
         self.name, self.model, self.dtype = name, model.eval(), dtype
         self.others = 0
         """The number of arrays besides the answer in the last result."""
+        self._programs: dict[bytes, Program] = {}
 
     @functools.cached_property
     def exact(self) -> Any:
@@ -78,7 +87,7 @@ class Reference:
         kept = self.kept(inputs, answer.shape)
         counted = answer if kept is None else answer[kept]
         if not np.isfinite(counted).any():
-            raise TransparityError(
+            raise RefusedError(
                 f"The reference {self.name} gives no number to compare on {described(inputs)}: its answer is empty, "
                 "not finite or masked; give other inputs."
             )
@@ -116,7 +125,7 @@ class Reference:
                 return self.answer_of(model, inputs)
         except TransparityError as error:
             self.answer_of(self.model, inputs)  # which raises if the inputs are the reason
-            raise TransparityError(
+            raise RefusedError(
                 f"The reference {self.name} answers in its own precision, but in float64 it raised "
                 f"{raised(error)}; remove its check of the dtype."
             ) from error
@@ -129,7 +138,7 @@ class Reference:
                 returned = model(**self.given(model, inputs))
             answer, self.others = answer_in(returned), max(0, len(arrays_in(returned)) - 1)
         except Exception as error:  # the reference is the user's code
-            raise TransparityError(
+            raise RefusedError(
                 f"The reference {self.name} raised {describe_error(error)} on {described(inputs)}; give inputs "
                 "that it accepts, by the names of its arguments."
             ) from error
@@ -153,7 +162,17 @@ class Reference:
         return needs_targets(self.model, inspect.signature(self.model.forward), *arrays(self.model, "torch"))
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
-        """Record a call in float64, with the named implementation of experts if the model has experts."""
+        """Record a call in float64, with the named implementation of experts if the model has experts. The last
+        programs are kept."""
+        parts = (name.encode() + str(value.shape).encode() + value.tobytes() for name, value in inputs.items())
+        key = b"".join((experts.encode(), *parts))
+        if key not in self._programs:
+            if len(self._programs) == MOST_PROGRAMS:
+                self._programs.pop(next(iter(self._programs)))
+            self._programs[key] = self._recorded(inputs, experts)
+        return self._programs[key]
+
+    def _recorded(self, inputs: Inputs, experts: str) -> Program:
         if experts:
             self.exact.set_experts_implementation(experts)
         return record_program(self.exact, self.given(self.exact, inputs), answer_in)
@@ -279,7 +298,7 @@ def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
 def _apart(exact: Any, rounded: Any) -> float:
     """Return the largest difference relative to the largest number; masked scores do not count."""
     a, b = numbers_of(exact), numbers_of(rounded)
-    if a is None or b is None or a.shape != b.shape or not a.size:
+    if a.shape != b.shape or not a.size:
         return 0.0
     scale = np.abs(a).max()
     if scale >= -EXACT_MASK_BELOW:

@@ -15,19 +15,29 @@ import numpy as np
 from transparity_conformance.against.comparer import Comparer, Comparison
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, short
 from transparity_conformance.against.edits.elements import masks, orders
-from transparity_conformance.against.edits.numbers import numbers, roundings, scales
+from transparity_conformance.against.edits.numbers import limits, numbers, roundings, scales
 from transparity_conformance.against.edits.operands import functions, operands
 from transparity_conformance.against.edits.parameters import layers, parameters, uses
-from transparity_conformance.against.edits.segments import operands_alone, segments, steps_before
+from transparity_conformance.against.edits.segments import elsewhere, operands_alone, segments, steps_before
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
-from transparity_conformance.listening.program import Step
+from transparity_conformance.listening.program import Step, float64_defaults
 from transparity_conformance.matching.values import Known, agreeing
 
 Maker = Callable[[At, Context], Iterator[Edit]]
 
-SIMPLE: tuple[Maker, ...] = (numbers, functions, operands_alone, segments, steps_before, parameters, layers, masks)
+SIMPLE: tuple[Maker, ...] = (
+    numbers,
+    functions,
+    operands_alone,
+    segments,
+    elsewhere,
+    steps_before,
+    parameters,
+    layers,
+    masks,
+)
 
-LATER: tuple[Maker, ...] = (orders, uses, operands, scales, roundings)
+LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 """Functions that yield many edits per step, or edits with numbers fitted to the port's values."""
 
 LAG = 2
@@ -91,7 +101,7 @@ class EditSearch:
         context = Context(self.numbers, [print_ for index in port if (print_ := self.port.prints[index]) is not None])
         best: list[Explanation] = []
         self._reserved = self.clock.left / 2
-        with contextlib.suppress(OutOfTime):
+        with contextlib.suppress(OutOfTime), float64_defaults():
             further, passed = 0, deque[list[int]]([[]] * LAG)
             for ring in itertools.chain(self._rings(now, port, steps), [[]] * LAG):
                 passed.append(ring)
@@ -108,6 +118,8 @@ class EditSearch:
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
         """Sort the explanations, after measuring the rounding errors of the first few."""
         found.sort(key=lambda each: each.key)
+        if found and found[0].after.agrees and not found[0].after.lost:
+            return found  # nothing is better
         measured: dict[Any, Comparison] = {}  # edits with the same result have the same rounding errors
         for place, each in enumerate(found):
             same = *each.after.lost, each.after.values[self.program.answer].numpy().tobytes()
@@ -120,24 +132,27 @@ class EditSearch:
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
         """Apply an edit in all layers, and in one layer; yield attempts that leave fewer unmatched operations."""
-        for scope in self._scopes(edit, number, now):
-            after = self.comparer.tried(self.comparer.changes(edit, scope, now.changes), now)
+        scoped = ((each, scope) for each in (edit, *edit.wider) for scope in self._scopes(each, number, now))
+        for tried, scope in scoped:
+            changes = self.comparer.changes(tried, scope, now.changes)
+            steps = [each for each in scope if each in changes]
+            after = self.comparer.tried(changes, now)
             if after is None:
                 self.failed = True
                 continue
             lost = set(after.lost)
             is_less = len(lost) < len(now.lost) and not lost.issuperset(port) and lost <= set(now.lost)
             if after.agrees or is_less:
-                extent = len(edit.steps(self.comparer.at(number))) if len(edit.behind) == 1 else 1
+                extent = len(tried.steps(self.comparer.at(number))) if len(tried.behind) == 1 else 1
                 step = self.program.steps[number]
                 is_denied = short(step) not in VIEWS and any(
                     self._unused.equal_to(now.values[i], now.shares.get(i, 0.0)) for i in step.outputs
                 )
-                yield Explanation(edit, step, scope, extent, after, is_denied)
+                yield Explanation(tried, step, steps, extent, after, is_denied)
 
     def _scopes(self, edit: Edit, number: int, now: Comparison) -> list[list[int]]:
         program, step, scopes = self.program, self.program.steps[number], list[list[int]]()
-        if edit.module:
+        if edit.is_everywhere:
             return [[each for each in sorted(self.comparer.relevant) if each not in now.changes]]
         for scope in (program.lines[step.line], program.places[step.site], [number]):
             left = [each for each in scope if each in self.comparer.relevant and each not in now.changes]
@@ -173,7 +188,7 @@ class EditSearch:
                 self.clock.check()
                 if self.clock.left < self._reserved:
                     raise OutOfTime
-                if self._shows(edit, number, now, lost, made):
+                if self._shows(edit, number, now, lost, made) or self._shows_together(edit, number, now):
                     yield edit, number
 
     def _edits(self, number: int, makers: Sequence[Maker], context: Context) -> Iterator[Edit]:
@@ -207,6 +222,19 @@ class EditSearch:
         except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
             return False
         return self.comparer.is_answer(values, now.shares)
+
+    def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
+        """Return whether leaving out a segment helps only if all runs of its line leave it out. For example, the port
+        rotates neither queries nor keys. The port has the start of the segment, but not the end."""
+        step, comparer = self.program.steps[number], self.comparer
+        runs = [each for each in self.program.lines[step.line] if each not in now.changes]
+        if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:
+            return False
+        start = comparer.at(number).behind(*edit.behind)
+        if not start or not now.have.get(start[-1]) or now.have.get(step.output):
+            return False
+        after = comparer.tried(comparer.changes(edit, runs, now.changes), now)
+        return after is not None and len(after.lost) < len(now.lost)
 
     def _result(self, edit: Edit, number: int, now: Comparison) -> Any:
         try:

@@ -18,7 +18,7 @@ def fingerprint(value: Any) -> np.ndarray | None:
     """Return a value's sorted numbers; None if they cannot identify it. All masked scores count as one number. A value
     with only two different numbers, such as a mask, is identified by their counts."""
     numbers = numbers_of(value)
-    if numbers is None or numbers.size < 2:
+    if numbers.size < 2:
         return None
     lowest, highest = numbers.min(), numbers.max()
     if np.isnan(lowest):
@@ -30,7 +30,7 @@ def fingerprint(value: Any) -> np.ndarray | None:
     return numbers if has_others else None
 
 
-def numbers_of(value: Any) -> np.ndarray | None:
+def numbers_of(value: Any) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value.astype(np.float64, copy=False).reshape(-1)
     import torch
@@ -57,9 +57,10 @@ class Known:
 
     def equal_to(self, value: Any, share: float) -> list[int]:
         """Return the fingerprints, by index, that match a value up to `share` of its largest number."""
-        numbers = numbers_of(value)
-        if numbers is None or numbers.size not in self._groups:
+        size = value.size if isinstance(value, np.ndarray) else value.numel() * (1 + value.is_complex())
+        if size not in self._groups:
             return []
+        numbers = numbers_of(value)
         indices, rows = self._groups[numbers.size]
         lowest, highest = numbers.min(), numbers.max()
         if not (lowest >= EXACT_MASK_BELOW and highest <= HUGE):
@@ -97,7 +98,7 @@ def largest(numbers: np.ndarray) -> float:
 def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | None = None) -> bool:
     """Return whether two values agree, up to `share` of the largest number, in the elements of `kept`."""
     a = numbers_of(ours)
-    if a is None or a.size != theirs.size:
+    if a.size != theirs.size:
         return False
     b = theirs.reshape(-1)
     if kept is not None:

@@ -8,6 +8,7 @@ import functools
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -184,9 +185,9 @@ class ClaimResult(Compared):
         return "exact" if self.budget == self.error == 0 else format_share(self.share)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
-    """The result for one configuration."""
+    """The result for one configuration; `str(report)` is the answer of the command."""
 
     preset: str
     """The name of the preset, or `config` for a user's own configuration."""
@@ -224,6 +225,13 @@ class Report:
             object.__setattr__(self, name, safe(getattr(self, name), VALUE))
         for name in ("not_compared", "notes"):
             object.__setattr__(self, name, tuple(safe(line, REMARK) for line in getattr(self, name)))
+
+    def __str__(self) -> str:
+        # The layout imports this module, so it is imported only when a report is printed.
+        return str(import_module("transparity_conformance.report.check.terminal").as_text([self]))
+
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def exit_code(self) -> int:
@@ -274,6 +282,8 @@ class CapabilityResult:
     notes: tuple[str, ...] = ()
     calls: int = 0
     """The number of calls of one object, each compared with the same call of a new object."""
+    untested: tuple[str, ...] = ()
+    """The calls on which the port failed, so that the verdict is not `agrees`."""
 
     def __add__(self, other: CapabilityResult) -> CapabilityResult:
         return CapabilityResult(
@@ -282,6 +292,7 @@ class CapabilityResult:
             self.not_compared + other.not_compared,
             self.notes + other.notes,
             self.calls + other.calls,
+            self.untested + other.untested,
         )
 
 

@@ -102,8 +102,10 @@ class Edit:
     """Among equally good explanations, the lowest rank wins."""
     behind: tuple[int, ...] = ()
     """The segments that the edit changes, as the counts of `At.behind`; empty for an edit of a single step."""
-    module: str = ""
-    """The module in which the edit changes all steps that use parameters; otherwise empty."""
+    is_everywhere: bool = False
+    """Whether the edit changes every step to which it applies, and not only steps from the same line."""
+    wider: tuple[Edit, ...] = ()
+    """Edits with the same result at this step, which also change other steps."""
     view_of: int = -1
     """The position of an operand, if the edit leaves out the view that reorders this operand; otherwise -1."""
 

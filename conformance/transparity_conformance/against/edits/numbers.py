@@ -93,9 +93,8 @@ def _with_number(at: At, path: Path, value: Any) -> Change:
             kwargs[path[0]] = value
         else:
             args = _replaced(args, path, value)
-        tensors = list(filled(args, values))
-        if at.step.aliases:  # change a copy, because the step works in place
-            tensors[0] = tensors[0].clone()
+        # The step gets copies, because it may write into its inputs: a batch norm in training changes its statistics.
+        tensors = [each.clone() if hasattr(each, "clone") else each for each in filled(args, values)]
         return executed(at.step.func, tensors, filled(kwargs, values), None)
 
     return changed
@@ -170,6 +169,35 @@ def scales(at: At, context: Context) -> Iterator[Edit]:
             says = _scale_in_words(a, b, float(np.abs(theirs).max()), result_of(at.step))
             change = lambda x, a=a, b=b: x * a + b
             yield Edit("scale", says, functools.partial(At.with_result, change=change), rank=3)
+
+
+CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
+
+
+def limits(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that limit a result to the range of a value of the port. If the step itself limits its input, its
+    limits change."""
+    is_limited = short(at.step) in CLIPPING
+    value = at.program.values.get(at.step.inputs[0]) if is_limited else at.value
+    if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
+        return
+    for theirs in context.wanted:
+        if ours.size == theirs.size and _is_plain(theirs) and _is_cut(ours, theirs):
+            low, high = float(theirs[0]), float(theirs[-1])
+            where = f"the operand of `{short(at.step)}` in `{at.line}`" if is_limited else result_of(at.step)
+            says = f"limits {where} to at least {low:.6g} and at most {high:.6g}"
+            yield Edit("limits", says, functools.partial(_limited, low=low, high=high, again=is_limited), rank=3)
+
+
+def _is_cut(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Return whether the numbers at both ends are equal or cut off; both arrays are sorted."""
+    return bool(ours[0] < theirs[0] == theirs[1] or ours[-1] > theirs[-1] == theirs[-2])
+
+
+def _limited(at: At, low: float, high: float, again: bool) -> Change:
+    if again:
+        return lambda values: at.fitting(values[at.step.inputs[0]].clamp(low, high))
+    return at.with_result(lambda x: x.clamp(low, high))
 
 
 def _is_plain(numbers: np.ndarray) -> bool:

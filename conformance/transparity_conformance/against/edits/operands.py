@@ -24,7 +24,7 @@ from transparity_conformance.against.edits.edit import (
     short,
     with_item,
 )
-from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, filled
+from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 
 MOST = 24
 """The largest number of replacements that are tried for an operand, to limit time."""
@@ -44,8 +44,10 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
             if view is not None and yours == unturned:
                 yield Edit("left out", f"leaves out `{line_of(view)}`", make, rank=3, view_of=place)
                 continue
-            says = f"passes {{}} to `{short(step)}`, where the reference passes {{}}"
-            yield Edit("operand", says.format(origin(program, yours), origin(program, theirs)), make, rank=3)
+            names = origin(program, yours), origin(program, theirs)
+            says = f"passes {names[0]} to `{short(step)}`, where the reference passes {names[1]}"
+            wider = _exchanges(program, item.index, other, f"swaps {names[1]} and {names[0]}")
+            yield Edit("operand", says, make, rank=3, wider=wider)
     for place, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
             says = f"reverses the list of tensors in `{at.line}`"
@@ -70,12 +72,49 @@ class Other:
         step = step or self.step
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
+    def is_result(self, program: Program, index: int, is_same_site: bool) -> bool:
+        """Return whether a value is this result, of the same instruction or only of the same line."""
+        made = program.steps[program.maker[index]] if index in program.maker else None
+        if made is None or (made.site != self.step.site if is_same_site else made.line != self.step.line):
+            return False
+        return made.outputs.index(index) == self.output
+
     def before(self, at: At, is_same_site: bool) -> int | None:
         """Return the last such value that was computed before `at`, from the same instruction or only the same line."""
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]
         return self.index(program.steps[before[-1]]) if before else None
+
+
+def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[Edit, ...]:
+    """Return the edit that swaps a result and another result wherever they are used; nothing for other values."""
+    maker = program.maker
+    if index not in maker or other.output < 0 or program.values[index].shape != program.values[other.index()].shape:
+        return ()
+    step = program.steps[maker[index]]
+    one = Other(step, output=step.outputs.index(index))
+    return (Edit("exchanged", says, functools.partial(_swapping, one=one, other=other), is_everywhere=True),)
+
+
+def _swapping(at: At, one: Other, other: Other) -> Change | None:
+    """Return the change that runs a step with each of two results in place of the other; None if it uses neither."""
+    program, step = at.program, at.step
+    is_same_site = one.step.line == other.step.line and one.step is not other.step
+    swapped = {
+        index: yours.before(at, is_same_site)
+        for index in step.inputs
+        for mine, yours in ((one, other), (other, one))
+        if mine.is_result(program, index, is_same_site)
+    }
+    if not swapped or step.aliases:
+        return None
+
+    def changed(values: Values) -> Any:
+        now = {**values, **{index: values[new] for index, new in swapped.items() if new is not None}}
+        return executed(step.func, filled(step.args, now), filled(step.kwargs, now), None)
+
+    return changed
 
 
 def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
@@ -175,6 +214,10 @@ def activations() -> dict[str, Function]:
     }
 
 
+EPSILONS = (1e-5, 1e-6, 1e-3, 1e-8, 1e-12)
+"""Common epsilons of norms."""
+
+
 def norms(numbers: Sequence[float]) -> dict[str, Function]:
     def rms(x: Any, eps: float = 0.0) -> Any:
         return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
@@ -190,7 +233,7 @@ def norms(numbers: Sequence[float]) -> dict[str, Function]:
         "the length": lambda x: x / x.norm(dim=-1, keepdim=True),
         "the sum, after exponentiation (softmax)": lambda x: x.softmax(-1),
     }
-    for eps in dict.fromkeys([1e-5, *(number for number in numbers if 0 < number <= 1e-3)]):
+    for eps in dict.fromkeys([*EPSILONS, *(number for number in numbers if 0 < number <= 1e-3)]):
         found[f"the root mean square with the epsilon {eps:g}"] = functools.partial(rms, eps=eps)
         says = f"the standard deviation with the epsilon {eps:g}, after the mean is subtracted"
         found[says] = functools.partial(layer, eps=eps)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, Function, given_of, references, short
-from transparity_conformance.listening.program import Change, Program, Values
+from transparity_conformance.listening.program import Change, Program, Values, filled
+from transparity_conformance.oracle.budgets import epsilon
 
 BASES = (1e3, 1e4, 1e5, 5e5, 1e6)
 """Common rotary bases."""
@@ -33,6 +34,9 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
 
 DEFAULT_EPSILON = 1e-5
 
+EPSILONS = (1e-6, epsilon("float32"))
+"""Other common epsilons of a norm by the root mean square; PyTorch's default is the last."""
+
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that use the parameters of a sibling module, or that change the parameters of a layer norm."""
@@ -45,10 +49,23 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
         says = f"uses the parameters of {other} for {module} in `{at.line}`"
         rename = functools.partial(_in_sibling, mine=module.rpartition(".")[2], theirs=other.rpartition(".")[2])
         yield Edit("parameter", says, functools.partial(_with_parameters, rename=rename), rank=2)
-    for says, change in NORMS.items() if short(at.step) == "native_layer_norm" else ():
+    if short(at.step) == "native_layer_norm":
+        yield from _other_norms(at)
+
+
+def _other_norms(at: At) -> Iterator[Edit]:
+    """Yield edits of a layer norm: other parameters or another epsilon, and the root mean square."""
+    for says, change in NORMS.items():
         for with_epsilon in (False, True):
             what = f"{says}{' and the default epsilon' if with_epsilon else ''} in `{at.line}`"
             make = functools.partial(_layer_norm, change=change, with_epsilon=with_epsilon)
+            yield Edit("normalization", what, make, rank=1)
+    for has_bias in (True, False) if at.step.args[3] is not None else (False,):
+        for eps in dict.fromkeys((at.step.args[4], DEFAULT_EPSILON, *EPSILONS)):
+            bias = "adds the bias" if has_bias else "adds no bias"
+            other = "" if eps == at.step.args[4] else f" with the epsilon {eps:g}"
+            what = f"divides by the root mean square{other} and {bias} in `{at.line}`"
+            make = functools.partial(_rms_norm, has_bias=has_bias, eps=eps)
             yield Edit("normalization", what, make, rank=1)
 
 
@@ -66,7 +83,7 @@ def layers(at: At, context: Context) -> Iterator[Edit]:
                 says = f"uses the parameters of {theirs} for {mine}"
                 rename = functools.partial(re.compile(rf"^{re.escape(mine)}\.").sub, f"{theirs}.")
                 make = functools.partial(_with_parameters, rename=rename)
-                yield Edit("parameter", says, make, rank=2, module=mine)
+                yield Edit("parameter", says, make, rank=2, is_everywhere=True)
 
 
 def uses(at: At, context: Context) -> Iterator[Edit]:
@@ -145,3 +162,14 @@ def _layer_norm(at: At, change: Callable[[Any, Any], tuple[Any, Any]], with_epsi
         return [x, shape, *change(weight, bias), DEFAULT_EPSILON if with_epsilon else eps]
 
     return at.with_arguments(changed)
+
+
+def _rms_norm(at: At, has_bias: bool, eps: float) -> Change:
+    def changed(values: Values) -> Any:
+        x, shape, weight, bias, _ = filled(at.step.args, values)
+        axes = tuple(range(-len(shape), 0))
+        made = x * (x.pow(2).mean(axes, keepdim=True) + eps).rsqrt()
+        made = made if weight is None else made * weight
+        return made + bias if has_bias else made
+
+    return changed

@@ -6,7 +6,8 @@ A segment is the steps between a value and one of its dominators (see `..flow`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from transparity_conformance.against.edits.edit import (
@@ -25,7 +26,10 @@ from transparity_conformance.against.edits.edit import (
     starts,
 )
 from transparity_conformance.against.edits.operands import activations, norms
-from transparity_conformance.listening.program import Change, Ref, Step, Values, executed, filled
+from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
+
+FARTHEST = 32
+"""The largest number of steps from a result to the end of a segment that another layer applies to it."""
 
 LONGEST = 4
 """The largest count (see `At.behind`) from a segment's end to its start."""
@@ -158,3 +162,65 @@ def operands_alone(at: At, context: Context) -> Iterator[Edit]:
             says = f"leaves out {what}, which the reference uses in `{at.line}`"
             passing = lambda at, place=place: lambda values: values[at.step.args[place].index]
             yield Edit("left out", says, passing, rank=1)
+        if place < 2 and isinstance(at.step.args[1], Ref) and short(at.step) in ("add", "mul"):
+            verb = "adds" if short(at.step) == "add" else "multiplies by"
+            says = f"{verb} {origin(at.program, item.index)} once more in `{at.line}`"
+            yield Edit("twice", says, functools.partial(_once_more, place=place), rank=1)
+
+
+def _once_more(at: At, place: int) -> Change:
+    """Return the change that applies a sum or a product to its result and to one of its operands again."""
+
+    def changed(values: Values) -> Any:
+        now = dict(values)
+        at.step.run(now, None)
+        return at.fitting(executed(at.step.func, [now[at.step.output], values[at.step.args[place].index]], {}, None))
+
+    return changed
+
+
+def elsewhere(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that apply to a result a segment which the reference applies only in another layer."""
+    program, seen = at.program, set[Hashable]()
+    if at.step.output not in at.flow.passes:
+        return
+    for start in _continued_otherwise(at):
+        first = program.maker[start]
+        for last in program.steps[first + 1 : first + FARTHEST]:
+            is_new = last.site not in seen and short(last) not in VIEWS
+            if is_new and start in itertools.islice(starts(at.flow, last.output), LONGEST):
+                seen.add(last.site)
+                if program.values[last.output].numel() == at.value.numel():
+                    what = functools.partial(_in_words, at, start, last)
+                    says = lambda what=what: f"also applies {what()}, which the reference applies only in other layers"
+                    yield Edit("added", says, functools.partial(_as_elsewhere, end=last.line), rank=2)
+
+
+def _continued_otherwise(at: At) -> Iterator[int]:
+    """Yield the step's results in other layers, if other lines use them there. Yield one result for equal uses."""
+    program, seen = at.program, [_uses(at.program, at.step)]
+    for number in program.places[at.step.site]:
+        if (uses := _uses(program, program.steps[number])) not in seen:
+            seen.append(uses)
+            yield program.steps[number].output
+
+
+def _uses(program: Program, step: Step) -> set[Hashable]:
+    return {program.steps[number].site for number in program.readers_of(step.number)}
+
+
+def _as_elsewhere(at: At, end: Hashable) -> Change | None:
+    """Return the change that continues a result up to the line `end`, as in another layer."""
+    program, flow = at.program, at.flow
+    ends = [program.steps[number].output for number in program.lines.get(end, ())]
+    pairs = ((start, last) for start in _continued_otherwise(at) for last in ends if start in flow.behind(last))
+    start, last = next(pairs, (None, -1))
+    if start is None:
+        return None
+
+    def changed(values: Values) -> Any:
+        now = dict(values)
+        at.step.run(now, None)
+        return at.fitting(flow.through(start, last, as_shaped(now[at.step.output], program.values[start]), values))
+
+    return changed

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, shown
-from transparity_conformance.against.reference import Inputs, Reference, neighbours
+from transparity_conformance.against.reference import Inputs, Reference, RefusedError, neighbours
 from transparity_conformance.against.references.held import arrays_of
 from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.listening.program import Program, Recorder
@@ -17,9 +17,6 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.forward import called_by_its_names
 from transparity_conformance.running.frameworks.modules import initialised
 from transparity_conformance.running.inputs import answer_in, arrays, framework_of, is_instance, settings_of, takes_of
-
-LARGEST = 8
-"""The largest number of recorded programs in memory."""
 
 
 def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
@@ -47,7 +44,7 @@ class TracedReference(Reference):
     """A function or an object of any framework, called with its inputs as keyword arguments."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
-        self.name, self.model, self.dtype, self.others = name, model, dtype, 0
+        self.name, self.model, self.dtype, self.others, self._programs = name, model, dtype, 0, {}
         held = [array for _, array in arrays_of(model)]  # a model without arrays is judged by its file's imports
         kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
         found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))
@@ -55,7 +52,6 @@ class TracedReference(Reference):
         if self.framework not in ("torch", "jax", "numpy"):
             raise TransparityError(f"{name} uses {self.framework}; expected PyTorch, JAX or NumPy.")
         self.forward = call_port(called_by_its_names, model)  # in evaluation mode
-        self._programs: dict[bytes, Program] = {}
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and its budget, measured with slightly changed inputs and weights. Raise
@@ -66,7 +62,7 @@ class TracedReference(Reference):
         own = np.asarray(call_port(as_numbers, call_port(self.forward, **inputs)), np.float64)
         within = self.budget(inputs, answer, points, "float32")
         if apart(answer, own, self.kept(inputs, answer.shape)).max() > within:
-            raise TransparityError(
+            raise RefusedError(
                 f"{self.name} cannot be followed: its recorded operations give another answer than the original; "
                 "return a deterministic function that keeps no state."
             )
@@ -80,19 +76,14 @@ class TracedReference(Reference):
         """Return the result of `answer`, because a recorded program needs no faster approximation."""
         return self.answer(inputs)
 
-    def program(self, inputs: Inputs, experts: str = "") -> Program:
-        key = b"".join(name.encode() + str(value.shape).encode() + value.tobytes() for name, value in inputs.items())
-        if key not in self._programs:
-            if len(self._programs) == LARGEST:
-                self._programs.pop(next(iter(self._programs)))
-            settings = settings_of(takes_of(self.model))  # which switch the model to evaluation mode
-            model = functools.partial(self.model, **settings) if settings else self.model
-            record = functools.partial(_recorded, self.framework, model, dict(inputs))
-            try:
-                self._programs[key] = call_port(record)
-            except PortCallError as error:
-                raise TransparityError(f"{self.name} cannot be recorded: it raised {error}.") from error.__cause__
-        return self._programs[key]
+    def _recorded(self, inputs: Inputs, experts: str) -> Program:
+        settings = settings_of(takes_of(self.model))  # which switch the model to evaluation mode
+        model = functools.partial(self.model, **settings) if settings else self.model
+        try:
+            program: Program = call_port(_recorded, self.framework, model, dict(inputs))
+        except PortCallError as error:
+            raise RefusedError(f"{self.name} cannot be recorded: it raised {error}.") from error.__cause__
+        return program
 
     @property
     def experts(self) -> tuple[str, ...]:

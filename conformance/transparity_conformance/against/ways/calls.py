@@ -6,11 +6,9 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
-from transparity.errors import TransparityError
 from transparity_conformance.against.compare import Outcome, answer_of
 from transparity_conformance.against.probes import (
     Answer,
@@ -22,9 +20,9 @@ from transparity_conformance.against.probes import (
     telling,
     without_mask,
 )
-from transparity_conformance.against.reference import Inputs, Reference, raised
+from transparity_conformance.against.reference import Inputs, Reference, RefusedError, raised
 from transparity_conformance.against.ways.way import Sides, Way, as_result, compare_way, why_not
-from transparity_conformance.capabilities.port_calls import PortError, signature_of
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError, signature_of
 from transparity_conformance.capabilities.table import failed
 from transparity_conformance.diagnosis.reach.coverage import CALLS, Call, bisect, boundary
 from transparity_conformance.matching.values import apart
@@ -57,17 +55,22 @@ def crossed(reference: Reference, longest: int) -> list[int]:
 
 
 def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare answers for other lengths, batches and image sizes; for a wrong answer, find the first wrong length."""
-    began, outcome, left_out, refused = time.thread_time(), Outcome(()), list[int](), list[str]()
+    """Compare answers for other lengths, batches and image sizes; for a wrong answer, find the first wrong length.
+    If the port fails on a size, this size is untested."""
+    began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
+    refused, failed = list[str](), list[str]()
 
     def judge(name: str, draw: Callable[[], Inputs]) -> bool | None:
         nonlocal outcome
         try:
             now = sides.judged(taken({name: draw()}, signature_of(sides.forward))[0])
-        except PortError:
-            raise
-        except TransparityError as error:  # the reference refuses this size
+        except RefusedError as error:
             refused.append(f"{name}: {str(error).rstrip('.')}")
+            return None
+        except PortProcessError:
+            raise
+        except PortError as error:
+            failed.append(f"{name}: {str(error).rstrip('.')}")
             return None
         outcome = Outcome([*outcome.answers, *now.answers])
         return bool(now.wrong) if now.answers else None
@@ -83,7 +86,8 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
     bisect(_calls(outcome), call)
     for name, images in _larger_images(source).items():
         judge(name, functools.partial(dict, images))
-    found: Any = not_compared(*refused)
+    found = not_compared(*refused)
+    found += not_compared(*failed) if outcome.wrong else CapabilityResult(untested=tuple(failed))
     if not outcome.answers:
         return found
     found += as_result(CLAIM, sides.explained(outcome))

@@ -112,8 +112,16 @@ def text_of(folder: str, *names: str) -> str:
     return "\n".join(file.read_text() for file in files)
 
 
+@cache
+def mentioned(text: str) -> frozenset[str]:
+    """Return the attributes, quoted words and keywords in a text."""
+    return frozenset(
+        word for form in (r"\.(\w+)", r"[\"'](\w+)(?=[\"'])", r"(\w+)=") for word in re.findall(form, text)
+    )
+
+
 def mentions(text: str, field: str) -> bool:
-    return any(re.search(rf"\.{word}\b|[\"']{word}[\"']|\b{word}=", text) for word in words_for(field))
+    return not mentioned(text).isdisjoint(words_for(field))
 
 
 @each_field

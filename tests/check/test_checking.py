@@ -11,15 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.golden.ports import (
-    GPT2,
-    Arrays,
-    Gpt2,
-    ReluOfOneRow,
-    ScaledByTheWidth,
-    Showing,
-    WrongFromSixtyFive,
-)
+from tests.golden.ports import GPT2, Arrays, Gpt2, ReluOfOneRow, ScaledByTheWidth, Showing, WrongFromSixtyFive
 from tests.golden.test_golden import FILE
 
 from meta.pool.port import port_with

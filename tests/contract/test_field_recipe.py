@@ -27,10 +27,7 @@ CONFIG = "reference/transparity/config/transformer_config.py"
 STRATEGIES = "conformance/transparity_conformance/oracle/strategies.py"
 CONTRACT = "reference/transparity"
 COLUMNS = ("reference/transparity_numpy", "backends/transparity_pytorch", "backends/transparity_flax")
-FAULTS = (
-    "conformance/transparity_conformance/catalogue",
-    "conformance/transparity_conformance/capabilities/faults",
-)
+FAULTS = ("conformance/transparity_conformance/catalogue", "conformance/transparity_conformance/capabilities/faults")
 
 PARTS = tuple(f"parts/{path.name}" for path in sorted((ROOT / CONTRACT / "parts").glob("*.py")))
 """Files of `reference/transparity` that define which parameters exist."""
@@ -48,8 +45,7 @@ NO_FAULT = {
     "recurrent_key_dim": "the field is a size, so the weights do not fit a port with another value",
     "recurrent_value_dim": "the field is a size, so the weights do not fit a port with another value",
     **dict.fromkeys(
-        ("source_vocab_size", "target_vocab_size"),
-        "the field is a size; `vocabulary-padded` depends on the logits",
+        ("source_vocab_size", "target_vocab_size"), "the field is a size; `vocabulary-padded` depends on the logits"
     ),
     "num_classes": "the field is a size, so the weights do not fit a port with another value",
     "head_transform_bias": "the fault `bias-dropped` depends on the bias parameter itself",

@@ -288,10 +288,7 @@ FAULTY: list[tuple[Callable[[Path], object], str]] = [
     *((stored(PARAMETERS, share), UNREADABLE) for share in (0.001, 0.1, 0.5, 0.999)),
     *((stored(LIES[lie]), UNREADABLE) for lie in ("a pickle", "cut", "twice", "endless header")),
     *(
-        (
-            stored(header({"head.bias": entry([1], 0, size, dtype)}, bytes(size))),
-            DTYPE.replace("{dtype}", dtype),
-        )
+        (stored(header({"head.bias": entry([1], 0, size, dtype)}, bytes(size))), DTYPE.replace("{dtype}", dtype))
         for dtype, size in DTYPES.items()
     ),
 ]

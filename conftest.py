@@ -143,6 +143,7 @@ def write_seconds(path: Path, seconds: Mapping[str, Mapping[str, float]]) -> Non
 
 ROWS = (
     "test_a_model_is_found_as_it_stands",
+    "test_a_module_is_judged",
     "test_a_port_has_its_golden_report",
     "test_what_no_configuration_says_is_refused",
 )
@@ -205,11 +206,11 @@ def _is_long(item: pytest.Item) -> bool:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str:
-    """Print how long the measured tests take in total."""
+    """Print how long the measured tests take in total, and how many tests were not measured."""
     known = measured()
-    names = [name_of(item.nodeid) for item in items]
-    taken = sum(known.get(file, {}).get(name, 0.0) for file, name in names)
-    return f"{len(items)} tests, which take about {taken:,.0f} s of processor time"
+    found = [known.get(file, {}).get(name) for file, name in (name_of(item.nodeid) for item in items)]
+    taken = f"{len(items)} tests, which take about {sum(filter(None, found)):,.0f} s of processor time"
+    return f"{taken}; {found.count(None)} have no recorded duration"
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

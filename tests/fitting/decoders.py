@@ -1,12 +1,16 @@
-# mypy: ignore-errors
+# mypy: disable-error-code="no-untyped-call"
 """Small decoders in unusual forms: `fit` must find the configuration, or the reason why no configuration fits."""
+
+from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from meta.adapting import decoders
 from meta.adapting.decoders import RMSNorm, by_head, causal_buffer, keys_first, style
@@ -33,13 +37,15 @@ CONFIG = TransformerConfig(
 class Decoder(decoders.Decoder):
     """A GPT-2 with ReLU and an untied head with a bias; arguments change its style."""
 
-    def __init__(self, **changes):
+    transformer: Any
+
+    def __init__(self, **changes: Any) -> None:
         super().__init__(CONFIG, dataclasses.replace(style("nanogpt"), **{"act": F.relu, "is_tied": False} | changes))
         if not self.style.is_tied:
             self.lm_head = nn.Linear(WIDTH, VOCABULARY)
 
 
-def masked(layer, q, k, v):
+def masked(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     length = q.size(2)
     scores = q @ k.transpose(-2, -1) / k.size(-1) ** 0.5
     return scores.masked_fill(layer.attn.bias[:, :, :length, :length] == 0, -torch.inf).softmax(-1) @ v
@@ -48,33 +54,33 @@ def masked(layer, q, k, v):
 class GPT(Decoder):
     """A GPT with a tied head and a mask in a buffer, which returns a pair."""
 
-    def __init__(self, **changes):
+    def __init__(self, **changes: Any) -> None:
         of_gpt = {"act": style("nanogpt").act, "is_tied": True, "attend": masked, "also": {"attn.bias": causal_buffer}}
         super().__init__(**of_gpt | changes)
 
-    def forward(self, idx, targets=None):
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Any:
         return super().forward(idx), None
 
 
 class Float32Norm(RMSNorm):
     """An RMSNorm like Llama's, which computes in float32 for every dtype."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.weight * (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
 class Bounded(RMSNorm):
     """An RMSNorm with a lower bound for the mean square instead of an added eps."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).clamp_min(self.eps))
 
 
-def rms(eps):
+def rms(eps: float) -> Decoder:
     return Decoder(norm=functools.partial(Float32Norm, eps=eps))
 
 
-def in_buffer(layer, q, k, v, fill=0.0, *, by_hand=False):
+def in_buffer(layer: Any, q: Tensor, k: Tensor, v: Tensor, fill: float = 0.0, *, by_hand: bool = False) -> Tensor:
     """Attend to a buffer for the maximum number of tokens; unused entries contain `fill`."""
     length = q.shape[2]
     keys, values = (torch.full((*each.shape[:2], PLACES, each.shape[3]), fill) for each in (k, v))
@@ -86,30 +92,30 @@ def in_buffer(layer, q, k, v, fill=0.0, *, by_hand=False):
     return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values.to(q)
 
 
-def unbound(c, fused):
+def unbound(c: TransformerConfig, fused: Tensor) -> Iterator[Tensor]:
     return (each.transpose(1, 2) for each in fused.unflatten(-1, (3, c.num_heads, -1)).unbind(-3))
 
 
-def buffered(**options):
+def buffered(**options: Any) -> Decoder:
     return Decoder(attend=functools.partial(in_buffer, **options), split=unbound)
 
 
-def head_by_head():
+def head_by_head() -> Decoder:
     return Decoder(split=by_head)
 
 
 class TwoMasks(Decoder):
     """A decoder that hides later tokens by −∞, then adds −1e9 to the scores of padding."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(attend=self.masked)
 
-    def masked(self, layer, q, k, v):
+    def masked(self, layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
         return (scores + (1.0 - self.mask[:, None, None]) * -1e9).softmax(-1) @ v
 
-    def forward(self, ids, attention_mask=None):
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         self.mask = torch.ones(ids.shape) if attention_mask is None else attention_mask
         return super().forward(ids)
 
@@ -117,60 +123,60 @@ class TwoMasks(Decoder):
 class Every(nn.Embedding):
     """The embeddings of all positions, for texts of any length."""
 
-    def forward(self, ids):
+    def forward(self, ids: Tensor) -> Tensor:
         return self.weight
 
 
-def whole():
+def whole() -> Decoder:
     """Return a decoder that always processes the maximum number of positions."""
     model = Decoder()
     model.transformer.wpe = Every(PLACES, WIDTH)
     return model
 
 
-def padded():
+def padded() -> Callable[[Tensor], Tensor]:
     model = whole()
     return lambda ids: model(F.pad(ids, (0, PLACES - ids.shape[1])))[:, : ids.shape[1]]
 
 
-def narrow():
+def narrow() -> Decoder:
     """Return a decoder whose last linear layer has two unused outputs."""
     model = Decoder()
     model.transformer.h[1].mlp.c_proj = nn.Sequential(nn.Linear(40, WIDTH + 2), nn.ZeroPad1d((0, -2)))
     return model
 
 
-def of_two_kinds():
+def of_two_kinds() -> GPT:
     """Return a GPT whose two layers have different activations, which no configuration describes."""
     model = GPT(act=F.relu)
     model.transformer.h[1].style = dataclasses.replace(model.style, act=F.silu)
     return model
 
 
-def keys_before_queries():
+def keys_before_queries() -> GPT:
     names = "attn.key attn.query attn.value attn.proj"
     return GPT(attention=names, split=keys_first, attend=decoders.attend_sdpa)
 
 
-def frozen():
+def frozen() -> GPT:
     model = GPT()
     for parameter in model.parameters():
         parameter.requires_grad = parameter.ndim < 2
     return model
 
 
-def of_two_eps():
+def of_two_eps() -> GPT:
     model = GPT()
     model.transformer.ln_f.eps = 1e-3
     return model
 
 
 class Scaled(nn.Embedding):
-    def forward(self, ids):
+    def forward(self, ids: Tensor) -> Tensor:
         return super().forward(ids) * 0.25
 
 
-def scaled():
+def scaled() -> GPT:
     model = GPT()
     model.transformer.wpe = Scaled(PLACES, WIDTH)
     return model
@@ -179,7 +185,7 @@ def scaled():
 class Cached(GPT):
     """A GPT whose second argument is the start position, which `fit` must not mistake for the targets."""
 
-    def forward(self, tokens, start_pos: int):
+    def forward(self, tokens: Tensor, start_pos: int) -> Any:  # type: ignore[override]
         assert start_pos == 0
         return super().forward(tokens)
 
@@ -187,15 +193,15 @@ class Cached(GPT):
 class PaddedRows(GPT):
     """A GPT that masks padding in the rows of the scores."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(attend=self.masked)
 
-    def masked(self, layer, q, k, v):
+    def masked(self, layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.transpose(-2, -1) / q.size(-1) ** 0.5
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) | self.is_padding[:, None, :, None]
         return scores.masked_fill(hidden, -1e4).softmax(-1) @ v
 
-    def forward(self, tokens):
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         self.is_padding = tokens == 5
         return super().forward(tokens)[0]
 
@@ -203,43 +209,43 @@ class PaddedRows(GPT):
 class RowsSecond(nn.Module):
     """PyTorch's layers with their default order of axes: positions before rows."""
 
-    def __init__(self, **options):
+    def __init__(self, **options: Any) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(PLACES, WIDTH)
         layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 40, 0.0, **options)
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
-    def forward(self, ids):
+    def forward(self, ids: Tensor) -> Tensor:
         x = self.tokens(ids.T) + self.places(torch.arange(ids.shape[1]))[:, None]
         return self.head(self.layers(x, nn.Transformer.generate_square_subsequent_mask(len(x)))).transpose(0, 1)
 
 
-def needs(width):
+def needs(width: int) -> GPT:
     raise NotImplementedError(width)
 
 
-def no_module():
+def no_module() -> int:
     return 3
 
 
 class Bag(nn.Module):
     """A model that averages the embeddings up to each token, without attention."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
 
-    def forward(self, tokens):
+    def forward(self, tokens: Tensor) -> Tensor:
         return self.embed(tokens).cumsum(1)
 
 
 class Images(nn.Module):
     """An image model without attention, whose argument has an unusual name."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.patches, self.head = nn.Conv2d(3, WIDTH, 4, 4), nn.Linear(WIDTH, 10)
 
-    def forward(self, img):
+    def forward(self, img: Tensor) -> Tensor:
         return self.head(self.patches(img).flatten(2).mean(2))

@@ -86,11 +86,7 @@ FAULTS = {
         "x = x + self.down(nn.functional.silu(self.up(x.detach())))",
         "gradients",
     ),
-    "padding counts in the loss": (
-        "labels[:, 1:].flatten())",
-        "labels[:, 1:].flatten().clamp(min=0))",
-        "loss",
-    ),
+    "padding counts in the loss": ("labels[:, 1:].flatten())", "labels[:, 1:].flatten().clamp(min=0))", "loss"),
     "a buffer is kept": (
         "x = self.embedding(input_ids)",
         "x = self.embedding(input_ids) + getattr(self, 'kept', 0.0); self.kept = 0.1 * x.detach().mean((0, 1))",

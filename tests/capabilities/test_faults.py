@@ -13,10 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass
-from transparity_conformance.capabilities.decoding.generation import (
-    BEAMS,
-    GENERATION,
-)
+from transparity_conformance.capabilities.decoding.generation import BEAMS, GENERATION
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.faults import (
     BEAM_FAULTS,

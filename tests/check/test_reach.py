@@ -162,10 +162,7 @@ def test_a_field_that_is_not_read_changes_no_logits(name: str) -> None:
 
 
 def test_the_budget_of_a_call_is_finite_and_far_below_its_logits() -> None:
-    for model in (
-        *reach_of_preset("pre-norm"),
-        *reach_of(WINDOW, probes_of(WINDOW, "")["mixed"].parameters),
-    ):
+    for model in (*reach_of_preset("pre-norm"), *reach_of(WINDOW, probes_of(WINDOW, "")["mixed"].parameters)):
         for probe in model.probes:
             assert 0 < 1000 * probe.budget("float32") < np.abs(probe.oracle.expected["logits"]).max()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -94,6 +95,7 @@ DIFFERENT = {
 """Additional (+) and missing (-) arguments of a framework's functions compared with NumPy's, and the reason."""
 
 
+@functools.cache
 def defined(column: str, file: str) -> dict[str, ast.FunctionDef | ast.ClassDef]:
     """Return a file's public functions and classes by NumPy's name: `self_attention` for the class `SelfAttention`."""
     tree = ast.parse(COLUMNS[column].joinpath(*file.split(".")).with_suffix(".py").read_text())

@@ -190,19 +190,10 @@ def test_a_lone_stack_shares_no_embedding() -> None:
             {"full": {"norm": "rms"}},
             "layer_overrides has 'norm' for layers of the kind 'full'; expected a field in which layers may differ",
         ),
-        (
-            {"other": {"rope_theta": 5.0}},
-            "layer_overrides has the kind 'other', which is not in layer_types (full",
-        ),
+        ({"other": {"rope_theta": 5.0}}, "layer_overrides has the kind 'other', which is not in layer_types (full"),
         ({"full": {"rope_theta": -1}}, "layer_overrides of the kind 'full' is impossible: rope_theta is -1"),
-        (
-            {"full": {"positions": "alibi"}},
-            "layer_overrides has positions 'alibi' for layers of the kind 'full'",
-        ),
-        (
-            {"full": {"sliding_window": 3}},
-            "layer_overrides has a sliding_window of 3 for layers of",
-        ),
+        ({"full": {"positions": "alibi"}}, "layer_overrides has positions 'alibi' for layers of the kind 'full'"),
+        ({"full": {"sliding_window": 3}}, "layer_overrides has a sliding_window of 3 for layers of"),
     ],
 )
 def test_layers_that_cannot_differ_like_this(overrides: Any, says: str) -> None:

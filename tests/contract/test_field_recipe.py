@@ -27,10 +27,7 @@ CONFIG = "reference/transparity/config/transformer_config.py"
 STRATEGIES = "conformance/transparity_conformance/oracle/strategies.py"
 CONTRACT = "reference/transparity"
 COLUMNS = ("reference/transparity_numpy", "backends/transparity_pytorch", "backends/transparity_flax")
-FAULTS = (
-    "conformance/transparity_conformance/catalogue",
-    "conformance/transparity_conformance/capabilities/faults",
-)
+FAULTS = ("conformance/transparity_conformance/catalogue", "conformance/transparity_conformance/capabilities/faults")
 
 PARTS = tuple(f"parts/{path.name}" for path in sorted((ROOT / CONTRACT / "parts").glob("*.py")))
 """Files of `reference/transparity` that define which parameters exist."""
@@ -48,8 +45,7 @@ NO_FAULT = {
     "recurrent_key_dim": "the field is a size, so the weights do not fit a port with another value",
     "recurrent_value_dim": "the field is a size, so the weights do not fit a port with another value",
     **dict.fromkeys(
-        ("source_vocab_size", "target_vocab_size"),
-        "the field is a size; `vocabulary-padded` depends on the logits",
+        ("source_vocab_size", "target_vocab_size"), "the field is a size; `vocabulary-padded` depends on the logits"
     ),
     "num_classes": "the field is a size, so the weights do not fit a port with another value",
     "head_transform_bias": "the fault `bias-dropped` depends on the bias parameter itself",
@@ -112,8 +108,16 @@ def text_of(folder: str, *names: str) -> str:
     return "\n".join(file.read_text() for file in files)
 
 
+@cache
+def mentioned(text: str) -> frozenset[str]:
+    """Return the attributes, quoted words and keywords in a text."""
+    return frozenset(
+        word for form in (r"\.(\w+)", r"[\"'](\w+)(?=[\"'])", r"(\w+)=") for word in re.findall(form, text)
+    )
+
+
 def mentions(text: str, field: str) -> bool:
-    return any(re.search(rf"\.{word}\b|[\"']{word}[\"']|\b{word}=", text) for word in words_for(field))
+    return not mentioned(text).isdisjoint(words_for(field))
 
 
 @each_field

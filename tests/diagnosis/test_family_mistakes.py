@@ -122,11 +122,7 @@ def _of_key_positions(config: TransformerConfig) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("case", "fields", "change"),
-    [
-        ("qwen", {"rope_layout": "interleaved"}, _permuted),
-        ("bloom", {}, None),
-    ],
+    ("case", "fields", "change"), [("qwen", {"rope_layout": "interleaved"}, _permuted), ("bloom", {}, None)]
 )
 def test_another_form_of_the_same_is_right(
     case: str, fields: dict[str, Any], change: Callable[..., Arrays] | None, monkeypatch: pytest.MonkeyPatch

@@ -1,127 +1,224 @@
-"""Small decoders with a property that `fit` cannot see: their eps, a buffer, a fixed length, or the batch axis."""
+# mypy: disable-error-code="no-untyped-call"
+"""Small decoders in unusual forms: `fit` must find the configuration, or the reason why no configuration fits."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from meta.adapting import decoders
+from meta.adapting.decoders import RMSNorm, by_head, causal_buffer, keys_first, style
+from transparity.config import TransformerConfig
 
 WIDTH, HEADS, PLACES, VOCABULARY = 24, 3, 40, 53
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+CONFIG = TransformerConfig(
+    architecture="decoder",
+    target_vocab_size=VOCABULARY,
+    max_length=PLACES,
+    embed_dim=WIDTH,
+    num_heads=HEADS,
+    num_decoder_layers=2,
+    feed_forward_dim=40,
+    activation="gelu-tanh",
+    norm_position="pre",
+    final_norm=True,
+    tied_head=True,
+    head_bias=False,
+)
 
 
-class RmsNorm(nn.Module):
-    """An RMSNorm like Llama's, which computes in float32 for every dtype."""
+class Decoder(decoders.Decoder):
+    """A GPT-2 with ReLU and an untied head with a bias; arguments change its style."""
 
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(WIDTH)), eps
+    transformer: Any
 
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
-
-
-class Bounded(RmsNorm):
-    """An RMSNorm with a lower bound for the mean square instead of an added eps."""
-
-    def __init__(self) -> None:
-        super().__init__(1e-5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).clamp_min(self.eps))
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(CONFIG, dataclasses.replace(style("nanogpt"), **{"act": F.relu, "is_tied": False} | changes))
+        if not self.style.is_tied:
+            self.lm_head = nn.Linear(WIDTH, VOCABULARY)
 
 
-def in_place(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-
-def in_buffer(query: Tensor, key: Tensor, value: Tensor, fill: float = 0.0, *, by_hand: bool = False) -> Tensor:
-    """Attend to a buffer for the maximum number of tokens; unused entries contain `fill`."""
-    length = query.shape[2]
-    keys, values = (torch.full((*each.shape[:2], PLACES, each.shape[3]), fill) for each in (key, value))
-    keys[:, :, :length], values[:, :, :length] = key, value
-    mask = torch.ones(PLACES, PLACES).tril().bool()[:length]
-    if not by_hand:
-        return nn.functional.scaled_dot_product_attention(query, keys.to(query), values.to(query), attn_mask=mask)
-    scores = torch.einsum("bhqd,bhkd->bhqk", query, keys.to(query)) * query.shape[-1] ** -0.5
-    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values.to(query)
-
-
-class Attention(nn.Module):
-    def __init__(self, attend: Attend, *, by_head: bool) -> None:
-        super().__init__()
-        self.attend, self.by_head = attend, by_head
-        self.packed, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        made = self.packed(x).unflatten(-1, (HEADS, 3, -1) if self.by_head else (3, HEADS, -1))
-        parts = (each.transpose(1, 2) for each in made.unbind(-2 if self.by_head else -3))
-        return self.out(self.attend(*parts).transpose(1, 2).flatten(2))
-
-
-class Block(nn.Module):
-    def __init__(self, norm: Callable[[], nn.Module], attention: nn.Module, activation: nn.Module) -> None:
-        super().__init__()
-        self.before, self.between, self.attention = norm(), norm(), attention
-        self.feed = nn.Sequential(nn.Linear(WIDTH, 40), activation, nn.Linear(40, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.before(x))
-        return x + self.feed(self.between(x))
-
-
-class Decoder(nn.Module):
-    def __init__(
-        self,
-        norm: Callable[[], nn.Module] | None = None,
-        attend: Attend = in_place,
-        *activations: nn.Module,
-        by_head: bool = False,
-    ) -> None:
-        super().__init__()
-        make, each = norm or functools.partial(nn.LayerNorm, WIDTH), activations or (nn.ReLU(), nn.ReLU())
-        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(PLACES, WIDTH)
-        self.blocks = nn.ModuleList(Block(make, Attention(attend, by_head=by_head), function) for function in each)
-        self.end, self.head = make(), nn.Linear(WIDTH, VOCABULARY)
-
-    def positions(self, length: int) -> Tensor:
-        return self.places(torch.arange(length))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.positions(ids.shape[1])
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.end(x))
+def masked(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    length = q.size(2)
+    scores = q @ k.transpose(-2, -1) / k.size(-1) ** 0.5
+    return scores.masked_fill(layer.attn.bias[:, :, :length, :length] == 0, -torch.inf).softmax(-1) @ v
 
 
 class GPT(Decoder):
     """A GPT with a tied head and a mask in a buffer, which returns a pair."""
 
-    mask: Tensor
-
-    def __init__(self, *activations: nn.Module) -> None:
-        super().__init__(None, self.masked, *(activations or (nn.GELU("tanh"), nn.GELU("tanh"))))
-        self.register_buffer("mask", torch.ones(PLACES, PLACES).tril()[None, None])
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def masked(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        length = query.shape[2]
-        scores = query @ key.transpose(-2, -1) / key.shape[-1] ** 0.5
-        return scores.masked_fill(self.mask[:, :, :length, :length] == 0, -torch.inf).softmax(-1) @ value
+    def __init__(self, **changes: Any) -> None:
+        of_gpt = {"act": style("nanogpt").act, "is_tied": True, "attend": masked, "also": {"attn.bias": causal_buffer}}
+        super().__init__(**of_gpt | changes)
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> Any:
         return super().forward(idx), None
 
 
+class Float32Norm(RMSNorm):
+    """An RMSNorm like Llama's, which computes in float32 for every dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class Bounded(RMSNorm):
+    """An RMSNorm with a lower bound for the mean square instead of an added eps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).clamp_min(self.eps))
+
+
+def rms(eps: float) -> Decoder:
+    return Decoder(norm=functools.partial(Float32Norm, eps=eps))
+
+
+def in_buffer(layer: Any, q: Tensor, k: Tensor, v: Tensor, fill: float = 0.0, *, by_hand: bool = False) -> Tensor:
+    """Attend to a buffer for the maximum number of tokens; unused entries contain `fill`."""
+    length = q.shape[2]
+    keys, values = (torch.full((*each.shape[:2], PLACES, each.shape[3]), fill) for each in (k, v))
+    keys[:, :, :length], values[:, :, :length] = k, v
+    mask = torch.ones(PLACES, PLACES).tril().bool()[:length]
+    if not by_hand:
+        return F.scaled_dot_product_attention(q, keys.to(q), values.to(q), attn_mask=mask)
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, keys.to(q)) * q.shape[-1] ** -0.5
+    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values.to(q)
+
+
+def unbound(c: TransformerConfig, fused: Tensor) -> Iterator[Tensor]:
+    return (each.transpose(1, 2) for each in fused.unflatten(-1, (3, c.num_heads, -1)).unbind(-3))
+
+
+def buffered(**options: Any) -> Decoder:
+    return Decoder(attend=functools.partial(in_buffer, **options), split=unbound)
+
+
+def head_by_head() -> Decoder:
+    return Decoder(split=by_head)
+
+
+class TwoMasks(Decoder):
+    """A decoder that hides later tokens by −∞, then adds −1e9 to the scores of padding."""
+
+    def __init__(self) -> None:
+        super().__init__(attend=self.masked)
+
+    def masked(self, layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
+        return (scores + (1.0 - self.mask[:, None, None]) * -1e9).softmax(-1) @ v
+
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        self.mask = torch.ones(ids.shape) if attention_mask is None else attention_mask
+        return super().forward(ids)
+
+
+class Every(nn.Embedding):
+    """The embeddings of all positions, for texts of any length."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.weight
+
+
+def whole() -> Decoder:
+    """Return a decoder that always processes the maximum number of positions."""
+    model = Decoder()
+    model.transformer.wpe = Every(PLACES, WIDTH)
+    return model
+
+
+def padded() -> Callable[[Tensor], Tensor]:
+    model = whole()
+    return lambda ids: model(F.pad(ids, (0, PLACES - ids.shape[1])))[:, : ids.shape[1]]
+
+
+def narrow() -> Decoder:
+    """Return a decoder whose last linear layer has two unused outputs."""
+    model = Decoder()
+    model.transformer.h[1].mlp.c_proj = nn.Sequential(nn.Linear(40, WIDTH + 2), nn.ZeroPad1d((0, -2)))
+    return model
+
+
 def of_two_kinds() -> GPT:
     """Return a GPT whose two layers have different activations, which no configuration describes."""
-    return GPT(nn.ReLU(), nn.SiLU())
+    model = GPT(act=F.relu)
+    model.transformer.h[1].style = dataclasses.replace(model.style, act=F.silu)
+    return model
+
+
+def keys_before_queries() -> GPT:
+    names = "attn.key attn.query attn.value attn.proj"
+    return GPT(attention=names, split=keys_first, attend=decoders.attend_sdpa)
+
+
+def frozen() -> GPT:
+    model = GPT()
+    for parameter in model.parameters():
+        parameter.requires_grad = parameter.ndim < 2
+    return model
+
+
+def of_two_eps() -> GPT:
+    model = GPT()
+    model.transformer.ln_f.eps = 1e-3
+    return model
+
+
+class Scaled(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * 0.25
+
+
+def scaled() -> GPT:
+    model = GPT()
+    model.transformer.wpe = Scaled(PLACES, WIDTH)
+    return model
+
+
+class Cached(GPT):
+    """A GPT whose second argument is the start position, which `fit` must not mistake for the targets."""
+
+    def forward(self, tokens: Tensor, start_pos: int) -> Any:  # type: ignore[override]
+        assert start_pos == 0
+        return super().forward(tokens)
+
+
+class PaddedRows(GPT):
+    """A GPT that masks padding in the rows of the scores."""
+
+    def __init__(self) -> None:
+        super().__init__(attend=self.masked)
+
+    def masked(self, layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.transpose(-2, -1) / q.size(-1) ** 0.5
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) | self.is_padding[:, None, :, None]
+        return scores.masked_fill(hidden, -1e4).softmax(-1) @ v
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        self.is_padding = tokens == 5
+        return super().forward(tokens)[0]
+
+
+class RowsSecond(nn.Module):
+    """PyTorch's layers with their default order of axes: positions before rows."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(PLACES, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 40, 0.0, **options)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids.T) + self.places(torch.arange(ids.shape[1]))[:, None]
+        return self.head(self.layers(x, nn.Transformer.generate_square_subsequent_mask(len(x)))).transpose(0, 1)
 
 
 def needs(width: int) -> GPT:
@@ -141,67 +238,6 @@ class Bag(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.embed(tokens).cumsum(1)
-
-
-class TwoMasks(Decoder):
-    """A decoder that hides later tokens by −∞, then adds −1e9 to the scores of padding."""
-
-    def __init__(self) -> None:
-        super().__init__(attend=self.masked)
-        self.mask = torch.ones(1, 1)
-
-    def masked(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-        scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
-        return (scores + (1.0 - self.mask[:, None, None]) * -1e9).softmax(-1) @ value
-
-    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        self.mask = torch.ones(ids.shape) if attention_mask is None else attention_mask
-        return super().forward(ids)
-
-
-def rms(eps: float) -> Decoder:
-    return Decoder(functools.partial(RmsNorm, eps))
-
-
-class Whole(Decoder):
-    """A decoder that always processes the maximum number of positions."""
-
-    def positions(self, length: int) -> Tensor:
-        return self.places.weight
-
-
-def padded() -> Callable[[Tensor], Tensor]:
-    model = Whole()
-
-    def forward(ids: Tensor) -> Tensor:
-        return model(nn.functional.pad(ids, (0, PLACES - ids.shape[1])))[:, : ids.shape[1]]
-
-    return forward
-
-
-class RowsSecond(nn.Module):
-    """PyTorch's layers with their default order of axes: positions before rows."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(PLACES, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 40, 0.0, **options)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids.T) + self.places(torch.arange(ids.shape[1]))[:, None]
-        return self.head(self.layers(x, nn.Transformer.generate_square_subsequent_mask(len(x)))).transpose(0, 1)
-
-
-class Narrow(Decoder):
-    """A decoder whose second linear layer has two unused outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        wide = nn.Linear(40, WIDTH + 2), nn.ZeroPad1d((0, -2))
-        self.blocks[1].feed = nn.Sequential(nn.Linear(WIDTH, 40), nn.ReLU(), *wide)
 
 
 class Images(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -181,12 +180,12 @@ ROWS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "eps 1e-8": (lambda: ports.rms(1e-8), {"norm_eps": 1e-8}),
     "eps 3e-9": (lambda: ports.rms(3e-9), {"norm_eps": 3e-9}),
     "a usual eps": (lambda: ports.rms(1e-6), {"norm_eps": 1e-6}),
-    "a buffer": (lambda: ports.Decoder(attend=ports.in_buffer), {"num_heads": 3}),
-    "a buffer of sevens": (lambda: ports.Decoder(attend=functools.partial(ports.in_buffer, fill=7.0)), {}),
-    "a buffer, by hand": (lambda: ports.Decoder(attend=functools.partial(ports.in_buffer, by_hand=True)), {}),
+    "a buffer": (ports.buffered, {"num_heads": 3}),
+    "a buffer of sevens": (lambda: ports.buffered(fill=7.0), {}),
+    "a buffer, by hand": (lambda: ports.buffered(by_hand=True), {}),
     "no buffer": (ports.Decoder, {"num_heads": 3, "max_length": 40}),
     "two masks": (ports.TwoMasks, {"padding": "attention-mask"}),
-    "head by head": (lambda: ports.Decoder(by_head=True), {"num_heads": 3}),
+    "head by head": (ports.head_by_head, {"num_heads": 3}),
     "padded to all places": (ports.padded, {"num_heads": 3, "max_length": 40}),
     "rows second": (ports.RowsSecond, {"norm_position": "post"}),
     "rows second, norms first": (lambda: ports.RowsSecond(norm_first=True), {"norm_position": "pre"}),
@@ -194,8 +193,8 @@ ROWS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "one length": (ports.Whole, "when it was called with tokens (8, 9)"),
-    "a wider result": (ports.Narrow, "Layer 1 of the decoder does not end with a feed-forward"),
+    "one length": (ports.whole, "when it was called with tokens (8, 9)"),
+    "a wider result": (ports.narrow, "Layer 1 of the decoder does not end with a feed-forward"),
     "images by another name": (ports.Images, "The image embedding was not recognized"),
 }
 
@@ -219,14 +218,14 @@ def test_what_stops_a_fit_is_told_with_what_is_known(name: str, row: tuple[Any, 
 
 def test_what_only_the_probes_of_a_check_show_is_not_confirmed() -> None:
     """Use a lower bound instead of eps; only a check's probes have activations that are small enough to show it."""
-    made = fit(lambda: ports.Decoder(ports.Bounded))
+    made = fit(lambda: ports.Decoder(norm=ports.Bounded))
     assert not made.is_confirmed
     assert "weights of a check" in " ".join(made.remarks)
 
 
 def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:
     file = tmp_path / "partial.json"
-    result = invoke("fit", f"{ports.__file__}:Whole", "--json", file)
+    result = invoke("fit", f"{ports.__file__}:whole", "--json", file)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert "The nearest template is" in result.stderr and "--against" in result.stderr
@@ -234,5 +233,5 @@ def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:
 
 
 def test_what_is_in_a_buffer_is_adapted() -> None:
-    config = fit(ports.Decoder).config
-    assert adapt(lambda: ports.Decoder(attend=ports.in_buffer), config).is_proved
+    config = fit(lambda: ports.buffered(fill=7.0)).config
+    assert adapt(ports.buffered, config).is_proved

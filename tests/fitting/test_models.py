@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import transformers as hub
 from tests.fitting import decoders, forms, small_recurrent, small_vision
-from tests.fitting.forms import CONFIG, linen
+from tests.fitting.decoders import CONFIG
 
-from meta.adapting import arrays
+from meta.adapting import arrays, encoders
+from meta.adapting.measure import CONFIGS
 from meta.fitting.drawn import module
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.port_calls import PortError
@@ -55,6 +56,7 @@ def rows(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(names, values, strict=True))
 
 
+TRANSLATION = CONFIGS["torch-transformer"]
 ARRAYS = dataclasses.replace(CONFIG, pad_id=None, norm_eps=1e-5)
 SMALL: dict[str, Any] = {"source_vocab_size": 37, "target_vocab_size": 37, "max_length": 40, "feed_forward_dim": 40}
 SIZES: dict[str, Any] = {"vocab_size": 53, "hidden_size": 24, "num_hidden_layers": 2}
@@ -134,15 +136,17 @@ def of_maps(*, bias: bool) -> Found:
 ROTARY: dict[str, Any] = {"positions": "rotary", "rope_theta": 500.0}
 
 MODELS: dict[str, Found] = {
-    "a place in the sequence": Found(forms.Cached, like(ARRAYS)),
-    "keys before queries": Found(forms.keys_first, like(dataclasses.replace(ARRAYS, mask_value=-np.inf), "mask_order")),
-    "frozen maps": Found(forms.frozen, like(ARRAYS)),
+    "a place in the sequence": Found(decoders.Cached, like(ARRAYS)),
+    "keys before queries": Found(
+        decoders.keys_before_queries, like(dataclasses.replace(ARRAYS, mask_value=-np.inf), "mask_order")
+    ),
+    "frozen maps": Found(decoders.frozen, like(ARRAYS)),
     "half precision": Found(lambda: decoders.GPT().bfloat16(), like(ARRAYS)),
     "norms of several eps": Found(
-        forms.of_two_eps, {}, is_confirmed=False, remarks=("decoder.final_norm has the eps 0.001, not 1e-05",)
+        decoders.of_two_eps, {}, is_confirmed=False, remarks=("decoder.final_norm has the eps 0.001, not 1e-05",)
     ),
     "padding in rows": Found(
-        forms.PaddedRows,
+        decoders.PaddedRows,
         {"pad_id": 5, "target_mask": "causal-and-padding"},
         is_confirmed=False,
         remarks=("The decoder masks the token 5 as a query, not as a key: rows of scores instead of columns",),
@@ -215,13 +219,11 @@ LONG: dict[str, Found] = {
     },
     "heads and rows in NumPy": Found(functools.partial(arrays.pico, CONFIG), like(ARRAYS, "mask_value", "mask_order")),
     "flax.nnx": Found(functools.partial(arrays.flax, CONFIG), like(ARRAYS, "mask_value", "mask_order")),
-    "flax.linen": Found(linen, like(ARRAYS, "mask_value", "mask_order")),
+    "flax.linen": Found(forms.linen, like(ARRAYS, "mask_value", "mask_order")),
     "the longest input": Found(forms.Short, {"max_length": 37}),
     "experts by themselves": Found(lambda: module(example_config("mixtral")), {}, template="mixtral", differs=()),
     "nn.Transformer": Found(
-        forms.Translation,
-        {"architecture": "encoder-decoder", "num_heads": 3, "activation": "gelu"}
-        | {"norm_position": "post", "final_norm": True, "pad_id": 1},
+        functools.partial(encoders.Torch, TRANSLATION), like(TRANSLATION, "mask_value", "mask_order")
     ),
     "bounds of time steps": Found(
         functools.partial(small_recurrent.MambaLM, groups=2, limits=(0.3, 0.8)),
@@ -307,7 +309,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
-    "scaled positions": (forms.scaled, PortError, r"places\.weight are multiplied by 0\.25 before they are added"),
+    "scaled positions": (decoders.scaled, PortError, r"wpe\.weight are multiplied by 0\.25 before they are added"),
     "no correction": (
         small_recurrent.uncorrected,
         FitError,

@@ -119,10 +119,7 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
             "--ranks needs a PORT that is a model in Python, or a --command; model.onnx is",
         ),
         ([LLAMA + "load"], f"{LLAMA}load takes one argument, like a loader load(folder); add --family NAME or"),
-        (
-            [LLAMA + "load", "--family", "gpt7"],
-            "There is no family 'gpt7'; the nearest family is gptj",
-        ),
+        ([LLAMA + "load", "--family", "gpt7"], "There is no family 'gpt7'; the nearest family is gptj"),
         ([LLAMA + "load", "--family", "llama", "--preset", "translation"], "--family needs a PORT"),
         ([LLAMA + "build", "--family", "llama"], "--family needs load(folder)"),
         (

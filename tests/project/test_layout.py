@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -71,6 +72,7 @@ LISTS = {
 """Folders that contain one file per list entry, and may therefore have more files."""
 
 
+@functools.cache
 def python_files() -> list[Path]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -138,10 +138,7 @@ def test_values_that_are_placed_as_declared_are_joined(declared: Any, values: li
 
 @pytest.mark.parametrize(
     ("declared", "values"),
-    [
-        ("replicated", [WHOLE, WHOLE + 2]),
-        ({"sharded": 0, "indices": [[0, 1], [1]]}, [WHOLE, WHOLE[1:] + 2]),
-    ],
+    [("replicated", [WHOLE, WHOLE + 2]), ({"sharded": 0, "indices": [[0, 1], [1]]}, [WHOLE, WHOLE[1:] + 2])],
     ids=str,
 )
 def test_replicas_that_differ_are_seen(declared: Any, values: list[Any]) -> None:

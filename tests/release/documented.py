@@ -120,11 +120,7 @@ def executed(command: str, folder: Path | None = None) -> str:
     """Run a command with the programs of this environment; a check may end with 0 or 1."""
     path = f"PATH={Path(sys.executable).parent}:$PATH"
     ended = subprocess.run(
-        ["bash", "-c", f"{path}; export COLUMNS=80; {command}"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
+        ["bash", "-c", f"{path}; export COLUMNS=80; {command}"], cwd=folder, capture_output=True, text=True, check=False
     )
     if ended.returncode not in ((0, 1) if " check " in command else (0,)):
         sys.exit(f"{command} ends with {ended.returncode}: {ended.stdout}{ended.stderr}")

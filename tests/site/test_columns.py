@@ -27,11 +27,7 @@ def stems(folder: str) -> set[str]:
 
 
 def test_every_file_that_the_three_columns_have_has_a_page() -> None:
-    assert set(SUBJECTS) == set.intersection(*map(stems, COLUMNS.values())) - {
-        "port",
-        "harness",
-        "fast/fast_linear",
-    }
+    assert set(SUBJECTS) == set.intersection(*map(stems, COLUMNS.values())) - {"port", "harness", "fast/fast_linear"}
 
 
 def bare(node: ast.FunctionDef) -> str:

@@ -19,16 +19,7 @@ from typing import Any, NamedTuple
 import transformers
 from torch import Tensor
 
-from meta.against.copies import (
-    calls_of,
-    copied,
-    difference,
-    loaded,
-    model_class,
-    outputs,
-    small,
-    standalone,
-)
+from meta.against.copies import calls_of, copied, difference, loaded, model_class, outputs, small, standalone
 from meta.against.observing import Key, Observed, Site, Value, described, key_of
 from meta.against.rewrites import equivalents, mistakes
 from transparity_conformance.against.check import from_transformers

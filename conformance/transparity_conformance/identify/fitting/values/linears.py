@@ -91,7 +91,8 @@ def _products(
     index: int, made: np.ndarray, given: Sequence[np.ndarray], matrices: Arrays, vectors: Arrays
 ) -> Iterator[Linear]:
     for x in given:
-        for name, matrix in matrices.items() if x.any() else ():  # for an input of zeros, every map gives its bias
+        # a number has no features; for an input of zeros, every map gives its bias
+        for name, matrix in matrices.items() if x.ndim and x.any() else ():
             for weight in (matrix, matrix.T):
                 out, into = weight.shape
                 is_last = x.shape[-1] % into == 0 or (x.ndim > 2 and x.shape[-1] * x.shape[-2] == into)

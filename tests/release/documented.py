@@ -19,6 +19,18 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 INSTALLS = re.compile(r'python -m pip install (?:nox )?"?((?:\./)?(transparity|\.)(?:\[[\w,]+\])?)(?![\w:])"?')
 """Matches a line that installs the project from an index or from a clone."""
+ALTERNATIVES = re.compile(r'# or "((?:transparity|\.)\[[\w,]+\])"')
+"""Matches the comment of an install line that names other extras; no example on the page needs them."""
+IMPORTS = """
+import importlib
+import sys
+from transparity_conformance.capabilities.port_calls import EXTRAS
+
+for package, extra in EXTRAS.items():
+    if extra in sys.argv[1:]:
+        importlib.import_module(package)
+"""
+"""Imports the packages for which the checker's messages name the given extras."""
 FENCED = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^\1```$")
 RUNS = re.compile(r"(?:[A-Z_]+=\w+ )?(?:transparity|pytest --benchmark) ")
 MODELS, SYSTEMS = r"[\w./]+\.(?:py|json|onnx|gguf|toml)\b", ("--preset", "--config", "--family", "--checkpoint")
@@ -31,14 +43,24 @@ def lines() -> Iterator[tuple[Path, int, str]]:
             yield page, found.start(), found[1]
 
 
+def alternatives() -> Iterator[tuple[Path, str]]:
+    """Yield what the comments of install lines name as another choice, and the page."""
+    for page in PAGES:
+        for found in ALTERNATIVES.finditer(page.read_text(encoding="utf-8")):
+            yield page, found[1]
+
+
 def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Path) -> None:
-    """Run one install line in an empty environment, and then the examples below the line."""
+    """Run one install line in an empty environment, import what its extras promise, and run the examples below it."""
     source = wheel if asked.startswith("transparity") else clone
     with tempfile.TemporaryDirectory() as folder:
         began, program = os.times(), Path(folder, "empty/bin/python")
         venv.create(program.parents[1], with_pip=True)
-        package = f"{source}{asked[asked.index('[') :] if '[' in asked else ''}"
+        extras = asked.partition("[")[2].rstrip("]")
+        package = f"{source}[{extras}]" if extras else f"{source}"
         subprocess.run([program, "-m", "pip", "install", "--quiet", package], check=True, cwd=folder)
+        keras = os.environ | {"KERAS_BACKEND": "torch"}
+        subprocess.run([program, "-c", IMPORTS, *extras.split(",")], check=True, cwd=folder, env=keras)
         sys.stdout.write(f"pip install {asked!r}: {since(began)}\n")
         for page, start in places:
             began = os.times()
@@ -133,6 +155,9 @@ def main(wheel: str, clone: str, *words: str) -> None:
     for page, start, asked in lines():
         if not words or any(word in f"{page.name}: {asked}" for word in words):
             places.setdefault(asked, []).append((page, start))
+    for page, asked in alternatives():
+        if not words or any(word in f"{page.name}: {asked}" for word in words):
+            places.setdefault(asked, [])
     for asked, found in places.items():
         try_line(asked, found, Path(wheel).resolve(), Path(clone).resolve())
     if not places:

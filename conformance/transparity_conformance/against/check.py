@@ -88,8 +88,8 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
     if others[1:]:
         raise UsageError(f"{len(others) + 1} references were given; expected one, or two.")
     asked = dataclasses.replace(asked, against=first)
-    has_folder = asked.config is not None or asked.checkpoint is not None
-    for package in ("torch",) if not has_folder else ("transformers", "torch"):
+    reads_folder = asked.config is not None or asked.checkpoint is not None or first == "transformers"
+    for package in ("transformers", "torch") if reads_folder else ("torch",):
         require("--against", package)
     with contextlib.ExitStack() as stack:
         # The processes of ports load while the reference is built.

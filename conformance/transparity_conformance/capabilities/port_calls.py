@@ -12,6 +12,7 @@ An exit of the process, a closed file descriptor or a patched function cannot be
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 import signal
 import sys
@@ -86,7 +87,10 @@ def describe_raised(error: BaseException) -> str:
     own = [frame for frame in frames if home(frame.filename) == "" and not _is_column(frame.filename)] or frames
     where = f" ({_shown_file(own[-1].filename)}, line {own[-1].lineno})" if own else ""
     missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if missing == "tensorflow" and home(frames[-1].filename) == "keras":  # the backend that Keras has by default
+    library = home(frames[-1].filename) if frames else None
+    if library == "transformers" and isinstance(error, ImportError) and importlib.util.find_spec("torch") is None:
+        missing = "torch"  # transformers can be imported without PyTorch, but has no models then
+    if missing == "tensorflow" and library == "keras":  # the backend that Keras has by default
         return f"{NOT_FOUND}tensorflow is not installed{where}: {install('torch')} and set KERAS_BACKEND=torch"
     if missing in EXTRAS:
         return f"{NOT_FOUND}{missing} is not installed{where}: {install(missing)}"

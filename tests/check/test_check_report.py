@@ -274,7 +274,10 @@ def test_several_systems_have_a_line_each_and_alike_answers_once() -> None:
     assert lines[2].startswith("✓ three              agrees        50 % of the tolerance")
     text = as_plain(answers([*wrong, report(verdict="agrees")], 1))
     assert text.count(SAYS[:20]) == 1
-    assert text.endswith("3 systems: 1 agrees, 2 differ; exit code 1")
+    assert "  one (also two), float32\n" in text
+    wrong = [report(fault(0, SCALE), preset=f"a-configuration-with-a-long-name-{number}") for number in range(3)]
+    assert max(map(len, as_plain(answers(wrong, 1)).splitlines())) <= 80
+    assert text.endswith("3 configurations: 1 agrees, 2 differ; exit code 1")
 
 
 def as_plain(shown: Any) -> str:

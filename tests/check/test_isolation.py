@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import runpy
@@ -139,6 +140,26 @@ def test_an_error_that_our_code_raises_for_a_port_has_the_line_of_the_port(tmp_p
     file.write_text("from transparity.presets import preset\n\n\ndef build():\n    preset('none')\n")
     with pytest.raises(PortCallError, match=r"There is no preset 'none'.*\(port\.py, line 5\)"):
         call_port(runpy.run_path(str(file))["build"])
+
+
+def test_a_model_of_transformers_without_pytorch_names_the_command_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "site-packages/transformers/models.py"
+    library.parent.mkdir(parents=True)
+    library.write_text("def load(folder):\n    raise ImportError('Llama requires PyTorch')\n")
+    load = runpy.run_path(str(library))["load"]
+
+    def described() -> str:
+        with pytest.raises(PortCallError) as raised:
+            call_port(load, "folder")
+        return str(raised.value)
+
+    assert described() == "ImportError: Llama requires PyTorch (transformers/models.py, line 2)"
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
+    missing = "torch is not installed (transformers/models.py, line 2)"
+    assert described() == f'ModuleNotFoundError: {missing}: python -m pip install "transparity[pytorch]"'
 
 
 def test_a_capability_that_raises_when_it_is_looked_up_is_offered() -> None:

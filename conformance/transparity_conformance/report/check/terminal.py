@@ -68,7 +68,8 @@ def as_text(reports: Sequence[Report], width: int = 100, *, verbose: bool = Fals
 
 
 class Headline:
-    """The first line, `✗ my.py:load differs from the reference llama, float32`; a long path is not wrapped."""
+    """The first line, `✗ my.py:load differs from the reference llama, float32`; a long path is not wrapped. A long list
+    of configurations has its own lines."""
 
     def __init__(self, view: CheckView) -> None:
         self.view = view
@@ -76,9 +77,12 @@ class Headline:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         verdict, system = self.view.report.verdict, self.view.system
         title = f"{MARKS[verdict]} {self.view.title}"
-        gap = " " * max(2, options.max_width - len(title) - len(system))
-        parts = (title, f"bold {STYLES[verdict]}"), gap, (system, "dim")
-        yield Text.assemble(*parts, no_wrap=True, overflow="ignore")
+        style, gap = f"bold {STYLES[verdict]}", options.max_width - len(title) - len(system)
+        if gap < 2:
+            yield Text(title, style, no_wrap=True, overflow="ignore")
+            yield Padding(Text(system, "dim"), (0, 0, 0, 2))
+        else:
+            yield Text.assemble((title, style), " " * gap, (system, "dim"))
 
 
 def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> RenderableType:
@@ -111,11 +115,11 @@ def one_line(report: Report) -> RenderableType:
 
 
 def _summary(reports: Sequence[Report], code: int) -> Text:
-    """Return `6 systems: 4 agree, 2 differ; exit code 1`."""
+    """Return `6 configurations: 4 agree, 2 differ; exit code 1`."""
     verdicts = [report.verdict for report in reports]
     counts = {name: verdicts.count(name) for name in reversed(VERBS) if name in verdicts}
     counted = ", ".join(f"{number} {VERBS[name][number > 1]}" for name, number in counts.items())
-    return Text(f"{len(reports)} systems: {counted}; exit code {code}", style="bold")
+    return Text(f"{len(reports)} configurations: {counted}; exit code {code}", style="bold")
 
 
 def _parts(view: CheckView, verbose: bool) -> Iterator[RenderableType]:

@@ -60,6 +60,7 @@ SHAPES = tuple(f"logits has the shape ({rows}, 9, 30), expected ({rows}, 9, 31)"
 LEFT_OUT = "probe hot: no logits"
 EMPTY = Report("notes-lm", "inconclusive", None, not_compared=("probe mixed: no logits",))
 LOSS = ClaimResult("loss", "agrees", 0.59, 1.0, "mixed")
+REACH = ClaimResult("forward.reach", "agrees", 0.59, 1.0, "logits (length 5, batch 2)")
 
 
 @for_each(
@@ -93,6 +94,7 @@ def test_the_sentence_of_one_explained_fault_has_nothing_else() -> None:
         (report(verdict="inconclusive"), "at most 50 % of the tolerance is used"),
         (report(verdict="inconclusive", claims=(LOSS,)), "at most 59 % of the tolerance is used (loss: mixed)"),
         (report(verdict="agrees", claims=(LOSS,)), "at most 59 % of the tolerance is used (loss: mixed)"),
+        (report(verdict="agrees", claims=(REACH,)), "of the tolerance is used (logits, length 5, batch 2)"),
         (report(verdict="agrees", measured=SMALL), "Tolerance less than 0.1 % of the tolerance is used"),
         (EMPTY, "Nothing was compared."),
         (EMPTY, "probe mixed: no logits"),

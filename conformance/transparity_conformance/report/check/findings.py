@@ -14,7 +14,15 @@ from transparity_conformance.report.audit import CAUSES
 from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.comparison import SHARE, share
 from transparity_conformance.report.formatting import count, format_share, some
-from transparity_conformance.report.report import Cause, Divergence, Impact, Measured, Report, largest_impact
+from transparity_conformance.report.report import (
+    Cause,
+    ClaimResult,
+    Divergence,
+    Impact,
+    Measured,
+    Report,
+    largest_impact,
+)
 
 PRACTICALLY_ALL = 0.99
 """A disagreement is fully explained if its causes explain at least this share of it."""
@@ -216,8 +224,14 @@ def worst_share(report: Report) -> str:
 def worst(report: Report) -> tuple[float, str]:
     """Return the largest used share of a tolerance, and its activation or claim; empty if nothing was compared."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
-    shares += [(each.share, f"{each.id}: {each.where}") for each in report.claims]
+    shares += [(each.share, _place(each)) for each in report.claims]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))
+
+
+def _place(claim: ClaimResult) -> str:
+    """Return `logits, length 5, batch 2`; of claims about other results than the forward pass, with the claim."""
+    where = claim.where.replace(" (", ", ").removesuffix(")")
+    return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 
 
 def spread(profile: Mapping[str, Any], budget: float) -> list[str]:

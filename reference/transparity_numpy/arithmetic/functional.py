@@ -22,8 +22,8 @@ STEP = 1e-20
 
 def linear(parameters: Parameters, x: Inexact[Array, "*batch features_in"]) -> Inexact[Array, "*batch features_out"]:
     """x Wᵀ + b, or x Wᵀ if `parameters` has no bias."""
-    weight, bias = parameters["weight"], parameters.get("bias")
-    return x @ weight.T if bias is None else x @ weight.T + bias
+    product = x @ parameters["weight"].T
+    return product + parameters["bias"] if "bias" in parameters else product
 
 
 def cast_like(value: Inexact[Array, "*batch"], *given: Array) -> Inexact[Array, "*batch"]:

@@ -1,4 +1,4 @@
-"""Faster linear maps for float32: `x @ W.T` as one product for all rows.
+"""Faster linear maps for float32: `x @ W.T` as one product for all rows, with the bias added in place.
 
 NumPy computes `x @ W.T` with one product per row of the batch, and each product reads the whole weight.
 """
@@ -18,7 +18,7 @@ FEW = 64
 
 
 class FastWeight(np.ndarray):
-    """A weight whose products `x @ W.T` are computed at once for all rows of `x`; its rows are plain arrays.
+    """A weight whose products `x @ W.T` are computed at once for all rows of `x`; rows and sums of it are plain arrays.
 
     Python calls `__rmatmul__` of a subclass before the product of the base class.
     """
@@ -31,10 +31,26 @@ class FastWeight(np.ndarray):
     def __getitem__(self, index: Any) -> Any:
         return self.view(np.ndarray)[index]
 
+    def __array_wrap__(self, array: Array, context: Any = None, return_scalar: bool = False) -> Any:
+        return array
+
+
+class FastBias(np.ndarray):
+    """A bias that is added in place, because new memory for large logits has to be cleared first.
+
+    The sum overwrites the array on the left, which must be a new product.
+    """
+
+    def __radd__(self, product: Inexact[Array, "*batch features_out"]) -> Inexact[Array, "*batch features_out"]:  # type: ignore[override] # NumPy's takes anything
+        return np.add(product, self.view(np.ndarray), out=product)
+
 
 def packed(parameters: Parameters) -> dict[str, Float32[Array, "*shape"]]:
-    """Return the same arrays, with float32 matrices as `FastWeight`."""
-    return {
-        name: value.view(FastWeight) if value.ndim == 2 and value.dtype == np.float32 else value
+    """Return the same arrays, with float32 matrices as `FastWeight` and their biases as `FastBias`."""
+    weights = {
+        name: value.view(FastWeight)
         for name, value in parameters.items()
+        if value.ndim == 2 and value.dtype == np.float32
     }
+    biases = (name.removesuffix("weight") + "bias" for name in weights)
+    return {**parameters, **weights, **{name: parameters[name].view(FastBias) for name in biases if name in parameters}}

@@ -62,7 +62,18 @@ given dropout masks. PyTorch also has functions `…_parts`, which return the mo
 receives the parameters of these modules."""
 
 
-MODULE_ARGUMENTS = {"module", "layer", "heads", "model", "linear", "norm", "projection", "table", "split"}
+MODULE_ARGUMENTS = {
+    "module",
+    "layer",
+    "heads",
+    "model",
+    "linear",
+    "norm",
+    "convolution",
+    "projection",
+    "table",
+    "split",
+}
 """Arguments in place of NumPy's configuration and parameters: modules, and in JAX a model that is `split`."""
 
 DIFFERENT = {
@@ -73,6 +84,7 @@ DIFFERENT = {
     "transformer.encoder": ("+mask_kind", "a compiler does not see the values of a mask"),
     "transformer.transformer": ("+inputs", "inputs may be positional, as in other models of the framework"),
     "mixers.attention.self_attention": ("-projections", "a subclass overrides its projections"),
+    "inputs.frames.convolved": ("-stride", "the convolution is a module with its own stride"),
     "pytorch mixers.recurrence.causal_convolution": (
         "-weight -bias",
         "the convolution is a module with its own parameters",

@@ -87,12 +87,14 @@ def describe(device: str) -> dict[str, str]:
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def processes(ranks: int) -> int:

@@ -72,8 +72,8 @@ def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str,
     check_fits("The model", 4 * sum(map(math.prod, shapes.values())), ConfigError)
     parameters = {}
     for name, shape in shapes.items():
-        if len(shape) == 2:
-            bound = math.sqrt(6 / sum(shape))
+        if len(shape) > 1:
+            bound = math.sqrt(6 / (sum(shape[:2]) * math.prod(shape[2:])))
             parameters[name] = random.uniform(-bound, bound, shape).astype(np.float32)
         else:
             gains = ("norm.weight",) if config.norm_gain == "weight" else ("gated_norm.weight",)

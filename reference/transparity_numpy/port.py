@@ -18,6 +18,7 @@ from transparity_numpy.arithmetic.changes import rounding
 from transparity_numpy.decoding.beams import beam_search
 from transparity_numpy.decoding.generation import generate
 from transparity_numpy.decoding.steps import prefill, step
+from transparity_numpy.fast.fast_linear import packed
 from transparity_numpy.fast.threads import can_split, split_batch
 from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.training.optimization import train
@@ -39,6 +40,7 @@ class NumpyForward(CheckedForward):
         self.parameters = {
             name: np.asarray(value).astype(weights or dtype).astype(dtype) for name, value in parameters.items()
         }
+        self.fastest = packed(self.parameters)  # for calls without gradients and taps
         self.tap = rounding(activations) if activations else identity
 
     def _taps(self, inputs: Inputs) -> dict[str, Any]:
@@ -51,7 +53,7 @@ class NumpyForward(CheckedForward):
 
     def _logits_into(self, out: np.ndarray, inputs: Inputs) -> np.ndarray:
         check_dtype(check_kind("out", out, np.ndarray), self.dtype)
-        forward = functools.partial(transformer, self.config, self.parameters, tap=self.tap)
+        forward = functools.partial(transformer, self.config, self.fastest, tap=self.tap)
         if can_split(inputs):
             return split_batch(forward, inputs, out)
         out[...] = forward(**inputs)
@@ -70,22 +72,20 @@ class NumpyForward(CheckedForward):
 
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
         capacity = self.config.max_length
-        return prefill(self.config, self.parameters, batch, capacity, source=source, attention_mask=source_mask)
+        return prefill(self.config, self.fastest, batch, capacity, source=source, attention_mask=source_mask)
 
     def _step(
         self, tokens: np.ndarray, cache: Any, valid_lengths: np.ndarray | None, mask: np.ndarray | None
     ) -> tuple[np.ndarray, Any]:
-        return step(
-            self.config, self.parameters, tokens, cache, valid_lengths=valid_lengths, attention_mask=mask
-        ), cache
+        return step(self.config, self.fastest, tokens, cache, valid_lengths=valid_lengths, attention_mask=mask), cache
 
     def _generate(self, prompt: np.ndarray, steps: int, inputs: Inputs, sampling: Sampling | None) -> np.ndarray:
-        return generate(self.config, self.parameters, prompt, steps, **inputs, sampling=sampling)
+        return generate(self.config, self.fastest, prompt, steps, **inputs, sampling=sampling)
 
     def _beam_search(
         self, prompt: np.ndarray, steps: int, inputs: Inputs, beams: int, length_penalty: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        return beam_search(self.config, self.parameters, prompt, steps, beams, length_penalty=length_penalty, **inputs)
+        return beam_search(self.config, self.fastest, prompt, steps, beams, length_penalty=length_penalty, **inputs)
 
     def ready(self, result: Any) -> None:
         """Do nothing, because NumPy has computed a result when it returns it."""

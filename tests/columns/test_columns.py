@@ -63,7 +63,18 @@ given dropout masks. PyTorch also has functions `…_parts`, which return the mo
 receives the parameters of these modules."""
 
 
-MODULE_ARGUMENTS = {"module", "layer", "heads", "model", "linear", "norm", "projection", "table", "split"}
+MODULE_ARGUMENTS = {
+    "module",
+    "layer",
+    "heads",
+    "model",
+    "linear",
+    "norm",
+    "convolution",
+    "projection",
+    "table",
+    "split",
+}
 """Arguments in place of NumPy's configuration and parameters: modules, and in JAX a model that is `split`."""
 
 DIFFERENT = {
@@ -74,6 +85,7 @@ DIFFERENT = {
     "flax transformer.stack": ("-name +reader", "a module knows its name; a decoder receives the shared table"),
     "transformer.transformer": ("+inputs", "inputs may be positional, as in other models of the framework"),
     "mixers.attention.self_attention": ("-projections", "a subclass overrides its projections"),
+    "inputs.frames.convolved": ("-stride", "the convolution is a module with its own stride"),
     "pytorch mixers.recurrence.causal_convolution": (
         "-weight -bias",
         "the convolution is a module with its own parameters",

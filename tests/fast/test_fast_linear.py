@@ -24,6 +24,9 @@ from transparity_conformance.report.comparison import difference
 from transparity_flax.fast import fast_linear as flax_fast_linear
 from transparity_flax.port import build as build_flax
 from transparity_flax.state.parameters import dump
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.fast.fast_linear import FEW
+from transparity_numpy.port import build as build_numpy
 from transparity_pytorch.fast import fast_linear
 from transparity_pytorch.fast.fast_linear import (
     ONE_ROW,
@@ -152,6 +155,27 @@ def test_one_row_is_decoded_by_what_was_compiled_for_it(monkeypatch: pytest.Monk
     one = forward.generate(np.array([[1, 2]]), 3)
     assert counted["unique_graphs"] > before
     np.testing.assert_array_equal(one, eager.generate(np.array([[1, 2]]), 3))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (FEW, 2), (3,)])
+def test_numpy_multiplies_all_rows_at_once(shape: tuple[int, ...]) -> None:
+    probe = probes("translation")["mixed"]
+    forward = build_numpy(probe.config, probe.parameters, dtype="float32")
+    weight, bias = (forward.fastest[f"head.{part}"] for part in ("weight", "bias"))
+    assert np.shares_memory(weight, forward.parameters["head.weight"])
+    rows = np.random.default_rng(0).normal(size=(*shape, probe.config.embed_dim)).astype(np.float32)
+    product = linear({"weight": weight, "bias": bias}, rows)
+    assert type(product) is np.ndarray  # a FastWeight if NumPy multiplied
+    assert_linear(product, "head", probe, rows)
+    assert product + bias is product
+    assert {type(each) for each in (weight[np.array([1, 2])], weight * 2, np.exp(weight))} == {np.ndarray}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_numpy_multiplies_other_dtypes_as_written(dtype: str) -> None:
+    probe = probes("notes-lm")["mixed"]
+    fastest = build_numpy(probe.config, probe.parameters, dtype=dtype).fastest
+    assert {type(value) for value in fastest.values()} == {np.ndarray}
 
 
 def test_flax_decodes_with_its_kernels_the_other_way_around() -> None:

@@ -1,4 +1,7 @@
-"""Parameters under the names of `transparity.parameters`, loaded into Flax modules, whose kernels are (in, out)."""
+"""Parameters under the names of `transparity.parameters`, loaded into Flax modules.
+
+Kernels of linear maps and convolutions have their axes in reverse order.
+"""
 
 from __future__ import annotations
 

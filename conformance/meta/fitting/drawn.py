@@ -98,10 +98,10 @@ class Module(nn.Module):
 
 
 def _kernel(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the kernel of an image or audio convolution in PyTorch's shape; return other weights unchanged."""
+    """Return the kernel of an image's convolution in PyTorch's shape; return other weights unchanged."""
     if name.endswith("patch_projection.weight"):
         return value.reshape(len(value), config.image_channels, config.patch_size or 0, -1)
-    return value.reshape(len(value), -1, 3) if name.startswith("encoder.") and "convolution.weight" in name else value
+    return value
 
 
 def module(config: TransformerConfig, seed: int = 0) -> Module:

@@ -128,7 +128,7 @@ class Model:
     def frames(self, mel: Tensor) -> Tensor:
         """Apply two convolutions over time; the second halves the number of positions."""
         for name, stride in (("first", 1), ("second", 2)):
-            kernel = self.p[f"encoder.{name}_convolution.weight"].unflatten(-1, (-1, 3))
+            kernel = self.p[f"encoder.{name}_convolution.weight"]
             mel = F.conv1d(F.pad(mel, (1, 1)), kernel, self.p[f"encoder.{name}_convolution.bias"], stride)
             mel = F.gelu(mel)
             self.tap(f"encoder.{name}_convolution", mel.transpose(1, 2))

@@ -150,8 +150,7 @@ def convolution(settings: Settings, state: WalkState, site: str, value: Value) -
 
 
 def _convolved(settings: Settings, state: WalkState, site: str, x: np.ndarray, stride: int) -> np.ndarray:
-    weight = state.parameters[f"{site}.weight"]
-    kernel = weight.reshape(len(weight), -1, 3)
+    kernel = state.parameters[f"{site}.weight"]
     kernel = settings["kernel"](kernel) if "kernel" in settings else kernel
     padded = settings.get("ends", partial(_with_ends, 1, 1, "constant"))(x)
     parts = [padded[:, i : i + x.shape[1] : stride] @ kernel[..., i].T for i in range(3)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,13 +169,13 @@ def probe_parameters(
             value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
             value += BIAS_OFFSET * (seed % 2) * name.endswith("router_score_bias")
         elif name.endswith(("patch_projection.weight", "second_convolution.weight")):
-            value = value * embedding / shape[1] ** 0.5
+            value = value * embedding / math.prod(shape[1:]) ** 0.5
         elif name.endswith("token_embedding.weight"):
             value = value * embedding / config.token_scale
         elif name.endswith("embedding.weight"):
             value = value * embedding
         else:
-            value = value * _gain(config, name, spread) / shape[1] ** 0.5
+            value = value * _gain(config, name, spread) / math.prod(shape[1:]) ** 0.5
         parameters[name] = value.astype(np.float32)
     return parameters
 

@@ -26,10 +26,14 @@ def frames(config: TransformerConfig, stack: str, length: str) -> Part:
     into, out = config.mel_bins or 0, config.embed_dim
     first, second = ("batch", config.num_frames, out), ("batch", length, out)
     return joined(
-        linear("first_convolution", out, 3 * into, bias=True),
-        linear("second_convolution", out, 3 * out, bias=True),
+        _convolution("first_convolution", out, into),
+        _convolution("second_convolution", out, out),
         tapped({"first_convolution": first, "second_convolution": second}),
     )
+
+
+def _convolution(name: str, out: int, into: int) -> Part:
+    return Part({f"{name}.weight": (out, into, 3), f"{name}.bias": (out,)}, {}, {})
 
 
 INPUTS = {"tokens": tokens, "patches": patches, "frames": frames}

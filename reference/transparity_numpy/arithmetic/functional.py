@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Inexact
 from numpy import ndarray as Array
 
-from transparity_numpy.fast import fast_linear
 from transparity_numpy.shapes import Parameters
 
 STEP = 1e-20
@@ -23,8 +22,6 @@ STEP = 1e-20
 
 def linear(parameters: Parameters, x: Inexact[Array, "*batch features_in"]) -> Inexact[Array, "*batch features_out"]:
     """x Wᵀ + b, or x Wᵀ if `parameters` has no bias."""
-    if fast_linear.applies(x):
-        return fast_linear.linear(parameters, x)
     product = x @ parameters["weight"].T
     return product + parameters["bias"] if "bias" in parameters else product
 

@@ -1,12 +1,14 @@
-"""A faster linear map for float32 and float16: one product for the whole batch, with the bias added in place.
+"""Faster linear maps for float32: `x @ W.T` as one product for all rows, with the bias added in place.
 
-The reference is evaluated in float64 and complex128, for which x Wᵀ + b itself is computed.
+NumPy computes `x @ W.T` with one product per row of the batch, and each product reads the whole weight.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from jaxtyping import Inexact
+from jaxtyping import Float32, Inexact
 from numpy import ndarray as Array
 
 from transparity_numpy.shapes import Parameters
@@ -15,17 +17,40 @@ FEW = 64
 """Up to this many rows, reading the weight takes longest. A weight that is the left factor is read in memory order."""
 
 
-def applies(x: Inexact[Array, "*batch features_in"]) -> bool:
-    """Return whether the dtype of `x` is float32 or float16."""
-    return x.dtype in (np.float32, np.float16)
+class FastWeight(np.ndarray):
+    """A weight whose products `x @ W.T` are computed at once for all rows of `x`; rows and sums of it are plain arrays.
+
+    Python calls `__rmatmul__` of a subclass before the product of the base class.
+    """
+
+    def __rmatmul__(self, x: Inexact[Array, "*batch features_in"]) -> Inexact[Array, "*batch features_out"]:  # type: ignore[override] # NumPy's takes anything
+        rows, weight = x.reshape(-1, x.shape[-1]), self.view(np.ndarray)
+        product = np.ascontiguousarray((weight.T @ rows.T).T) if len(rows) <= FEW else rows @ weight
+        return product.reshape(*x.shape[:-1], -1)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.view(np.ndarray)[index]
+
+    def __array_wrap__(self, array: Array, context: Any = None, return_scalar: bool = False) -> Any:
+        return array
 
 
-def linear(parameters: Parameters, x: Inexact[Array, "*batch features_in"]) -> Inexact[Array, "*batch features_out"]:
-    """x Wᵀ + b, or x Wᵀ if `parameters` has no bias."""
-    rows, weight = x.reshape(-1, x.shape[-1]), parameters["weight"]
-    product = np.ascontiguousarray((weight @ rows.T).T) if len(rows) <= FEW else rows @ weight.T
-    if "bias" in parameters:
-        # The sum is written into the product, unless the bias has a wider dtype.
-        bias = parameters["bias"]
-        product = np.add(product, bias, out=product if np.can_cast(bias.dtype, product.dtype) else None)
-    return product.reshape(*x.shape[:-1], -1)
+class FastBias(np.ndarray):
+    """A bias that is added in place, because new memory for large logits has to be cleared first.
+
+    The sum overwrites the array on the left, which must be a new product.
+    """
+
+    def __radd__(self, product: Inexact[Array, "*batch features_out"]) -> Inexact[Array, "*batch features_out"]:  # type: ignore[override] # NumPy's takes anything
+        return np.add(product, self.view(np.ndarray), out=product)
+
+
+def packed(parameters: Parameters) -> dict[str, Float32[Array, "*shape"]]:
+    """Return the same arrays, with float32 matrices as `FastWeight` and their biases as `FastBias`."""
+    weights = {
+        name: value.view(FastWeight)
+        for name, value in parameters.items()
+        if value.ndim == 2 and value.dtype == np.float32
+    }
+    biases = (name.removesuffix("weight") + "bias" for name in weights)
+    return {**parameters, **weights, **{name: parameters[name].view(FastBias) for name in biases if name in parameters}}

@@ -18,11 +18,12 @@ def convolved(
 ) -> Inexact[Array, "batch length features_out"]:
     """gelu(convolution of width 3 over time), with a frame of zeros at each end.
 
-    The kernel (features_out, features_in, 3) becomes a linear map of three adjacent frames.
+    The kernel (features_out, features_in, 3) is applied as a linear map of three adjacent frames.
     """
-    padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
+    padded, kernel = np.pad(x, ((0, 0), (1, 1), (0, 0))), parameters["weight"]
     neighbours = np.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], axis=-1)
-    return ACTIVATIONS["gelu"](linear(parameters, neighbours.reshape(*neighbours.shape[:2], -1)))
+    flat = {**parameters, "weight": kernel.reshape(len(kernel), -1)}
+    return ACTIVATIONS["gelu"](linear(flat, neighbours.reshape(*neighbours.shape[:2], -1)))
 
 
 def embed_frames(config: TransformerConfig, parameters: Parameters, frames: Frames, tap: Tap = identity) -> Hidden:

@@ -184,12 +184,6 @@ OPT = Family(
 POSITIONS = "encoder.embed_positions.weight"
 
 
-def _kernel(name: str) -> StoredTensor:
-    """Return a convolution kernel, stored as (features_out, features_in, 3) for a parameter that is a matrix."""
-    matrix = (name, lambda kernel: kernel.reshape(len(kernel), -1))
-    return StoredTensor((matrix,), lambda parts: parts[0].reshape(len(parts[0]), -1, 3))
-
-
 WHISPER = Family(
     model="WhisperForConditionalGeneration",
     example=EXAMPLE
@@ -221,9 +215,9 @@ WHISPER = Family(
         *("mask_feature_prob", "mask_feature_length", "mask_feature_min_masks"),
     ),
     names={
-        "encoder.conv1.weight": _kernel("encoder.first_convolution.weight"),
+        "encoder.conv1.weight": "encoder.first_convolution.weight",
         "encoder.conv1.bias": "encoder.first_convolution.bias",
-        "encoder.conv2.weight": _kernel("encoder.second_convolution.weight"),
+        "encoder.conv2.weight": "encoder.second_convolution.weight",
         "encoder.conv2.bias": "encoder.second_convolution.bias",
         POSITIONS: "encoder.position_embedding.weight",
         "decoder.embed_tokens.weight": "decoder.token_embedding.weight",

@@ -187,8 +187,8 @@ def rotations(config: TransformerConfig) -> list[str]:
 
 def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
     """Yield every line of the adapter that selects an array with the shape of a linear map's or embedding's weight."""
-    sizes, (ours, wide) = sizes_of(config), parameter_shapes(config)[parameter]
-    columns = columns_of(parameter, config)
+    sizes, (ours, *others) = sizes_of(config), parameter_shapes(config)[parameter]
+    columns, wide = columns_of(parameter, config), math.prod(others)
     columns = columns if size_of(columns, sizes) == wide else str(wide)
     into = ["", ".view(-1, H, N).permute(0, 2, 1)"] if parameter.endswith("attention.output.weight") else [""]
     role = parameter.split(".")[-2]

@@ -176,13 +176,13 @@ def _convolved(
     """Yield GELU of each convolution of `x` that an operation computes, with the name of its bias."""
     for name, bias in values.items():
         if bias.shape == (len(kernel),):
-            made = convolved({"weight": kernel.reshape(len(kernel), -1), "bias": bias}, x, stride)
+            made = convolved({"weight": kernel, "bias": bias}, x, stride)
             if heard.shows(made):
                 yield made, name
 
 
 def _parameters(which: str, kernel: np.ndarray, bias: np.ndarray) -> Arrays:
-    return {f"{which}_convolution.weight": kernel.reshape(len(kernel), -1), f"{which}_convolution.bias": bias}
+    return {f"{which}_convolution.weight": kernel, f"{which}_convolution.bias": bias}
 
 
 def tables_of(values: Arrays, width: int) -> Arrays:

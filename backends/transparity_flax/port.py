@@ -25,7 +25,7 @@ from transparity_flax.fast.fast_linear import for_training, packed
 from transparity_flax.fast.sharding import can_shard, replicate, shard
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights, split
 from transparity_flax.state.cache import Cache
-from transparity_flax.state.parameters import State, load, rounded, to_numpy
+from transparity_flax.state.parameters import State, load, to_numpy
 from transparity_flax.training.loss import cross_entropy, loss_and_gradients
 from transparity_flax.training.optimization import train
 from transparity_flax.transformer import Transformer
@@ -243,8 +243,6 @@ class FlaxBackend(CheckedBackend[FlaxForward]):
 
     def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> FlaxForward:
         dtype, device = execution.dtype, jax.devices(execution.device)[0]
-        if execution.weights:
-            parameters = {name: to_numpy(rounded(value, execution.weights)) for name, value in parameters.items()}
         model = loaded(Transformer, config, parameters, dtype, device)
         return FlaxForward(model, dtype, device, execution.mode, execution.activations)
 

@@ -10,18 +10,17 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from transparity.checked import CheckedBackend, Execution, Inputs
+from transparity.checked import CheckedShardedBackend, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError
-from transparity.parameters import open_parameters
 from transparity.protocol import Arrays
 from transparity.training import Training
 from transparity_flax.fast.structure import SplitModel, Weights
-from transparity_flax.parallel.plan import Plan, plan
-from transparity_flax.parallel.sharding import Source, replicated, shard, split_rows
+from transparity_flax.parallel.plan import plan
+from transparity_flax.parallel.sharding import replicated, shard, split_rows
 from transparity_flax.parallel.training import loss_and_gradients, train
 from transparity_flax.port import FlaxForward, build, in_its_precision, ordered, x64_for
-from transparity_flax.state.parameters import rounded, to_numpy
+from transparity_flax.state.parameters import to_numpy
 from transparity_flax.transformer import Transformer
 
 
@@ -32,9 +31,9 @@ class ShardedForward(FlaxForward):
     the batch, each data rank has all rows.
     """
 
-    def __init__(self, model: Transformer, dtype: str, mesh: Mesh, plan: Plan, activations: str | None = None) -> None:
+    def __init__(self, model: Transformer, dtype: str, mesh: Mesh, activations: str | None = None) -> None:
         super().__init__(model, dtype, replicated(mesh), "jit", activations)
-        self.mesh, self.plan = mesh, plan
+        self.mesh = mesh
 
     def _placed(self, weights: Weights) -> Weights:
         return weights
@@ -82,7 +81,7 @@ class ShardedForward(FlaxForward):
         return self.config.norm == "batch" and training
 
 
-class ShardedBackend(CheckedBackend[ShardedForward]):
+class ShardedBackend(CheckedShardedBackend[ShardedForward]):
     """A `transparity.protocol.Backend` over a mesh of data × tensor devices.
 
     The mesh has the first of JAX's default devices or, if there are too few, of its CPU devices.
@@ -91,6 +90,7 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
     name = "flax"
     dtypes = build.dtypes
     modes = ("jit",)
+    takes_part = True
 
     def __init__(self, data: int, tensor: int) -> None:
         devices = max(jax.devices(), jax.devices("cpu"), key=lambda found: min(len(found), data * tensor))
@@ -101,29 +101,15 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
                 "more."
             )
         self.mesh = Mesh(np.array(devices[: data * tensor]).reshape(data, tensor), ("data", "tensor"))
-        self.takes_part = True
 
     def devices(self) -> tuple[str, ...]:
         return ("cpu",) if self.mesh.devices.flat[0].platform == "cpu" else ("cuda",)
 
-    def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> ShardedForward:
-        """Build a model from a safetensors file; each device reads only its slices."""
-        dtype = self.checked_dtype(dtype, self.devices()[0])
-        with open_parameters(path, config) as source:
-            return self._made(config, source, dtype)
-
     def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> ShardedForward:
-        if execution.weights:
-            parameters = {name: to_numpy(rounded(value, execution.weights)) for name, value in parameters.items()}
-        return self._made(config, parameters, execution.dtype, execution.activations)
-
-    def _made(
-        self, config: TransformerConfig, source: Source, dtype: str, activations: str | None = None
-    ) -> ShardedForward:
-        placed = plan(config, self.mesh.shape["tensor"])
+        placed, dtype = plan(config, self.mesh.shape["tensor"]), execution.dtype
         with x64_for(dtype):
-            model = shard(config, self.mesh, placed, source, dtype)
-            return ShardedForward(model, dtype, self.mesh, placed, activations)
+            model = shard(config, self.mesh, placed, parameters, dtype)
+            return ShardedForward(model, dtype, self.mesh, execution.activations)
 
 
 def _batch(inputs: Inputs) -> int:

@@ -66,7 +66,7 @@ def beam_search(
     `generate`.
     """
     (config, _, _), batch = split, len(prompt)
-    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
+    tokens, lengths, _ = allocate(config, prompt, lengths, max_new_tokens)
     each = jnp.repeat(jnp.arange(batch), beams)
     tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
     longest = prompt.shape[1]

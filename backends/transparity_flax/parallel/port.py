@@ -15,11 +15,11 @@ from transparity.config import TransformerConfig
 from transparity.errors import BackendError
 from transparity.protocol import Arrays
 from transparity.training import Training
-from transparity_flax.fast.structure import SplitModel, Weights
+from transparity_flax.fast.structure import SplitModel
 from transparity_flax.parallel.plan import plan
 from transparity_flax.parallel.sharding import replicated, shard, split_rows
 from transparity_flax.parallel.training import loss_and_gradients, train
-from transparity_flax.port import FlaxForward, build, in_its_precision, ordered, x64_for
+from transparity_flax.port import FlaxForward, _fast, _traced, build, in_its_precision, ordered, x64_for
 from transparity_flax.state.parameters import to_numpy
 from transparity_flax.transformer import Transformer
 
@@ -35,21 +35,18 @@ class ShardedForward(FlaxForward):
         super().__init__(model, dtype, replicated(mesh), "jit", activations)
         self.mesh = mesh
 
-    def _placed(self, weights: Weights) -> Weights:
-        return weights
-
     @functools.cached_property
     def split(self) -> SplitModel:
         return self.config, self.structure, self.weights
 
     @in_its_precision
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
-        taps = self.traced(self.structure, self.weights, split_rows(self.mesh, inputs), self.activations)
+        taps = _traced(self.structure, self.weights, split_rows(self.mesh, inputs), self.activations)
         return {name: taps[name][: _batch(inputs)] for name in ordered(self.config, inputs, taps)}
 
     @in_its_precision
     def _logits(self, inputs: Inputs) -> jax.Array:
-        logits = self.fast(self.structure, self.weights, split_rows(self.mesh, inputs), self.activations)
+        logits = _fast(self.structure, self.weights, split_rows(self.mesh, inputs), self.activations)
         return logits[: _batch(inputs)]
 
     @in_its_precision

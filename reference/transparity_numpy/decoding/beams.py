@@ -65,7 +65,7 @@ def beam_search(
     `generate`.
     """
     batch = len(prompt)
-    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
+    tokens, lengths, _ = allocate(config, prompt, lengths, max_new_tokens)
     each = np.repeat(np.arange(batch), beams)
     tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
     longest = prompt.shape[1]

@@ -28,8 +28,8 @@ from transparity_flax.fast.sharding import can_shard, replicate, shard
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights, split
 from transparity_flax.state.cache import Cache
 from transparity_flax.state.parameters import State, load, to_numpy
-from transparity_flax.training.loss import cross_entropy, loss_and_gradients
-from transparity_flax.training.optimization import train
+from transparity_flax.training.loss import Loss, cross_entropy, loss_and_gradients, loss_of
+from transparity_flax.training.optimization import Start, train
 from transparity_flax.transformer import Transformer
 
 F = TypeVar("F", bound="FlaxForward")
@@ -80,13 +80,18 @@ def _rounding(activations: str | None) -> Tap:
     return rounding(activations) if activations else identity
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _differentiated(
-    structure: ModelStructure, weights: Weights, targets: jax.Array, inputs: dict[str, Any], masks: dict[str, jax.Array]
+    loss_of: Loss,
+    structure: ModelStructure,
+    weights: Weights,
+    targets: jax.Array,
+    inputs: dict[str, Any],
+    masks: dict[str, jax.Array],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     model = structure.model(weights, copy=True)
     tap = dropping(masks, model.config.dropout) if masks else identity
-    return loss_and_gradients(model, targets, tap=tap, **inputs)
+    return loss_and_gradients(model, targets, loss_of=loss_of, tap=tap, **inputs)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -106,6 +111,9 @@ _cross_entropy = jax.jit(cross_entropy, static_argnums=2)
 
 class FlaxForward(DifferentiableForward):
     """A `transparity.protocol.Forward` in JAX."""
+
+    loss_of = staticmethod(loss_of)
+    start: Start | None = None
 
     def __init__(
         self, model: Transformer, dtype: str, device: jax.Device, mode: str, activations: str | None = None
@@ -138,7 +146,7 @@ class FlaxForward(DifferentiableForward):
 
     @in_its_precision
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
-        taps = self._in_mode(_traced)(self.structure, self.weights, self._arrays(inputs), self.activations)
+        taps = self._in_mode(_traced)(self.structure, self.weights, self._rows(inputs), self.activations)
         # jit returns a dict with sorted keys; this restores the order of the forward pass.
         return {name: taps[name] for name in ordered(self.config, inputs, taps)}
 
@@ -148,7 +156,7 @@ class FlaxForward(DifferentiableForward):
         if self.device in devices and can_shard(inputs, devices):
             weights, arrays = self.everywhere, shard(inputs, devices)
         else:
-            weights, arrays = self.weights, self._arrays(inputs)
+            weights, arrays = self.weights, self._rows(inputs)
         return self._in_mode(_fast)(self.structure, weights, arrays, self.activations)
 
     @in_its_precision
@@ -169,14 +177,15 @@ class FlaxForward(DifferentiableForward):
     def _loss_and_gradients(
         self, targets: np.ndarray, inputs: Inputs, masks: Inputs, *, training: bool
     ) -> tuple[float, dict[str, np.ndarray]]:
-        arrays = self._array(targets), self._arrays(inputs), self._arrays(masks)
-        loss, gradients = self._in_mode(_differentiated)(self.learners[training], self.weights, *arrays)
+        arrays = self._array(targets), self._rows(inputs, training=training), self._rows(masks, training=training)
+        loss, gradients = self._in_mode(_differentiated)(self.loss_of, self.learners[training], self.weights, *arrays)
         return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
 
     @in_its_precision
     def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
         model = self.learners[True].model(self.weights)
-        losses, parameters = train(model, [self._arrays(batch) for batch in batches], training)
+        rows = [self._rows(batch, training=True) | {"targets": self._array(batch["targets"])} for batch in batches]
+        losses, parameters = train(model, rows, training, loss_of=self.loss_of, start=self.start)
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
     def _cached_lengths(self, cache: Any) -> np.ndarray:
@@ -215,6 +224,10 @@ class FlaxForward(DifferentiableForward):
 
     def _arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._array(value) for name, value in values.items()}
+
+    def _rows(self, values: Inputs, *, training: bool = False) -> dict[str, jax.Array]:
+        """Return the inputs or masks of a forward pass, whose rows may be on several devices."""
+        return self._arrays(values)
 
 
 class FlaxBackend(CheckedBackend[FlaxForward]):

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 
 from transparity.checked import CheckedShardedBackend, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError
 from transparity.protocol import Arrays
-from transparity.training import Training
 from transparity_flax.fast.structure import SplitModel
 from transparity_flax.parallel.plan import plan
 from transparity_flax.parallel.sharding import replicated, shard, split_rows
-from transparity_flax.parallel.training import loss_and_gradients, train
-from transparity_flax.port import FlaxForward, _fast, _traced, build, in_its_precision, ordered, x64_for
-from transparity_flax.state.parameters import to_numpy
+from transparity_flax.parallel.training import loss_of_rows, start_on_mesh
+from transparity_flax.port import FlaxForward, build, in_its_precision, x64_for
 from transparity_flax.transformer import Transformer
 
 
@@ -33,7 +29,9 @@ class ShardedForward(FlaxForward):
 
     def __init__(self, model: Transformer, dtype: str, mesh: Mesh, activations: str | None = None) -> None:
         super().__init__(model, dtype, replicated(mesh), "jit", activations)
-        self.mesh = mesh
+        self.mesh, self.start = mesh, functools.partial(start_on_mesh, mesh)
+
+    loss_of = staticmethod(loss_of_rows)
 
     @functools.cached_property
     def split(self) -> SplitModel:
@@ -41,41 +39,16 @@ class ShardedForward(FlaxForward):
 
     @in_its_precision
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
-        taps = _traced(self.structure, self.weights, split_rows(self.mesh, inputs), self.activations)
-        return {name: taps[name][: _batch(inputs)] for name in ordered(self.config, inputs, taps)}
+        return {name: value[: _batch(inputs)] for name, value in super()._taps(inputs).items()}
 
     @in_its_precision
     def _logits(self, inputs: Inputs) -> jax.Array:
-        logits = _fast(self.structure, self.weights, split_rows(self.mesh, inputs), self.activations)
-        return logits[: _batch(inputs)]
+        return super()._logits(inputs)[: _batch(inputs)]
 
-    @in_its_precision
-    def _loss_and_gradients(
-        self, targets: np.ndarray, inputs: Inputs, masks: Inputs, *, training: bool
-    ) -> tuple[float, dict[str, np.ndarray]]:
-        batch = self._batch({"targets": targets, **inputs}, training=training)
-        kept = self._arrays(masks) if self._by_batch(training=training) else split_rows(self.mesh, masks)
-        loss, gradients = loss_and_gradients(*nnx.split(self.learners[training].model(self.weights)), batch, kept)
-        return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
-
-    @in_its_precision
-    def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
-        losses, parameters = train(
-            self.mesh,
-            *nnx.split(self.learners[True].model(self.weights)),
-            [self._batch(it, training=True) for it in batches],
-            training,
-        )
-        return losses, {name: to_numpy(value) for name, value in parameters.items()}
-
-    def _batch(self, values: Inputs, *, training: bool) -> dict[str, Any]:
-        """Return the inputs, sharded over the data ranks, and the targets without the repeated rows that fill ranks."""
-        tokens = {name: value for name, value in values.items() if name != "targets"}
-        tokens = self._arrays(tokens) if self._by_batch(training=training) else split_rows(self.mesh, tokens)
-        return {"targets": self._array(values["targets"]), **tokens}
-
-    def _by_batch(self, *, training: bool) -> bool:
-        return self.config.norm == "batch" and training
+    def _rows(self, values: Inputs, *, training: bool = False) -> dict[str, jax.Array]:
+        """Shard inputs or masks over the data ranks, unless a batch norm normalizes by the batch."""
+        by_batch = self.config.norm == "batch" and training
+        return self._arrays(values) if by_batch else split_rows(self.mesh, values)
 
 
 class ShardedBackend(CheckedShardedBackend[ShardedForward]):

@@ -94,13 +94,8 @@ def generate(
     """Continue each row of `prompt` by up to `max_new_tokens` tokens, greedily or sampled with `uniforms`.
 
     The model reads the last `max_length` tokens (document 001). Rows that end at `eos_id`, or start with shorter
-    prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004).
-
-    Args:
-        lengths: Number of valid tokens of each row of `prompt`. None means all.
-        source: Tokens of the encoder.
-        uniforms: Random numbers in [0, 1), one per new token. None means greedy.
-        sampling: Temperature, top-k and top-p.
+    prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004). The arguments are
+    explained at `transparity.protocol.Forward.generate`.
     """
     config, sampling, longest = split[0], sampling or Sampling(), prompt.shape[1]
     last = longest + max_new_tokens

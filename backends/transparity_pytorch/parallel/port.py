@@ -24,15 +24,7 @@ from transparity_pytorch.arithmetic.changes import dropping, rounding
 from transparity_pytorch.decoding.steps import step
 from transparity_pytorch.layers import Layer
 from transparity_pytorch.parallel.plan import plan
-from transparity_pytorch.parallel.sharding import (
-    Root,
-    all_gathered,
-    chunk,
-    distributed,
-    gathered,
-    on_mesh,
-    shard,
-)
+from transparity_pytorch.parallel.sharding import Root, all_gathered, chunk, distributed, gathered, on_mesh, shard
 from transparity_pytorch.parallel.training import IGNORED, loss_and_gradients, train
 from transparity_pytorch.port import PytorchForward, build, tensor
 from transparity_pytorch.state.cache import Cache

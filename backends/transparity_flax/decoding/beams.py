@@ -82,8 +82,7 @@ def beam_search(
         if state.ended.all():
             break
     final = state.score / _penalty(state.added, length_penalty)
-    best = final.argmax(axis=-1)
-    return tokens[jnp.arange(batch) * beams + best, :longest], jnp.take_along_axis(final, best[:, None], axis=-1)[:, 0]
+    return tokens[jnp.arange(batch) * beams + final.argmax(axis=-1), :longest], final.max(axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "length_penalty"))

@@ -85,8 +85,7 @@ def beam_search(
         if state.ended.all():
             break
     final = state.score / _penalty(state.added, length_penalty)
-    best = final.argmax(axis=-1)
-    return tokens[np.arange(batch) * beams + best, :longest], np.take_along_axis(final, best[:, None], axis=-1)[:, 0]
+    return tokens[np.arange(batch) * beams + final.argmax(axis=-1), :longest], final.max(axis=-1)
 
 
 def _penalty(added: PerBeam, power: float) -> Float[Array, "batch beams"]:

@@ -90,14 +90,9 @@ def step(
     tree = nest(shared(config, parameters))
     positions = next_positions(cache, tokens.shape[1])
     is_token = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
-    scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
-    given: dict[str, Any] = {
-        "positions": positions,
-        "memory_mask": memory_mask,
-        "cache": layers,
-        "valid_lengths": valid_lengths,
-    }
-    x = decoder(config, tree["decoder"], tokens, is_token, scope, **given)
+    scope, memory_mask = scoped(tap, "decoder"), cache.get("memory_mask")
+    given: dict[str, Any] = {"positions": positions, "memory_mask": memory_mask, "valid_lengths": valid_lengths}
+    x = decoder(config, tree["decoder"], tokens, is_token, scope, cache=cache["layers"], **given)
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if valid_lengths is None else valid_lengths)
     x = x if index is None else np.take_along_axis(x, index[:, None, None], axis=1)
     return tap("logits", head(config, tree, x))

@@ -114,6 +114,7 @@ class FlaxForward(DifferentiableForward):
 
     loss_of = staticmethod(loss_of)
     start: Start | None = None
+    """The function that starts training; None means that the parameters are on one device."""
 
     def __init__(
         self, model: Transformer, dtype: str, device: jax.Device, mode: str, activations: str | None = None

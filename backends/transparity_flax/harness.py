@@ -46,9 +46,7 @@ class FlaxModule:
                 held = {name: _placed(value, self.dtype, self.device) for name, value in context.items()}
                 held |= {name: Mask(held[name]) for name in ("mask", "memory_mask") if held.get(name) is not None}
                 keywords["context"] = {"mask": None, "positions": None, "is_token": None} | held
-            result, recorded, state = _applied(
-                graph, taps is not None, jax.device_put(state, self.device), given, keywords
-            )
+            result, recorded, state = _applied(graph, taps is not None, state, given, keywords)
             nnx.update(self.module, state)
         if taps is not None:
             taps |= {name: to_numpy(value) for name, value in recorded.items()}

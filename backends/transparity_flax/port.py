@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -20,14 +21,15 @@ from transparity.training import Training
 from transparity_flax.arithmetic.changes import dropping, rounding
 from transparity_flax.decoding.beams import beam_search
 from transparity_flax.decoding.generation import generate
-from transparity_flax.decoding.steps import prefill, step
+from transparity_flax.decoding.steps import _prefill as prefill_split
+from transparity_flax.decoding.steps import step
 from transparity_flax.fast.fast_linear import for_training, packed
 from transparity_flax.fast.sharding import can_shard, replicate, shard
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights, split
 from transparity_flax.state.cache import Cache
-from transparity_flax.state.parameters import State, load, rounded, to_numpy
-from transparity_flax.training.loss import cross_entropy, loss_and_gradients
-from transparity_flax.training.optimization import train
+from transparity_flax.state.parameters import State, load, to_numpy
+from transparity_flax.training.loss import Loss, cross_entropy, loss_and_gradients, loss_of
+from transparity_flax.training.optimization import Start, train
 from transparity_flax.transformer import Transformer
 
 F = TypeVar("F", bound="FlaxForward")
@@ -51,16 +53,21 @@ def in_its_precision(method: Callable[Concatenate[F, P], R]) -> Callable[Concate
     return within
 
 
+# The structure is a static argument and the weights are not, so models with equal configurations share a compiled
+# program.
+@functools.partial(jax.jit, static_argnums=(0, 3))
 def _fast(structure: ModelStructure, weights: Weights, inputs: dict[str, Any], activations: str | None) -> jax.Array:
     return structure.model(weights)(**inputs, tap=_rounding(activations))
 
 
+@functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=3, keep_unused=True)
 def _fast_into(
     structure: ModelStructure, weights: Weights, inputs: dict[str, Any], out: jax.Array, activations: str | None
 ) -> jax.Array:
     return _fast(structure, weights, inputs, activations)  # `out` is donated, so that the result can use its memory
 
 
+@functools.partial(jax.jit, static_argnums=(0, 3))
 def _traced(
     structure: ModelStructure, weights: Weights, inputs: dict[str, Any], activations: str | None
 ) -> dict[str, jax.Array]:
@@ -73,25 +80,21 @@ def _rounding(activations: str | None) -> Tap:
     return rounding(activations) if activations else identity
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _differentiated(
-    structure: ModelStructure, weights: Weights, targets: jax.Array, inputs: dict[str, Any], masks: dict[str, jax.Array]
+    loss_of: Loss,
+    structure: ModelStructure,
+    weights: Weights,
+    targets: jax.Array,
+    inputs: dict[str, Any],
+    masks: dict[str, jax.Array],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     model = structure.model(weights, copy=True)
     tap = dropping(masks, model.config.dropout) if masks else identity
-    return loss_and_gradients(model, targets, tap=tap, **inputs)
+    return loss_and_gradients(model, targets, loss_of=loss_of, tap=tap, **inputs)
 
 
-def _started(
-    structure: ModelStructure,
-    weights: Weights,
-    batch: int,
-    capacity: int,
-    source: jax.Array | None,
-    mask: jax.Array | None,
-) -> Cache:
-    return prefill(structure.model(weights), batch, capacity, source=source, attention_mask=mask)
-
-
+@functools.partial(jax.jit, static_argnums=0)
 def _stepped(
     structure: ModelStructure,
     weights: Weights,
@@ -103,33 +106,26 @@ def _stepped(
     return step(structure.model(weights), tokens, cache, valid_lengths=valid_lengths, attention_mask=mask), cache
 
 
-# The structure is a static argument and the weights are not, so models with equal configurations share a compiled
-# program.
-_fast_jit, _traced_jit = jax.jit(_fast, static_argnums=(0, 3)), jax.jit(_traced, static_argnums=(0, 3))
-_fast_into_jit = jax.jit(_fast_into, static_argnums=(0, 4), donate_argnums=3, keep_unused=True)
-_differentiated_jit = jax.jit(_differentiated, static_argnums=0)
-_cross_entropy_jit = jax.jit(cross_entropy, static_argnums=2)
-_started_jit, _stepped_jit = jax.jit(_started, static_argnums=(0, 2, 3)), jax.jit(_stepped, static_argnums=0)
+_cross_entropy = jax.jit(cross_entropy, static_argnums=2)
 
 
 class FlaxForward(DifferentiableForward):
     """A `transparity.protocol.Forward` in JAX."""
 
+    loss_of = staticmethod(loss_of)
+    start: Start | None = None
+    """The function that starts training; None means that the parameters are on one device."""
+
     def __init__(
         self, model: Transformer, dtype: str, device: jax.Device, mode: str, activations: str | None = None
     ) -> None:
         self.model, self.config, self.dtype, self.device = model, model.config, dtype, device
-        self.activations = activations
-        self.structure, weights = split(model)
-        # The weights are committed to the device, as results are. Otherwise the same program would be compiled for
-        # both.
-        self.weights: Weights = self._placed(weights)
-        self.fast: Callable[..., jax.Array] = _fast_jit if mode == "jit" else _fast
-        self.traced: Callable[..., dict[str, jax.Array]] = _traced_jit if mode == "jit" else _traced
-        self.cross_entropy = _cross_entropy_jit if mode == "jit" else cross_entropy
-        self.differentiated = _differentiated_jit if mode == "jit" else _differentiated
-        self.started = _started_jit if mode == "jit" else _started
-        self.stepped = _stepped_jit if mode == "jit" else _stepped
+        self.mode, self.activations = mode, activations
+        self.structure, self.weights = split(model)
+
+    def _in_mode(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return a compiled function or, in the mode `eager`, the Python function from which it is compiled."""
+        return function if self.mode == "jit" else inspect.unwrap(function)
 
     @functools.cached_property
     def split(self) -> SplitModel:
@@ -151,7 +147,7 @@ class FlaxForward(DifferentiableForward):
 
     @in_its_precision
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
-        taps = self.traced(self.structure, self.weights, self._arrays(inputs), self.activations)
+        taps = self._in_mode(_traced)(self.structure, self.weights, self._rows(inputs), self.activations)
         # jit returns a dict with sorted keys; this restores the order of the forward pass.
         return {name: taps[name] for name in ordered(self.config, inputs, taps)}
 
@@ -159,14 +155,16 @@ class FlaxForward(DifferentiableForward):
     def _logits(self, inputs: Inputs) -> jax.Array:
         devices = jax.devices("cpu")
         if self.device in devices and can_shard(inputs, devices):
-            return self.fast(self.structure, self.everywhere, shard(inputs, devices), self.activations)
-        return self.fast(self.structure, self.weights, self._arrays(inputs), self.activations)
+            weights, arrays = self.everywhere, shard(inputs, devices)
+        else:
+            weights, arrays = self.weights, self._rows(inputs)
+        return self._in_mode(_fast)(self.structure, weights, arrays, self.activations)
 
     @in_its_precision
     def _logits_into(self, out: jax.Array, inputs: Inputs) -> jax.Array:
         check_dtype(check_kind("out", out, jax.Array), self.dtype)
-        if self.fast is _fast_jit and out.devices() == {self.device}:
-            return _fast_into_jit(self.structure, self.weights, self._arrays(inputs), out, self.activations)
+        if self.mode == "jit" and out.devices() == {self.device}:
+            return _fast_into(self.structure, self.weights, self._arrays(inputs), out, self.activations)
         logits = self._logits(inputs)
         out.delete()  # as in the jitted function, which donates it
         return logits
@@ -174,20 +172,21 @@ class FlaxForward(DifferentiableForward):
     @in_its_precision
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float:
         logits = jax.device_put(self._logits(inputs), self.device)  # the logits may be sharded
-        return float(self.cross_entropy(logits, self._array(targets), self.config.pad_id))
+        return float(self._in_mode(_cross_entropy)(logits, self._array(targets), self.config.pad_id))
 
     @in_its_precision
     def _loss_and_gradients(
         self, targets: np.ndarray, inputs: Inputs, masks: Inputs, *, training: bool
     ) -> tuple[float, dict[str, np.ndarray]]:
-        arrays = self._array(targets), self._arrays(inputs), self._arrays(masks)
-        loss, gradients = self.differentiated(self.learners[training], self.weights, *arrays)
+        arrays = self._array(targets), self._rows(inputs, training=training), self._rows(masks, training=training)
+        loss, gradients = self._in_mode(_differentiated)(self.loss_of, self.learners[training], self.weights, *arrays)
         return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
 
     @in_its_precision
     def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
         model = self.learners[True].model(self.weights)
-        losses, parameters = train(model, [self._arrays(batch) for batch in batches], training)
+        rows = [self._rows(batch, training=True) | {"targets": self._array(batch["targets"])} for batch in batches]
+        losses, parameters = train(model, rows, training, loss_of=self.loss_of, start=self.start)
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
     def _cached_lengths(self, cache: Any) -> np.ndarray:
@@ -196,14 +195,14 @@ class FlaxForward(DifferentiableForward):
     @in_its_precision
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
         capacity, given = self.config.max_length, (self._array(source), self._array(source_mask))
-        return self.started(self.structure, self.weights, batch, capacity, *given)
+        return self._in_mode(prefill_split)(self.structure, self.weights, batch, capacity, *given)
 
     @in_its_precision
     def _step(
         self, tokens: np.ndarray, cache: Any, valid_lengths: np.ndarray | None, mask: np.ndarray | None
     ) -> tuple[jax.Array, Any]:
         given = self._array(valid_lengths), self._array(mask)
-        return self.stepped(self.structure, self.weights, self._array(tokens), cache, *given)
+        return self._in_mode(_stepped)(self.structure, self.weights, self._array(tokens), cache, *given)
 
     @in_its_precision
     def _generate(self, prompt: np.ndarray, steps: int, inputs: Inputs, sampling: Sampling | None) -> np.ndarray:
@@ -218,9 +217,6 @@ class FlaxForward(DifferentiableForward):
         tokens, scores = beam_search(self.split, begin, steps, beams, length_penalty=length_penalty, **arrays)
         return np.asarray(tokens), to_numpy(scores)
 
-    def _placed(self, weights: Weights) -> Weights:
-        return jax.device_put(weights, self.device)
-
     def ready(self, result: Any) -> None:
         jax.block_until_ready(result)
 
@@ -229,6 +225,10 @@ class FlaxForward(DifferentiableForward):
 
     def _arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._array(value) for name, value in values.items()}
+
+    def _rows(self, values: Inputs, *, training: bool = False) -> dict[str, jax.Array]:
+        """Return the inputs or masks of a forward pass, whose rows may be on several devices."""
+        return self._arrays(values)
 
 
 class FlaxBackend(CheckedBackend[FlaxForward]):
@@ -243,8 +243,6 @@ class FlaxBackend(CheckedBackend[FlaxForward]):
 
     def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> FlaxForward:
         dtype, device = execution.dtype, jax.devices(execution.device)[0]
-        if execution.weights:
-            parameters = {name: to_numpy(rounded(value, execution.weights)) for name, value in parameters.items()}
         model = loaded(Transformer, config, parameters, dtype, device)
         return FlaxForward(model, dtype, device, execution.mode, execution.activations)
 
@@ -252,10 +250,13 @@ class FlaxBackend(CheckedBackend[FlaxForward]):
 def loaded(
     module: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str, device: jax.Device
 ) -> Any:
-    """Return a module of the column with these parameters."""
+    """Return a module of the column with these parameters, committed to `device` as results are.
+
+    Otherwise the same program would be compiled for parameters and results.
+    """
     model = nnx.merge(*shapes_of(module, config), copy=True)
-    with x64_for(dtype), jax.default_device(device):
-        load(model, parameters, dtype)
+    with x64_for(dtype):
+        load(model, parameters, dtype, device)
     return model
 
 

@@ -144,9 +144,7 @@ class PytorchBackend(CheckedBackend[PytorchForward]):
         return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
     def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> PytorchForward:
-        weights, activations = (getattr(torch, it) if it else None for it in (execution.weights, execution.activations))
-        if weights:
-            parameters = {name: to_numpy(torch.as_tensor(value).to(weights)) for name, value in parameters.items()}
+        activations = getattr(torch, execution.activations) if execution.activations else None
         model = loaded(Transformer, config, parameters, execution.dtype, execution.device)
         return PytorchForward(model, execution.device, execution.mode, activations)
 

@@ -27,7 +27,7 @@ from transparity.inputs import (
     check_step,
     check_targets,
 )
-from transparity.parameters import check_parameters
+from transparity.parameters import check_parameters, open_parameters
 from transparity.protocol import Arrays
 from transparity.sampling import Sampling
 from transparity.training import Training
@@ -175,13 +175,12 @@ Built = TypeVar("Built", bound=CheckedForward)
 
 @dataclass(frozen=True)
 class Execution:
-    """The device, mode and precisions of a model; None means that `weights` or `activations` have the `dtype`."""
+    """The device, mode and precisions of a model; None means that `activations` have the `dtype`."""
 
     dtype: str
     device: str
     mode: str
-    weights: str | None
-    activations: str | None
+    activations: str | None = None
 
 
 class CheckedBackend(ABC, Generic[Built]):
@@ -207,7 +206,9 @@ class CheckedBackend(ABC, Generic[Built]):
         check_choice(self.name, "weights", dtype if weights is None else weights, self.dtypes)
         check_choice(self.name, "activations", dtype if activations is None else activations, self.dtypes)
         check_parameters(config, parameters)
-        return self._build(config, parameters, Execution(dtype, device, mode, weights, activations))
+        if weights:
+            parameters = {name: rounded(value, weights) for name, value in parameters.items()}
+        return self._build(config, parameters, Execution(dtype, device, mode, activations))
 
     def checked_dtype(self, dtype: str | None, device: str) -> str:
         """Return `dtype`, or the default for None; raise `BackendError` for an unknown dtype or `device`."""
@@ -219,6 +220,26 @@ class CheckedBackend(ABC, Generic[Built]):
 
     @abstractmethod
     def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> Built: ...
+
+
+class CheckedShardedBackend(CheckedBackend[Built]):
+    """A `transparity.protocol.ShardedBackend` that also checks the names, shapes and dtypes in a file."""
+
+    def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> Built:
+        device = self.devices()[0]
+        dtype = self.checked_dtype(dtype, device)
+        with open_parameters(path, config) as slices:
+            return self._build(config, slices, Execution(dtype, device, self.modes[0]))
+
+
+def rounded(value: Any, dtype: str) -> np.ndarray:
+    """Round `value` to `dtype`; the result has a dtype of NumPy, which lacks bfloat16."""
+    import ml_dtypes  # imported here, because it is rarely needed
+
+    low = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    with np.errstate(over="ignore"):
+        found = np.asarray(value).astype(low)
+    return found.astype(np.float32) if dtype == "bfloat16" else found
 
 
 def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) -> str:

@@ -58,8 +58,6 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
     if set(given) != set(expected):
         names = listed(sorted(given, key=str)) or "nothing"
         raise InputError(f"forward was given {names}; for this {config.architecture} it takes {', '.join(expected)}.")
-    if config.reads_pixels:
-        return {"pixels": _checked_pixels(config, given["pixels"])}
     checked = {name: _checked_input(config, name, given[name]) for name in config.input_names}
     batches = {name: len(tokens) for name, tokens in checked.items()}
     if len(set(batches.values())) > 1:
@@ -81,33 +79,23 @@ def inputs_by_name(config: TransformerConfig, inputs: Sequence[T], named: Mappin
     return given
 
 
-def _checked_pixels(config: TransformerConfig, value: Any) -> np.ndarray:
-    pixels, side = as_array("pixels", value, InputError), config.image_size
-    if not input_form(config, "pixels").has_shape(config, pixels.shape):
-        expected = f"(batch, channels, height, width), {config.image_channels} channels of {side} × {side} pixels"
-        raise InputError(f"pixels has the shape {pixels.shape}; expected {expected}.")
-    return _finite_floats("pixels", pixels)
-
-
 def _checked_input(config: TransformerConfig, name: str, value: Any) -> np.ndarray:
-    return _checked_tokens(config, name, value) if name in config.token_inputs else _checked_frames(config, value)
-
-
-def _checked_frames(config: TransformerConfig, value: Any) -> np.ndarray:
-    frames, shape = as_array("source", value, InputError), (config.mel_bins, config.num_frames)
-    if not input_form(config, "source").has_shape(config, frames.shape):
-        turned = " (it looks transposed)" if frames.shape[1:] == shape[::-1] else ""
-        expected = f"(batch, mel_bins, frames), {shape[0]} bins of {shape[1]} frames"
-        raise InputError(f"source has the shape {frames.shape}{turned}; expected {expected}.")
-    return _finite_floats("source", frames)
-
-
-def _finite_floats(name: str, value: np.ndarray) -> np.ndarray:
-    if value.dtype.kind != "f":
-        raise InputError(f"{name} has the dtype {value.dtype}; expected finite floats.")
-    if not np.isfinite(value).all():
+    """Return checked tokens, or the checked floats of an image or a spectrogram."""
+    if name in config.token_inputs:
+        return _checked_tokens(config, name, value)
+    floats, form = as_array(name, value, InputError), input_form(config, name)
+    if not form.has_shape(config, floats.shape):
+        turned = " (it looks transposed)" if floats.shape[1:] == form.axes[::-1] else ""
+        many, size = form.axes[:2]
+        expected = f"(batch, mel_bins, frames), {many} bins of {size} frames"
+        if name == "pixels":
+            expected = f"(batch, channels, height, width), {many} channels of {size} × {size} pixels"
+        raise InputError(f"{name} has the shape {floats.shape}{turned}; expected {expected}.")
+    if floats.dtype.kind != "f":
+        raise InputError(f"{name} has the dtype {floats.dtype}; expected finite floats.")
+    if not np.isfinite(floats).all():
         raise InputError(f"{name} has a number that is not finite; expected finite floats.")
-    return value
+    return floats
 
 
 def _checked_further(config: TransformerConfig, name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -217,12 +205,9 @@ def check_step(
             )
         shape = checked.get("source", checked["tokens"]).shape
         attention_mask = _checked_further(config, "attention_mask", attention_mask, shape)
-    checked["attention_mask"] = attention_mask
-    return checked | {
-        "valid_lengths": None
-        if valid_lengths is None
-        else _checked_lengths("valid_lengths", valid_lengths, batch, length)
-    }
+    if valid_lengths is not None:
+        valid_lengths = _checked_lengths("valid_lengths", valid_lengths, batch, length)
+    return checked | {"attention_mask": attention_mask, "valid_lengths": valid_lengths}
 
 
 def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -> None:

@@ -22,7 +22,7 @@ from transparity.limits.files import check_header, file_size
 from transparity.limits.mapped import Mapped, blocks_of
 from transparity.limits.memory import check_fits
 from transparity.parts.model import model
-from transparity.parts.part import WHOLE, Cut, Shapes
+from transparity.parts.part import WHOLE, Shapes
 from transparity.text import VALUE, reason, safe
 
 Parameters = Mapping[str, np.ndarray]
@@ -50,16 +50,15 @@ def is_learned(name: str) -> bool:
     return not name.endswith((".running_mean", ".running_var", ".router_score_bias"))
 
 
-def cut_of(config: TransformerConfig, name: str) -> Cut:
-    return model(config).cuts.get(name, WHOLE)
-
-
-def why_whole(config: TransformerConfig, name: str, ranks: int) -> str | None:
-    """Return the reason why a parameter cannot be distributed over `ranks`, or None."""
-    cut = cut_of(config, name)
-    if cut.why_whole or not cut.heads or cut.heads % ranks == 0:
-        return cut.why_whole
-    return f"{cut.heads} {cut.of} cannot be distributed over {ranks} ranks"
+def cut_axis(config: TransformerConfig, name: str, ranks: int) -> tuple[int | None, str | None]:
+    """Return the axis along which a parameter is distributed over `ranks`; without an axis, there may be a reason."""
+    if ranks == 1:
+        return None, None
+    cut = model(config).cuts.get(name, WHOLE)
+    reason = cut.why_whole
+    if not reason and cut.heads and cut.heads % ranks:
+        reason = f"{cut.heads} {cut.of} cannot be distributed over {ranks} ranks"
+    return None if reason else cut.axis, reason
 
 
 def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:

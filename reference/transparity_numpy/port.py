@@ -29,17 +29,10 @@ class NumpyForward(CheckedForward):
     """A `transparity.protocol.Forward` in NumPy."""
 
     def __init__(
-        self,
-        config: TransformerConfig,
-        parameters: Arrays,
-        dtype: str,
-        weights: str | None = None,
-        activations: str | None = None,
+        self, config: TransformerConfig, parameters: Arrays, dtype: str, activations: str | None = None
     ) -> None:
         self.config, self.dtype = config, np.dtype(dtype)
-        self.parameters = {
-            name: np.asarray(value).astype(weights or dtype).astype(dtype) for name, value in parameters.items()
-        }
+        self.parameters = {name: np.asarray(value).astype(dtype) for name, value in parameters.items()}
         self.fastest = packed(self.parameters)  # for calls without gradients and taps
         self.tap = rounding(activations) if activations else identity
 
@@ -99,7 +92,7 @@ class NumpyBackend(CheckedBackend[NumpyForward]):
     modes = ("eager",)
 
     def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> NumpyForward:
-        return NumpyForward(config, parameters, execution.dtype, execution.weights, execution.activations)
+        return NumpyForward(config, parameters, execution.dtype, execution.activations)
 
 
 build = NumpyBackend()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from transparity.checked import Execution
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError, InputError, ParameterError
 from transparity.parameters import open_parameters, save_parameters
@@ -116,7 +117,8 @@ def bytes_read(state: State, mesh: tuple[int, int], config: TransformerConfig, p
 
     made = _backend(state, mesh)
     with open_parameters(path, config) as source:
-        made._made(config, {name: Counted(name, value) for name, value in source.items()}, "float32")
+        counted = {name: Counted(name, value) for name, value in source.items()}
+        made._build(config, counted, Execution("float32", made.devices()[0], made.modes[0]))
     return read
 
 

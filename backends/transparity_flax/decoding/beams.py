@@ -66,7 +66,7 @@ def beam_search(
     `generate`.
     """
     (config, _, _), batch = split, len(prompt)
-    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
+    tokens, lengths, _ = allocate(config, prompt, lengths, max_new_tokens)
     each = jnp.repeat(jnp.arange(batch), beams)
     tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
     longest = prompt.shape[1]
@@ -82,8 +82,7 @@ def beam_search(
         if state.ended.all():
             break
     final = state.score / _penalty(state.added, length_penalty)
-    best = final.argmax(axis=-1)
-    return tokens[jnp.arange(batch) * beams + best, :longest], jnp.take_along_axis(final, best[:, None], axis=-1)[:, 0]
+    return tokens[jnp.arange(batch) * beams + final.argmax(axis=-1), :longest], final.max(axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "length_penalty"))

@@ -48,16 +48,6 @@ def sampled_tokens(logits: NextLogits, uniforms: Float[Array, " batch"]) -> Next
     return passed.sum(axis=-1)
 
 
-def allocate(
-    config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int
-) -> tuple[GeneratedIds, Lengths]:
-    """Pad the prompt on the right by `more` tokens; return it with the length of each row."""
-    batch, length = prompt.shape
-    lengths = jnp.full(batch, length) if lengths is None else lengths
-    tokens = jnp.pad(prompt, ((0, 0), (0, more)))
-    return jnp.where(jnp.arange(length + more) < lengths[:, None], tokens, config.filling_id), lengths
-
-
 class Written(NamedTuple):
     """The tokens, the number of valid tokens of each row, and which rows have ended."""
 
@@ -66,8 +56,13 @@ class Written(NamedTuple):
     ended: Bool[Array, " batch"]
 
 
-def _begun(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
-    return Written(*allocate(config, prompt, lengths, more), jnp.zeros(len(prompt), bool))
+def allocate(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
+    """Pad the prompt on the right by `more` tokens; no row has ended."""
+    batch, length = prompt.shape
+    lengths = jnp.full(batch, length) if lengths is None else lengths
+    tokens = jnp.pad(prompt, ((0, 0), (0, more)))
+    tokens = jnp.where(jnp.arange(length + more) < lengths[:, None], tokens, config.filling_id)
+    return Written(tokens, lengths, jnp.zeros(batch, bool))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
@@ -99,13 +94,8 @@ def generate(
     """Continue each row of `prompt` by up to `max_new_tokens` tokens, greedily or sampled with `uniforms`.
 
     The model reads the last `max_length` tokens (document 001). Rows that end at `eos_id`, or start with shorter
-    prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004).
-
-    Args:
-        lengths: Number of valid tokens of each row of `prompt`. None means all.
-        source: Tokens of the encoder.
-        uniforms: Random numbers in [0, 1), one per new token. None means greedy.
-        sampling: Temperature, top-k and top-p.
+    prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004). The arguments are
+    explained at `transparity.protocol.Forward.generate`.
     """
     config, sampling, longest = split[0], sampling or Sampling(), prompt.shape[1]
     last = longest + max_new_tokens
@@ -113,7 +103,7 @@ def generate(
         written, added = _with_cache(*split, prompt, lengths, source, uniforms, max_new_tokens, sampling)
         longest += int(added)
     else:
-        written = _begun(config, prompt, lengths, max_new_tokens)
+        written = allocate(config, prompt, lengths, max_new_tokens)
     while longest < last and not (config.eos_id is not None and written.ended.all()):
         logits = next_logits(split, written.tokens, written.lengths, None, source, new=longest)
         drawn = None if uniforms is None else uniforms[:, longest - prompt.shape[1]]
@@ -157,7 +147,7 @@ def _with_cache(
         written, cache, added = carried
         return add(written, cache, 1, added), cache, added + 1
 
-    written = _begun(config, prompt, lengths, max_new_tokens)
+    written = allocate(config, prompt, lengths, max_new_tokens)
     cache = cache_for(split, written.tokens, length, source)
     assert cache is not None
     first = add(written, cache, length, 0)

@@ -134,8 +134,15 @@ def next_logits(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _prefill(structure: ModelStructure, weights: Weights, batch: int, capacity: int, source: SourceIds | None) -> Cache:
-    return prefill(structure.model(weights), batch, capacity, source=source)
+def _prefill(
+    structure: ModelStructure,
+    weights: Weights,
+    batch: int,
+    capacity: int,
+    source: SourceIds | None,
+    attention_mask: IsToken | SourceIds | None = None,
+) -> Cache:
+    return prefill(structure.model(weights), batch, capacity, source=source, attention_mask=attention_mask)
 
 
 # The old cache is donated, so that the new cache can use its memory.

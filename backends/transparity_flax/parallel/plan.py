@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jax.sharding import PartitionSpec
 
 from transparity.config import TransformerConfig
-from transparity.parameters import cut_of, parameter_shapes, why_whole
+from transparity.parameters import cut_axis, parameter_shapes
 
 REPLICATED = PartitionSpec()
 ROWS, COLUMNS = PartitionSpec("tensor"), PartitionSpec(None, "tensor")
@@ -45,11 +45,9 @@ def report(plan: Plan) -> list[str]:
 
 
 def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks: int) -> Placed:
-    axis = cut_of(config, name).axis
-    if ranks > 1 and (fallback := why_whole(config, name, ranks)):
+    axis, fallback = cut_axis(config, name, ranks)
+    if axis is None:
         return Placed(REPLICATED, fallback)
-    if axis is None or ranks == 1:
-        return Placed(REPLICATED)
     size = shape[axis]
     if size % ranks == 0:
         return Placed((ROWS, COLUMNS)[axis])

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 
-from transparity.checked import CheckedBackend, Execution, Inputs
+from transparity.checked import CheckedShardedBackend, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError
-from transparity.parameters import open_parameters
 from transparity.protocol import Arrays
-from transparity.training import Training
-from transparity_flax.fast.structure import SplitModel, Weights
-from transparity_flax.parallel.plan import Plan, plan
-from transparity_flax.parallel.sharding import Source, replicated, shard, split_rows
-from transparity_flax.parallel.training import loss_and_gradients, train
-from transparity_flax.port import FlaxForward, build, in_its_precision, ordered, x64_for
-from transparity_flax.state.parameters import rounded, to_numpy
+from transparity_flax.fast.structure import SplitModel
+from transparity_flax.parallel.plan import plan
+from transparity_flax.parallel.sharding import replicated, shard, split_rows
+from transparity_flax.parallel.training import loss_of_rows, start_on_mesh
+from transparity_flax.port import FlaxForward, build, in_its_precision, x64_for
 from transparity_flax.transformer import Transformer
 
 
@@ -32,12 +27,11 @@ class ShardedForward(FlaxForward):
     the batch, each data rank has all rows.
     """
 
-    def __init__(self, model: Transformer, dtype: str, mesh: Mesh, plan: Plan, activations: str | None = None) -> None:
+    def __init__(self, model: Transformer, dtype: str, mesh: Mesh, activations: str | None = None) -> None:
         super().__init__(model, dtype, replicated(mesh), "jit", activations)
-        self.mesh, self.plan = mesh, plan
+        self.mesh, self.start = mesh, functools.partial(start_on_mesh, mesh)
 
-    def _placed(self, weights: Weights) -> Weights:
-        return weights
+    loss_of = staticmethod(loss_of_rows)
 
     @functools.cached_property
     def split(self) -> SplitModel:
@@ -45,44 +39,19 @@ class ShardedForward(FlaxForward):
 
     @in_its_precision
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
-        taps = self.traced(self.structure, self.weights, split_rows(self.mesh, inputs), self.activations)
-        return {name: taps[name][: _batch(inputs)] for name in ordered(self.config, inputs, taps)}
+        return {name: value[: _batch(inputs)] for name, value in super()._taps(inputs).items()}
 
     @in_its_precision
     def _logits(self, inputs: Inputs) -> jax.Array:
-        logits = self.fast(self.structure, self.weights, split_rows(self.mesh, inputs), self.activations)
-        return logits[: _batch(inputs)]
+        return super()._logits(inputs)[: _batch(inputs)]
 
-    @in_its_precision
-    def _loss_and_gradients(
-        self, targets: np.ndarray, inputs: Inputs, masks: Inputs, *, training: bool
-    ) -> tuple[float, dict[str, np.ndarray]]:
-        batch = self._batch({"targets": targets, **inputs}, training=training)
-        kept = self._arrays(masks) if self._by_batch(training=training) else split_rows(self.mesh, masks)
-        loss, gradients = loss_and_gradients(*nnx.split(self.learners[training].model(self.weights)), batch, kept)
-        return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
-
-    @in_its_precision
-    def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
-        losses, parameters = train(
-            self.mesh,
-            *nnx.split(self.learners[True].model(self.weights)),
-            [self._batch(it, training=True) for it in batches],
-            training,
-        )
-        return losses, {name: to_numpy(value) for name, value in parameters.items()}
-
-    def _batch(self, values: Inputs, *, training: bool) -> dict[str, Any]:
-        """Return the inputs, sharded over the data ranks, and the targets without the repeated rows that fill ranks."""
-        tokens = {name: value for name, value in values.items() if name != "targets"}
-        tokens = self._arrays(tokens) if self._by_batch(training=training) else split_rows(self.mesh, tokens)
-        return {"targets": self._array(values["targets"]), **tokens}
-
-    def _by_batch(self, *, training: bool) -> bool:
-        return self.config.norm == "batch" and training
+    def _rows(self, values: Inputs, *, training: bool = False) -> dict[str, jax.Array]:
+        """Shard inputs or masks over the data ranks, unless a batch norm normalizes by the batch."""
+        by_batch = self.config.norm == "batch" and training
+        return self._arrays(values) if by_batch else split_rows(self.mesh, values)
 
 
-class ShardedBackend(CheckedBackend[ShardedForward]):
+class ShardedBackend(CheckedShardedBackend[ShardedForward]):
     """A `transparity.protocol.Backend` over a mesh of data × tensor devices.
 
     The mesh has the first of JAX's default devices or, if there are too few, of its CPU devices.
@@ -91,6 +60,7 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
     name = "flax"
     dtypes = build.dtypes
     modes = ("jit",)
+    takes_part = True
 
     def __init__(self, data: int, tensor: int) -> None:
         devices = max(jax.devices(), jax.devices("cpu"), key=lambda found: min(len(found), data * tensor))
@@ -101,29 +71,15 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
                 "more."
             )
         self.mesh = Mesh(np.array(devices[: data * tensor]).reshape(data, tensor), ("data", "tensor"))
-        self.takes_part = True
 
     def devices(self) -> tuple[str, ...]:
         return ("cpu",) if self.mesh.devices.flat[0].platform == "cpu" else ("cuda",)
 
-    def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> ShardedForward:
-        """Build a model from a safetensors file; each device reads only its slices."""
-        dtype = self.checked_dtype(dtype, self.devices()[0])
-        with open_parameters(path, config) as source:
-            return self._made(config, source, dtype)
-
     def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> ShardedForward:
-        if execution.weights:
-            parameters = {name: to_numpy(rounded(value, execution.weights)) for name, value in parameters.items()}
-        return self._made(config, parameters, execution.dtype, execution.activations)
-
-    def _made(
-        self, config: TransformerConfig, source: Source, dtype: str, activations: str | None = None
-    ) -> ShardedForward:
-        placed = plan(config, self.mesh.shape["tensor"])
+        placed, dtype = plan(config, self.mesh.shape["tensor"]), execution.dtype
         with x64_for(dtype):
-            model = shard(config, self.mesh, placed, source, dtype)
-            return ShardedForward(model, dtype, self.mesh, placed, activations)
+            model = shard(config, self.mesh, placed, parameters, dtype)
+            return ShardedForward(model, dtype, self.mesh, execution.activations)
 
 
 def _batch(inputs: Inputs) -> int:

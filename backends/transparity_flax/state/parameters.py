@@ -35,8 +35,8 @@ NAMES = {
 }
 
 
-def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) -> None:
-    """Put `parameters` into `model` with this `dtype`; the model's own parameters may be abstract.
+def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any, device: Any = None) -> None:
+    """Put `parameters` into `model` with this `dtype`, on `device`; the model's own parameters may be abstract.
 
     Raises `ParameterError` for an unknown name, and for a wrong shape, which Flax would accept silently.
     """
@@ -49,7 +49,7 @@ def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) ->
         value = value.T if path[-1] == "kernel" else value
         if value.shape != own:
             raise ParameterError(f"{name}: {value.shape} does not fit the model's own shape {own}")
-        variable.set_value(jax.device_put(rounded(value, dtype)))
+        variable.set_value(jax.device_put(rounded(value, dtype), device))
 
 
 def dump(model: nnx.Module) -> dict[str, np.ndarray]:

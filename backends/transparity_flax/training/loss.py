@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +15,9 @@ from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.shapes import TokenIds
 from transparity_flax.state.parameters import State, named
 from transparity_flax.transformer import Transformer
+
+Loss = Callable[..., Float[Array, ""]]
+"""The function `loss_of`, or another function with the same arguments."""
 
 
 def cross_entropy(
@@ -38,7 +42,7 @@ def loss_of(model: Transformer, targets: TokenIds, **tokens: Any) -> Float[Array
 
 
 def loss_and_gradients(
-    model: Transformer, targets: TokenIds, **tokens: Any
+    model: Transformer, targets: TokenIds, *, loss_of: Loss = loss_of, **tokens: Any
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the loss, and its gradients with respect to all learned parameters."""
     graph, *states = nnx.split(model, nnx.Param, ...)

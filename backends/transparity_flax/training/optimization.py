@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,11 @@ from jaxtyping import Float
 from transparity.training import Training
 from transparity_flax.fast.structure import ModelStructure, split
 from transparity_flax.state.parameters import State, named
-from transparity_flax.training.loss import loss_of
+from transparity_flax.training.loss import Loss, loss_of
 from transparity_flax.transformer import Transformer
+
+Start = Callable[[Training, Float[Array, " steps"], State], tuple[optax.OptState, Any]]
+"""A function that returns the state of an optimizer and the function of a step, for parameters on several devices."""
 
 
 def clip_by_global_norm(gradients: State, max_norm: float) -> State:
@@ -28,7 +32,12 @@ def clip_by_global_norm(gradients: State, max_norm: float) -> State:
 
 
 def train(
-    model: Transformer, batches: Sequence[Mapping[str, Array]], training: Training
+    model: Transformer,
+    batches: Sequence[Mapping[str, Array]],
+    training: Training,
+    *,
+    loss_of: Loss = loss_of,
+    start: Start | None = None,
 ) -> tuple[list[float], dict[str, np.ndarray]]:
     """Take one step per batch (inputs and `targets`); return the loss before each step and the learned parameters.
 
@@ -39,13 +48,17 @@ def train(
     parameters, statistics = states
     # The rates are a table, because the schedule is Python code, which cannot compare traced values.
     rates = jnp.array([training.rate(step, model.config.embed_dim) for step in range(1, len(batches) + 1)])
-    # The state is put on the parameters' devices, as after a step; otherwise the step would be compiled twice.
-    home = jax.tree.leaves(parameters)[0].sharding
-    state, losses = jax.device_put(_start(training, rates, parameters), home), []
+    (state, step), losses = (start or _on_one_device)(training, rates, parameters), []
     for batch in batches:
-        loss, parameters, state = _step(structure, training, rates, parameters, statistics, state, batch)
+        loss, parameters, state = step(loss_of, structure, training, rates, parameters, statistics, state, batch)
         losses.append(float(loss))  # waits for the step, because pending steps hold memory
     return losses, named(jax.device_get(parameters))  # because NumPy transposes without a copy
+
+
+def _on_one_device(training: Training, rates: Float[Array, " steps"], parameters: State) -> tuple[optax.OptState, Any]:
+    """Return an optimizer's state on the parameters' device, as after a step; otherwise `_step` is compiled twice."""
+    home = jax.tree.leaves(parameters)[0].sharding
+    return jax.device_put(_start(training, rates, parameters), home), _step
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -55,8 +68,9 @@ def _start(training: Training, rates: Float[Array, " steps"], parameters: State)
 
 # The arguments are not donated, because the step would then have to allocate scratch memory each time. This takes more
 # memory but less time.
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _step(
+    loss_of: Loss,
     structure: ModelStructure,
     training: Training,
     rates: Float[Array, " steps"],

@@ -66,7 +66,7 @@ def beam_search(
     `generate`.
     """
     config, batch, device = model.config, len(prompt), prompt.device
-    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
+    tokens, lengths, _ = allocate(config, prompt, lengths, max_new_tokens)
     each = torch.arange(batch, device=device).repeat_interleave(beams)
     tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
     longest = prompt.shape[1]

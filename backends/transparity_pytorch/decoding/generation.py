@@ -45,23 +45,21 @@ def sampled_tokens(logits: NextLogits, uniforms: Float[Tensor, " batch"]) -> Nex
     return passed.sum(dim=-1)
 
 
-def allocate(
-    config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int
-) -> tuple[GeneratedIds, Lengths]:
-    """Pad the prompt on the right by `more` tokens; return it with the length of each row."""
-    batch, length = prompt.shape
-    lengths = torch.full((batch,), length, device=prompt.device) if lengths is None else lengths.long().clone()
-    tokens = F.pad(prompt, (0, more))
-    nothing = torch.arange(length + more, device=prompt.device) >= lengths[:, None]
-    return tokens.masked_fill(nothing, config.filling_id), lengths
-
-
 class Written(NamedTuple):
     """The tokens, the number of valid tokens of each row, and which rows have ended; all are updated in place."""
 
     tokens: GeneratedIds
     lengths: Lengths
     ended: Bool[Tensor, " batch"]
+
+
+def allocate(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
+    """Pad the prompt on the right by `more` tokens; no row has ended."""
+    batch, length = prompt.shape
+    lengths = torch.full((batch,), length, device=prompt.device) if lengths is None else lengths.long().clone()
+    nothing = torch.arange(length + more, device=prompt.device) >= lengths[:, None]
+    tokens = F.pad(prompt, (0, more)).masked_fill(nothing, config.filling_id)
+    return Written(tokens, lengths, torch.zeros(batch, dtype=torch.bool, device=prompt.device))
 
 
 def append_token(
@@ -95,17 +93,11 @@ def generate(
     """Continue each row of `prompt` by up to `max_new_tokens` tokens, greedily or sampled with `uniforms`.
 
     The model reads the last `max_length` tokens (document 001). Rows that end at `eos_id`, or start with shorter
-    prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004).
-
-    Args:
-        lengths: Number of valid tokens of each row of `prompt`. None means all.
-        source: Tokens of the encoder.
-        uniforms: Random numbers in [0, 1), one per new token. None means greedy.
-        sampling: Temperature, top-k and top-p.
+    prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004). The arguments are
+    explained at `transparity.protocol.Forward.generate`.
     """
-    config, ended = model.config, torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
-    written = Written(*allocate(config, prompt, lengths, max_new_tokens), ended)
-    longest, sampling = prompt.shape[1], sampling or Sampling()
+    config, longest, sampling = model.config, prompt.shape[1], sampling or Sampling()
+    written = allocate(config, prompt, lengths, max_new_tokens)
     cache, new = cache_for(model, written.tokens, longest, source), longest
     for i in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None

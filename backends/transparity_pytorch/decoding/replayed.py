@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transparity.sampling import Sampling
-from transparity_pytorch.decoding.generation import Written, allocate, append_token, generate
+from transparity_pytorch.decoding.generation import allocate, append_token, generate
 from transparity_pytorch.decoding.steps import Step, cache_for, next_logits, step
 from transparity_pytorch.fast import graphs
 from transparity_pytorch.shapes import GeneratedIds, TokenIds
@@ -79,8 +79,7 @@ class Generation:
     ) -> None:
         self.model, self.sampling, self.step, self.source, self.uniforms = model, sampling, step, source, uniforms
         self.first, self.max_new_tokens = prompt.shape[1], max_new_tokens
-        ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
-        self.written = Written(*allocate(model.config, prompt, lengths, max_new_tokens), ended)
+        self.written = allocate(model.config, prompt, lengths, max_new_tokens)
         self.begin = self.written.lengths.clone()
         self.cache = cache_for(model, self.written.tokens, self.first, source)
         self.add(self.cache, self.first)

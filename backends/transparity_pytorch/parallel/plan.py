@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch.distributed.tensor import Replicate, Shard
 
 from transparity.config import TransformerConfig
-from transparity.parameters import cut_of, parameter_shapes, why_whole
+from transparity.parameters import cut_axis, parameter_shapes
 
 
 class Placed(NamedTuple):
@@ -36,11 +36,9 @@ def report(plan: Plan) -> list[str]:
 
 
 def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks: int) -> Placed:
-    axis = cut_of(config, name).axis
-    if ranks > 1 and (fallback := why_whole(config, name, ranks)):
+    axis, fallback = cut_axis(config, name, ranks)
+    if axis is None:
         return Placed(Replicate(), fallback)
-    if axis is None or ranks == 1:
-        return Placed(Replicate())
     size = shape[axis]
     if (ranks - 1) * -(-size // ranks) >= size:
         return Placed(Replicate(), f"{size} are too few: one of {ranks} ranks would have none")

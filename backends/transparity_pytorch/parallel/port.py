@@ -14,27 +14,17 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from transparity.checked import CheckedBackend, Execution, Inputs
+from transparity.checked import CheckedShardedBackend, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError
-from transparity.parameters import open_parameters
 from transparity.protocol import Arrays
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
 from transparity_pytorch.arithmetic.changes import dropping, rounding
 from transparity_pytorch.decoding.steps import step
 from transparity_pytorch.layers.sequential import Layer
-from transparity_pytorch.parallel.plan import Plan, plan
-from transparity_pytorch.parallel.sharding import (
-    Root,
-    Source,
-    all_gathered,
-    chunk,
-    distributed,
-    gathered,
-    on_mesh,
-    shard,
-)
+from transparity_pytorch.parallel.plan import plan
+from transparity_pytorch.parallel.sharding import Root, all_gathered, chunk, distributed, gathered, on_mesh, shard
 from transparity_pytorch.parallel.training import IGNORED, loss_and_gradients, train
 from transparity_pytorch.port import PytorchForward, build, tensor
 from transparity_pytorch.state.cache import Cache
@@ -49,9 +39,9 @@ class ShardedForward(PytorchForward):
     the batch, each data rank has all rows.
     """
 
-    def __init__(self, root: Root, mesh: DeviceMesh, plan: Plan, activations: torch.dtype | None = None) -> None:
+    def __init__(self, root: Root, mesh: DeviceMesh, activations: torch.dtype | None = None) -> None:
         super().__init__(root.model, mesh.device_type, "eager", activations)
-        self.root, self.mesh, self.plan, self.stepped = root, mesh, plan, sharded_step
+        self.root, self.mesh, self.stepped = root, mesh, sharded_step
         self.rounding = rounding(activations) if activations else identity
 
     @property
@@ -155,7 +145,7 @@ def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: An
     return gathered(step(model, tokens, cache, **options))
 
 
-class ShardedBackend(CheckedBackend[ShardedForward]):
+class ShardedBackend(CheckedShardedBackend[ShardedForward]):
     """A `transparity.protocol.Backend` over a mesh of data × tensor ranks; it uses GPUs if each rank has its own."""
 
     name = "pytorch"
@@ -175,24 +165,11 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
     def devices(self) -> tuple[str, ...]:
         return ("cuda",) if dist.get_backend() == "nccl" else ("cpu",)
 
-    def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> ShardedForward:
-        """Build a model from a safetensors file; this rank reads only its slices."""
-        dtype = self.checked_dtype(dtype, self.devices()[0])
-        with open_parameters(path, config) as source:
-            return self._made(config, source, dtype)
-
     def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> ShardedForward:
-        if execution.weights:
-            dtype = getattr(torch, execution.weights)
-            parameters = {name: to_numpy(torch.as_tensor(value).to(dtype)) for name, value in parameters.items()}
-        return self._made(config, parameters, execution.dtype, execution.activations)
-
-    def _made(
-        self, config: TransformerConfig, source: Source, dtype: str, activations: str | None = None
-    ) -> ShardedForward:
         placed = plan(config, self.mesh["tensor"].size())
-        root = shard(config, self.mesh, placed, source, getattr(torch, dtype))
-        return ShardedForward(root, self.mesh, placed, getattr(torch, activations) if activations else None)
+        root = shard(config, self.mesh, placed, parameters, getattr(torch, execution.dtype))
+        activations = getattr(torch, execution.activations) if execution.activations else None
+        return ShardedForward(root, self.mesh, activations)
 
 
 def _a_gpu_for_each() -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, empty
 from torch.distributed.tensor.experimental import implicit_replication, local_map
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -151,12 +151,7 @@ def _materialize(unit: nn.Module, names: Mapping[int, str], mesh: DeviceMesh, pl
 
 
 def _share(value: Tensor, placement: Shard | Replicate, mesh: DeviceMesh, dtype: torch.dtype) -> Tensor:
-    shape = list(value.shape)
-    if isinstance(placement, Shard):
-        held = chunk(slice(0, shape[placement.dim]), mesh)
-        shape[placement.dim] = held.stop - held.start
-    local = torch.empty(shape, dtype=dtype, device=mesh.device_type)
-    share = distributed(local, mesh, placement, value)
+    share = empty(value.shape, dtype=dtype, device_mesh=mesh, placements=[placement])
     return nn.Parameter(share) if isinstance(value, nn.Parameter) else share
 
 

@@ -40,8 +40,7 @@ def loss_and_gradients(
     dist.all_reduce(loss, group=mesh.get_group())
     for name, buffer in root.named_buffers():
         buffer.copy_(statistics[name])
-    gradients = {name.removeprefix("model."): _taken(parameter) for name, parameter in root.named_parameters()}
-    return loss, gradients
+    return loss, {name: _taken(parameter) for name, parameter in root.model.named_parameters()}
 
 
 def train(
@@ -51,7 +50,7 @@ def train(
 
     Every rank updates only its shard, because optimizers are elementwise. Clipping uses the norm over all shards.
     """
-    parameters = {name.removeprefix("model."): parameter for name, parameter in root.named_parameters()}
+    parameters = dict(root.model.named_parameters())
     shards = {name: nn.Parameter(_local(parameter)) for name, parameter in parameters.items()}
     optimizer, losses = _optimizer(list(shards.values()), training), []
     for step, batch in enumerate(batches, 1):

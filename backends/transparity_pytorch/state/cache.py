@@ -27,17 +27,14 @@ Cache = dict[str, Any]
 
 
 def empty_cache(
-    config: TransformerConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str | None = None
+    config: TransformerConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device
 ) -> Cache:
     """Return an empty cache for `batch` rows of up to `capacity` tokens."""
-    kinds = [config.for_layer("decoder", i) for i in range(config.num_decoder_layers)]
-    layers = [_empty_layer(own, batch, capacity, dtype, device) for own in kinds]
-    lengths = torch.zeros(batch, dtype=torch.long, device=device)
-    return {
-        "lengths": lengths,
-        "is_token": torch.zeros(batch, capacity, dtype=torch.bool, device=device),
-        "layers": layers,
-    }
+    with device:
+        kinds = [config.for_layer("decoder", i) for i in range(config.num_decoder_layers)]
+        layers = [_empty_layer(own, batch, capacity, dtype) for own in kinds]
+        is_token = torch.zeros(batch, capacity, dtype=torch.bool)
+        return {"lengths": torch.zeros(batch, dtype=torch.long), "is_token": is_token, "layers": layers}
 
 
 def next_positions(cache: Cache, length: int) -> QueryIds:
@@ -105,21 +102,12 @@ def _rows(positions: QueryIds) -> Int[Tensor, "batch 1"]:
     return torch.arange(len(positions), device=positions.device)[:, None]
 
 
-def _empty_layer(
-    config: TransformerConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str | None
-) -> Cache:
+def _empty_layer(config: TransformerConfig, batch: int, capacity: int, dtype: torch.dtype) -> Cache:
     if config.mixer == "attention":
         shape = (batch, config.key_value_heads, capacity)
         widths = {"key": config.head_dim, "value": config.value_dim}
-        return {
-            "self_attention": {
-                role: torch.zeros(*shape, width, dtype=dtype, device=device) for role, width in widths.items()
-            }
-        }
-    earlier, wide = config.convolution_width - 1, torch.promote_types(dtype, torch.float32)
-    inputs = {
-        role: torch.zeros(batch, earlier, width, dtype=dtype, device=device)
-        for role, width in config.convolution_dims.items()
-    }
+        return {"self_attention": {role: torch.zeros(*shape, wide, dtype=dtype) for role, wide in widths.items()}}
+    earlier, widths = config.convolution_width - 1, config.convolution_dims
+    inputs = {role: torch.zeros(batch, earlier, wide, dtype=dtype) for role, wide in widths.items()}
     size = (batch, config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
-    return {"recurrence": inputs | {"state": torch.zeros(size, dtype=wide, device=device)}}
+    return {"recurrence": inputs | {"state": torch.zeros(size, dtype=torch.promote_types(dtype, torch.float32))}}

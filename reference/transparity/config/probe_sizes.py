@@ -63,11 +63,8 @@ def _temperature_sizes(config: Any) -> dict[str, Any]:
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}
     is_one = config.query_temperature_length == config.rotary_original_length and config.rotary_scaling in ORIGINAL
-    return (
-        dict.fromkeys(("query_temperature_length", "rotary_original_length"), 8)
-        if is_one
-        else {"query_temperature_length": 3}
-    )
+    both = ("query_temperature_length", "rotary_original_length")
+    return dict.fromkeys(both, 8) if is_one else {"query_temperature_length": 3}
 
 
 def _recurrent_sizes(config: Any) -> dict[str, Any]:

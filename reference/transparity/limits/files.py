@@ -55,9 +55,10 @@ def check_header(path: str | os.PathLike[str], error: type[TransparityError], mo
     try:
         with Path(path).open("rb") as file:
             start = file.read(8)
+            length = int.from_bytes(start, "little")
+            header = file.read(min(length, most))
     except OSError as problem:
         raise error(f"{path} cannot be read: {reason(problem)}.") from None
-    length = int.from_bytes(start, "little")
     if len(start) < 8 or length > size - 8:
         raise error(f"{path} cannot be read as a safetensors file: it is shorter than its header.")
     if length > most:
@@ -65,11 +66,10 @@ def check_header(path: str | os.PathLike[str], error: type[TransparityError], mo
             f"{path} cannot be read as a safetensors file: its header has {length} bytes; expected at most {most}."
         )
     try:
-        with Path(path).open("rb") as file:
-            json.loads(file.read(8 + length)[8:], object_pairs_hook=without_repetition)
+        json.loads(header, object_pairs_hook=without_repetition)
     except RepeatedFieldError as problem:
         raise error(f"{path} cannot be read as a safetensors file: {problem}.") from None
-    except (OSError, ValueError, RecursionError):  # the safetensors library reports this error
+    except (ValueError, RecursionError):  # the safetensors library reports this error
         pass
 
 

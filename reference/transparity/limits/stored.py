@@ -33,24 +33,14 @@ class _Room:
         return value
 
 
-class OnDisk(MutableMapping[str, np.ndarray]):
-    """Arrays in a temporary file in `TMPDIR`, which copies of the mapping share; broadcast numbers stay in memory."""
+class Lazy(Mapping[str, np.ndarray]):
+    """Arrays by name that are recomputed each time they are read."""
 
-    def __init__(self) -> None:
-        self.room = _Room()
-        self.places: dict[str, Callable[[], np.ndarray]] = {}
-
-    def __setitem__(self, name: str, value: np.ndarray) -> None:
-        if any(value.strides):
-            self.places[name] = functools.partial(self.room.read, self.room.add(value), value.shape, value.dtype)
-        else:
-            self.places[name] = lambda: value
+    def __init__(self, names: Collection[str], make: Callable[[str], np.ndarray]) -> None:
+        self.places: dict[str, Callable[[], np.ndarray]] = {name: functools.partial(make, name) for name in names}
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.places[name]()
-
-    def __delitem__(self, name: str) -> None:
-        del self.places[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
@@ -61,31 +51,26 @@ class OnDisk(MutableMapping[str, np.ndarray]):
     def __contains__(self, name: object) -> bool:
         return name in self.places
 
+
+class OnDisk(Lazy, MutableMapping[str, np.ndarray]):
+    """Arrays in a temporary file in `TMPDIR`, which copies of the mapping share; broadcast numbers stay in memory."""
+
+    def __init__(self) -> None:
+        self.room, self.places = _Room(), {}
+
+    def __setitem__(self, name: str, value: np.ndarray) -> None:
+        if any(value.strides):
+            self.places[name] = functools.partial(self.room.read, self.room.add(value), value.shape, value.dtype)
+        else:
+            self.places[name] = lambda: value
+
+    def __delitem__(self, name: str) -> None:
+        del self.places[name]
+
     def __copy__(self) -> OnDisk:
         other = OnDisk()
         other.places = dict(self.places)
         return other
-
-
-class Lazy(Mapping[str, np.ndarray]):
-    """Arrays by name that are recomputed each time they are read."""
-
-    def __init__(self, names: Collection[str], make: Callable[[str], np.ndarray]) -> None:
-        self.names, self.make = dict.fromkeys(names), make
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self.names:
-            raise KeyError(name)
-        return self.make(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
 
 
 def chosen(arrays: Arrays, names: Collection[str]) -> Arrays:

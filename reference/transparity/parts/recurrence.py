@@ -30,24 +30,19 @@ def _recurrence(
     gain: Part,
     taps: Mapping[str, tuple[int | str, ...]],
 ) -> Part:
-    bias, rows, dims, heads = (
-        config.recurrent_bias,
-        _of_keys(config, 0),
-        config.convolution_dims,
-        config.recurrent_heads,
-    )
+    bias, heads, rows = config.recurrent_bias, config.recurrent_heads, _of_keys(config, 0)
     read: tuple[int | str, ...] = ("batch", length, config.recurrent_dim)
+
+    def convolved(role: str, features: int) -> Part:
+        width, with_bias = config.convolution_width, config.convolution_bias
+        return joined(
+            linear(role, features, config.embed_dim, bias=bias, cut=rows),
+            linear(f"{role}_convolution", features, width, bias=with_bias, cut=rows),
+            tapped({f"{role}_convolved": ("batch", length, features)}),
+        )
+
     return joined(
-        *(
-            joined(
-                linear(role, features, config.embed_dim, bias=bias, cut=rows),
-                linear(
-                    f"{role}_convolution", features, config.convolution_width, bias=config.convolution_bias, cut=rows
-                ),
-                tapped({f"{role}_convolved": ("batch", length, features)}),
-            )
-            for role, features in dims.items()
-        ),
+        *(convolved(role, features) for role, features in config.convolution_dims.items()),
         *(linear(role, heads, config.embed_dim, bias=bias, cut=rows) for role in rates),
         *(vector(role, heads, rows) for role in vectors),
         linear("gate", config.recurrent_dim, config.embed_dim, bias=bias, cut=rows),

@@ -65,7 +65,7 @@ def beam_search(
     `generate`.
     """
     batch = len(prompt)
-    tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
+    tokens, lengths, _ = allocate(config, prompt, lengths, max_new_tokens)
     each = np.repeat(np.arange(batch), beams)
     tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
     longest = prompt.shape[1]
@@ -85,8 +85,7 @@ def beam_search(
         if state.ended.all():
             break
     final = state.score / _penalty(state.added, length_penalty)
-    best = final.argmax(axis=-1)
-    return tokens[np.arange(batch) * beams + best, :longest], np.take_along_axis(final, best[:, None], axis=-1)[:, 0]
+    return tokens[np.arange(batch) * beams + final.argmax(axis=-1), :longest], final.max(axis=-1)
 
 
 def _penalty(added: PerBeam, power: float) -> Float[Array, "batch beams"]:

@@ -45,22 +45,21 @@ def sampled_tokens(logits: NextLogits, uniforms: Float[Array, " batch"]) -> Next
     return passed.sum(axis=-1)
 
 
-def allocate(
-    config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int
-) -> tuple[GeneratedIds, Lengths]:
-    """Pad the prompt on the right by `more` tokens; return it with the length of each row."""
-    batch, length = prompt.shape
-    lengths = np.full(batch, length) if lengths is None else lengths.copy()
-    tokens = np.pad(prompt, ((0, 0), (0, more)))
-    return np.where(np.arange(length + more) < lengths[:, None], tokens, config.filling_id), lengths
-
-
 class Written(NamedTuple):
     """The tokens, the number of valid tokens of each row, and which rows have ended; all are updated in place."""
 
     tokens: GeneratedIds
     lengths: Lengths
     ended: Bool[Array, " batch"]
+
+
+def allocate(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
+    """Pad the prompt on the right by `more` tokens; no row has ended."""
+    batch, length = prompt.shape
+    lengths = np.full(batch, length) if lengths is None else lengths.copy()
+    tokens = np.pad(prompt, ((0, 0), (0, more)))
+    tokens = np.where(np.arange(length + more) < lengths[:, None], tokens, config.filling_id)
+    return Written(tokens, lengths, np.zeros(batch, bool))
 
 
 def append_token(
@@ -93,16 +92,11 @@ def generate(
     """Continue each row of `prompt` by up to `max_new_tokens` tokens, greedily or sampled with `uniforms`.
 
     The model reads the last `max_length` tokens (document 001). Rows that end at `eos_id`, or start with shorter
-    prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004).
-
-    Args:
-        lengths: Number of valid tokens of each row of `prompt`. None means all.
-        source: Tokens of the encoder.
-        uniforms: Random numbers in [0, 1), one per new token. None means greedy.
-        sampling: Temperature, top-k and top-p.
+    prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004). The arguments are
+    explained at `transparity.protocol.Forward.generate`.
     """
-    written = Written(*allocate(config, prompt, lengths, max_new_tokens), np.zeros(len(prompt), bool))
     longest, sampling = prompt.shape[1], sampling or Sampling()
+    written = allocate(config, prompt, lengths, max_new_tokens)
     cache, new = cache_for(config, parameters, written.tokens, longest, source), longest
     for i in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None

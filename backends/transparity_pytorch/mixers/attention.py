@@ -12,7 +12,19 @@ from transparity_pytorch.arithmetic import fused
 from transparity_pytorch.arithmetic.precision import apply_softcap
 from transparity_pytorch.norms.heads import HeadNorm, query_key_norm
 from transparity_pytorch.rotary import rotate
-from transparity_pytorch.shapes import Bias, Heads, Hidden, Keys, MaskArray, Memory, Queries, Scores, Sinks, Values
+from transparity_pytorch.shapes import (
+    Bias,
+    Heads,
+    Hidden,
+    Keys,
+    MaskArray,
+    Memory,
+    Queries,
+    RecurrentKeys,
+    Scores,
+    Sinks,
+    Values,
+)
 from transparity_pytorch.state.cache import update
 from transparity_pytorch.state.context import Context, Mask
 
@@ -34,7 +46,7 @@ def project_heads(linear: nn.Linear, x: Hidden, num_heads: int, projection: Proj
     return split_heads(linear(x), num_heads)
 
 
-def repeat_heads(x: Heads, num_heads: int) -> Heads:
+def repeat_heads(x: Heads, num_heads: int) -> RecurrentKeys:
     """Repeat each head of keys or values once per query head that shares it (Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 

@@ -20,7 +20,7 @@ MaskArray = Bool[Array, "#batch 1 #queries keys"]
 Bias = Float[Array, "#batch heads #queries keys"]
 Sinks = Float[Array, " heads"]
 
-RecurrentKeys = Float[Array, "batch heads length head_dim"]
+QueryHeads = Float[Array, "batch heads length head_dim"]
 RecurrentValues = Float[Array, "batch heads length value_dim"]
 State = Float[Array, "batch heads head_dim value_dim"]
 PerHead = Float[Array, "batch heads length"]

@@ -31,7 +31,8 @@ def layer_context(config: TransformerConfig, context: Context, dtype: jnp.dtype)
     mask, keys = context.mask, context.mask.array.shape[-1]
     if config.sliding_window is not None:
         window = window_mask(context.positions, keys, config.sliding_window, config.window_kind)
-        mask = Mask(mask.array & window, mask.kind and "some")  # with a window, each query still sees itself
+        kind: MaskKind | None = None if mask.kind is None else "some"  # with a window, each query still sees itself
+        mask = Mask(mask.array & window, kind)
     given = context.positions, keys, dtype
     rotary = rotary_tables(config, *given) if config.positions == "rotary" else None
     temperature = query_temperature(config, *given) if config.query_temperature else None
@@ -67,8 +68,8 @@ class Stack(nnx.Module):
         tap, config = context.tap, self.config
         x = tap("embedding", embed(self.name, self, tokens, context, reader=reader))
         if config.has_score_bias:
-            near, both = (context.positions, context.mask.array.shape[-1], x.dtype), self.name == "encoder"
-            context = context._replace(bias=score_bias(config, self, *near, both=both))
+            place, both = (context.positions, context.mask.array.shape[-1], x.dtype), self.name == "encoder"
+            context = context._replace(bias=score_bias(config, self, *place, both=both))
         if config.embedding_norm:
             x = normalize(self, "embedding_norm", x, context)
         contexts = {kind: layer_context(own, context, x.dtype) for kind, own in config.layer_kinds.items()}
@@ -146,7 +147,7 @@ class Transformer(nnx.Module):
         for name, read in zip(config.stacks, config.input_names, strict=True):
             is_token = visible_keys(given[read], config.pad_id, attention_mask, config.positions_of(read))
             positions = jnp.arange(is_token.shape[1])[None]
-            mask = hides = Mask(padding_mask(is_token), full)
+            mask = padding = Mask(padding_mask(is_token), full)
             if name == "decoder":
                 mask = Mask(target_mask(positions, is_token, config.decoder_mask), causal)
             context = Context(
@@ -154,7 +155,7 @@ class Transformer(nnx.Module):
             )
             own = getattr(self, name)
             x = own(given[read], context, reader=own.input or self.reader)
-            memory, memory_mask, attention_mask = x, hides, None
+            memory, memory_mask, attention_mask = x, padding, None
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, given.get("tokens")))
         return tap("logits", head(config, self, x))

@@ -20,7 +20,7 @@ MaskArray = Bool[Tensor, "#batch 1 #queries keys"]
 Bias = Float[Tensor, "#batch heads #queries keys"]
 Sinks = Float[Tensor, " heads"]
 
-RecurrentKeys = Float[Tensor, "batch heads length head_dim"]
+QueryHeads = Float[Tensor, "batch heads length head_dim"]
 RecurrentValues = Float[Tensor, "batch heads length value_dim"]
 State = Float[Tensor, "batch heads head_dim value_dim"]
 PerHead = Float[Tensor, "batch heads length"]

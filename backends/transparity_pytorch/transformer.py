@@ -28,7 +28,7 @@ def layer_context(config: TransformerConfig, context: Context, dtype: torch.dtyp
     """Return the context for a layer with this `config`, with the layer's window in the mask and its rotary tables."""
     (mask, kind), positions = context.mask, context.positions
     if config.sliding_window is not None:
-        kind = kind and "some"  # with a window, each query still sees itself
+        kind = None if kind is None else "some"  # with a window, each query still sees itself
         mask = mask & window_mask(positions, mask.shape[-1], config.sliding_window, config.window_kind)
     rotary = rotary_tables(config, positions, dtype) if config.positions == "rotary" else None
     temperature = query_temperature(config, positions, dtype) if config.query_temperature else None
@@ -59,8 +59,8 @@ class Stack(nn.Module):
         tap, config = context.tap, self.config
         x = tap("embedding", embed(self.name, self, tokens, context))
         if config.has_score_bias:
-            near, both = (context.positions, context.mask.array.shape[-1], x.dtype), self.name == "encoder"
-            context = context._replace(bias=score_bias(config, self, *near, both=both))
+            place, both = (context.positions, context.mask.array.shape[-1], x.dtype), self.name == "encoder"
+            context = context._replace(bias=score_bias(config, self, *place, both=both))
         if config.embedding_norm:
             x = normalize(self, "embedding_norm", x, context)
         contexts = {kind: layer_context(own, context, x.dtype) for kind, own in config.layer_kinds.items()}
@@ -135,14 +135,14 @@ class Transformer(nn.Module):
         for name, read in zip(config.stacks, config.input_names, strict=True):
             is_token = visible_keys(given[read], config.pad_id, attention_mask, config.positions_of(read))
             positions = torch.arange(is_token.shape[1], device=is_token.device)[None]
-            mask = hides = Mask(padding_mask(is_token), full)
+            mask = padding = Mask(padding_mask(is_token), full)
             if name == "decoder":
                 mask = Mask(target_mask(positions, is_token, config.decoder_mask), causal)
             context = Context(
                 mask, positions, is_token, token_types, memory=memory, memory_mask=memory_mask, tap=scoped(tap, name)
             )
             x = getattr(self, name)(given[read], context)
-            memory, memory_mask, attention_mask = x, hides, None
+            memory, memory_mask, attention_mask = x, padding, None
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, given.get("tokens")))
         return tap("logits", head(config, self, x))

@@ -23,7 +23,7 @@ Mask = Bool[Array, "#batch 1 #queries keys"]
 Bias = Inexact[Array, "#batch heads #queries keys"]
 Sinks = Inexact[Array, " heads"]
 
-RecurrentKeys = Inexact[Array, "batch heads length head_dim"]
+QueryHeads = Inexact[Array, "batch heads length head_dim"]
 RecurrentValues = Inexact[Array, "batch heads length value_dim"]
 State = Inexact[Array, "batch heads head_dim value_dim"]
 PerHead = Inexact[Array, "batch heads length"]

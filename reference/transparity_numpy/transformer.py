@@ -50,8 +50,8 @@ def stack(name: str, config: TransformerConfig, parameters: Parameters, tokens: 
     tap = context.tap
     x = tap("embedding", embed(name, config, parameters, tokens, context))
     if config.has_score_bias:
-        near, both = (context.positions, context.mask.shape[-1], x.real.dtype), name == "encoder"
-        context = context._replace(bias=score_bias(config, parameters, *near, both=both))
+        place, both = (context.positions, context.mask.shape[-1], x.real.dtype), name == "encoder"
+        context = context._replace(bias=score_bias(config, parameters, *place, both=both))
     if config.embedding_norm:
         x = normalize(config, parameters, "embedding_norm", x, context)
     contexts = {kind: layer_context(own, context, x.real.dtype) for kind, own in config.layer_kinds.items()}
@@ -91,12 +91,12 @@ def transformer(
     memory = memory_mask = None
     for name, read in zip(config.stacks, config.input_names, strict=True):
         is_token = visible_keys(inputs[read], config.pad_id, attention_mask, config.positions_of(read))
-        positions, hides, scope = np.arange(is_token.shape[1])[None], padding_mask(is_token), scoped(tap, name)
-        mask = hides if name == "encoder" else target_mask(positions, is_token, config.decoder_mask)
+        positions, padding, scope = np.arange(is_token.shape[1])[None], padding_mask(is_token), scoped(tap, name)
+        mask = padding if name == "encoder" else target_mask(positions, is_token, config.decoder_mask)
         given: dict[str, Any] = {"memory": memory, "memory_mask": memory_mask, "training": training}
         context = Context(mask, positions, is_token, token_types, tap=scope, **given)
         x = stack(name, config, tree[name], inputs[read], context)
-        memory, memory_mask, attention_mask = x, hides, None
+        memory, memory_mask, attention_mask = x, padding, None
     if config.is_pooled:
         x = tap("pooled", pool(config, x, is_token, tokens))
     return tap("logits", head(config, tree, x))

@@ -371,7 +371,9 @@ def assert_forged_is_harmless(read: Bundle, bundle: Bundle) -> None:
 
 
 def is_the_same(one: Bundle, other: Bundle) -> bool:
-    if any(getattr(one, name) != getattr(other, name) for name in ("name", "dtype", "config", "sections")):
+    if any(getattr(one, name) != getattr(other, name) for name in ("name", "dtype", "config")):
+        return False
+    if list(one.capabilities) != list(other.capabilities):
         return False
     return list(one.probes) == list(other.probes) and all(
         np.array_equal(mine[name], theirs[name])

@@ -38,8 +38,8 @@ def project_heads(linear: nnx.Linear, x: Hidden, num_heads: int, projection: Pro
     return split_heads(linear(x), num_heads)
 
 
-def repeat_heads(x: Heads, num_heads: int) -> Heads:
-    """Repeat each head of keys or values once per query head that shares it (Ainslie et al. 2023, §2.2)."""
+def repeat_heads(x: Heads, num_heads: int) -> Float[Array, "batch heads length head_dim"]:
+    """Repeat each head of keys or values for the query heads that share it (GQA, Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
 
 
@@ -78,7 +78,7 @@ def attention(
     sinks: Sinks | None = None,
     tap: Tap = identity,
 ) -> Float[Array, "batch queries attention_dim"]:
-    """softmax(query · keyᵀ · scale) · value, with the heads merged (Vaswani et al. 2017, eq. 1)."""
+    """softmax(mask(query · keyᵀ · scale)) · value, with the heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score, softcap, query.dtype):
         return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias, sinks=sinks))

@@ -23,7 +23,7 @@ from transparity_flax.mixers.recurrence import (
     unpadded,
 )
 from transparity_flax.norms.norm import rms_norm
-from transparity_flax.shapes import Channels, Features, Hidden, PerHead, RecurrentKeys, RecurrentValues, State
+from transparity_flax.shapes import Channels, Features, Hidden, PerHead, QueryHeads, RecurrentValues, State
 from transparity_flax.state.cache import update_state
 from transparity_flax.state.context import Context
 
@@ -38,7 +38,7 @@ def unit_length(x: Features) -> Features:
 
 
 def gated_delta_rule(
-    query: RecurrentKeys, key: RecurrentKeys, value: RecurrentValues, log_decay: PerHead, beta: PerHead, state: State
+    query: QueryHeads, key: QueryHeads, value: RecurrentValues, log_decay: PerHead, beta: PerHead, state: State
 ) -> tuple[RecurrentValues, State]:
     """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); y = q S / √head_dim (Yang et al. 2025, eq. 10).
 

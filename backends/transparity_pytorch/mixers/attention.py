@@ -12,19 +12,7 @@ from transparity_pytorch.arithmetic import fused
 from transparity_pytorch.arithmetic.precision import apply_softcap
 from transparity_pytorch.norms.heads import HeadNorm, query_key_norm
 from transparity_pytorch.rotary import rotate
-from transparity_pytorch.shapes import (
-    Bias,
-    Heads,
-    Hidden,
-    Keys,
-    MaskArray,
-    Memory,
-    Queries,
-    RecurrentKeys,
-    Scores,
-    Sinks,
-    Values,
-)
+from transparity_pytorch.shapes import Bias, Heads, Hidden, Keys, MaskArray, Memory, Queries, Scores, Sinks, Values
 from transparity_pytorch.state.cache import update
 from transparity_pytorch.state.context import Context, Mask
 
@@ -46,8 +34,8 @@ def project_heads(linear: nn.Linear, x: Hidden, num_heads: int, projection: Proj
     return split_heads(linear(x), num_heads)
 
 
-def repeat_heads(x: Heads, num_heads: int) -> RecurrentKeys:
-    """Repeat each head of keys or values once per query head that shares it (Ainslie et al. 2023, §2.2)."""
+def repeat_heads(x: Heads, num_heads: int) -> Float[Tensor, "batch heads length head_dim"]:
+    """Repeat each head of keys or values for the query heads that share it (GQA, Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
@@ -86,7 +74,7 @@ def attention(
     sinks: Sinks | None = None,
     tap: Tap = identity,
 ) -> Float[Tensor, "batch queries attention_dim"]:
-    """softmax(query · keyᵀ · scale) · value, with the heads merged (Vaswani et al. 2017, eq. 1)."""
+    """softmax(mask(query · keyᵀ · scale)) · value, with the heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score, softcap, query):
         return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias, sinks=sinks))

@@ -20,8 +20,8 @@ from transparity_pytorch.shapes import (
     IsToken,
     PerHead,
     Positions,
+    QueryHeads,
     Rates,
-    RecurrentKeys,
     State,
 )
 from transparity_pytorch.state.cache import held_tokens, update_inputs
@@ -111,7 +111,7 @@ def by_head(x: Rates, context: Context) -> PerHead:
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
 
 
-def first_state(config: TransformerConfig, query: RecurrentKeys, context: Context) -> State:
+def first_state(config: TransformerConfig, query: QueryHeads, context: Context) -> State:
     """Return the initial state: the state in the cache, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return query.new_zeros(size) if context.cache is None else context.cache["state"]

@@ -21,13 +21,13 @@ from transparity_pytorch.mixers.recurrence import (
     unpadded,
 )
 from transparity_pytorch.norms.norm import rms_norm
-from transparity_pytorch.shapes import Channels, Hidden, PerHead, RecurrentKeys, RecurrentValues, State
+from transparity_pytorch.shapes import Channels, Hidden, PerHead, QueryHeads, RecurrentValues, State
 from transparity_pytorch.state.cache import update_state
 from transparity_pytorch.state.context import Context
 
 
 def state_space_rule(
-    query: RecurrentKeys, key: RecurrentKeys, value: RecurrentValues, log_decay: PerHead, step: PerHead, state: State
+    query: QueryHeads, key: QueryHeads, value: RecurrentValues, log_decay: PerHead, step: PerHead, state: State
 ) -> tuple[RecurrentValues, State]:
     """S ← e^log_decay · S + k ⊗ step · v; y = q S (Dao and Gu 2024, eq. 2, with C, B, x for q, k, v).
 

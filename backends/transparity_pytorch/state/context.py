@@ -12,8 +12,9 @@ from transparity_pytorch.shapes import IsToken, Lengths, MaskArray, Memory, Posi
 from transparity_pytorch.state.cache import Cache
 
 MaskKind = Literal["causal", "full", "some"]
-"""The kind of a mask: causal, without hidden keys, or with some key for each query. The configuration determines the
-kind, because compiled code cannot read it from the mask's values."""
+"""The kind of a mask: `causal` is exactly the causal mask, so that a kernel need not read the array; `full` hides
+nothing; with `some`, every query sees a key. The configuration determines the kind, because compiled code cannot read
+the mask's values."""
 
 
 class Mask(NamedTuple):

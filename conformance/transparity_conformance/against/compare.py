@@ -31,6 +31,9 @@ from transparity_conformance.report.report import Cause, Divergence
 
 Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
+RESHAPED = "shape"
+"""The id of the fault of an answer with the right numbers in another shape, which has no page, as edits have none."""
+
 
 class Call:
     """A call of both implementations; the port's operations are recorded on first use."""
@@ -224,7 +227,7 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     faults = list({str((each.where, each.causes, each.source, each.reference_source)): each for each in told}.values())
     if worst.is_reshaped:
         says = f"your port returns the answer in the shape {worst.actual.shape} instead of {worst.shape}"
-        cause = Cause("shape", says, None, residual, 1.0)
+        cause = Cause(RESHAPED, says, None, residual, 1.0)
         faults.append(Divergence("answer", math.inf, worst.budget, (cause,), probe=worst.probe, is_misshapen=True))
     unlocated = Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
     shapes = f"answer has the shape {worst.actual.shape} on {worst.probe}, expected {worst.shape}"

@@ -87,10 +87,11 @@ def named_scale(scale: float, tolerance: float = 1e-4) -> str:
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     """Return the fault of scores multiplied by `scale`; a named factor, such as 1/√head_dim, fits any model size."""
     right = config.score_scale
-    kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": "1"}[config.attention_scale]
-    kind += f" · {config.attention_multiplier:g}" if config.attention_multiplier != 1 else ""
+    kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
+    if config.attention_multiplier != 1:
+        kind = f"{kind} · {config.attention_multiplier:g}" if kind else named_scale(right)
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
-    instead = kind if kind == "1" else f"{kind} ({right:.4g})"
+    instead = f"{kind} ({right:.4g})" if kind else f"{right:.6g}"
     description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {instead}"
     # If masking precedes scaling, the factor also scales masked scores. The weights show this if the mask value is
     # small.

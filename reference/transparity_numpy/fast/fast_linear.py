@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Inexact
+from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity_numpy.shapes import Parameters
@@ -45,7 +45,7 @@ class FastBias(np.ndarray):
         return np.add(product, self.view(np.ndarray), out=product)
 
 
-def packed(parameters: Parameters) -> dict[str, Float32[Array, "*shape"]]:
+def packed(parameters: Parameters) -> dict[str, Array]:
     """Return the same arrays, with float32 matrices as `FastWeight` and their biases as `FastBias`."""
     weights = {
         name: value.view(FastWeight)

@@ -39,8 +39,8 @@ def project_heads(parameters: Parameters, x: Hidden, num_heads: int, projection:
     return split_heads(linear(parameters, x), num_heads)
 
 
-def repeat_heads(x: Heads, num_heads: int) -> Heads:
-    """Repeat each head of keys or values once per query head that shares it (Ainslie et al. 2023, §2.2)."""
+def repeat_heads(x: Heads, num_heads: int) -> Inexact[Array, "batch heads length head_dim"]:
+    """Repeat each head of keys or values for the query heads that share it (GQA, Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
 
 
@@ -79,7 +79,7 @@ def attention(
     sinks: Sinks | None = None,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch queries attention_dim"]:
-    """softmax(query · keyᵀ · scale) · value, with the heads merged (Vaswani et al. 2017, eq. 1)."""
+    """softmax(mask(query · keyᵀ · scale)) · value, with the heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score):
         return merge_heads(

@@ -16,7 +16,7 @@ from transparity_numpy.shapes import (
     Hidden,
     Parameters,
     PerHead,
-    RecurrentKeys,
+    QueryHeads,
     RecurrentValues,
     State,
 )
@@ -35,7 +35,7 @@ def unit_length(x: Features) -> Features:
 
 
 def gated_delta_rule(
-    query: RecurrentKeys, key: RecurrentKeys, value: RecurrentValues, log_decay: PerHead, beta: PerHead, state: State
+    query: QueryHeads, key: QueryHeads, value: RecurrentValues, log_decay: PerHead, beta: PerHead, state: State
 ) -> tuple[RecurrentValues, State]:
     """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); y = q S / √head_dim (Yang et al. 2025, eq. 10).
 

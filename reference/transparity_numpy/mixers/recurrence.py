@@ -19,8 +19,8 @@ from transparity_numpy.shapes import (
     Parameters,
     PerHead,
     Positions,
+    QueryHeads,
     Rates,
-    RecurrentKeys,
     State,
 )
 from transparity_numpy.state.cache import held_tokens, update_inputs
@@ -79,7 +79,7 @@ def by_head(x: Rates, context: Context) -> PerHead:
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 
-def first_state(config: TransformerConfig, query: RecurrentKeys, context: Context) -> State:
+def first_state(config: TransformerConfig, query: QueryHeads, context: Context) -> State:
     """Return the initial state: the state in the cache, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return np.zeros(size, query.real.dtype) if context.cache is None else context.cache["state"]

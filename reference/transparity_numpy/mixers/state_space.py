@@ -10,13 +10,13 @@ from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
 from transparity_numpy.mixers.recurrence import by_head, convolve, first_state, log_decay, time_step, unpadded
 from transparity_numpy.norms.norm import rms_norm
-from transparity_numpy.shapes import Channels, Hidden, Parameters, PerHead, RecurrentKeys, RecurrentValues, State
+from transparity_numpy.shapes import Channels, Hidden, Parameters, PerHead, QueryHeads, RecurrentValues, State
 from transparity_numpy.state.cache import update_state
 from transparity_numpy.state.context import Context
 
 
 def state_space_rule(
-    query: RecurrentKeys, key: RecurrentKeys, value: RecurrentValues, log_decay: PerHead, step: PerHead, state: State
+    query: QueryHeads, key: QueryHeads, value: RecurrentValues, log_decay: PerHead, step: PerHead, state: State
 ) -> tuple[RecurrentValues, State]:
     """S ← e^log_decay · S + k ⊗ step · v; y = q S (Dao and Gu 2024, eq. 2, with C, B, x for q, k, v).
 

@@ -64,13 +64,10 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
         nonlocal outcome
         try:
             now = sides.judged(taken({name: draw()}, signature_of(sides.forward))[0])
-        except RefusedError as error:
-            refused.append(f"{name}: {str(error).rstrip('.')}")
-            return None
         except PortProcessError:
             raise
-        except PortError as error:
-            failed.append(f"{name}: {str(error).rstrip('.')}")
+        except (RefusedError, PortError) as error:
+            (refused if isinstance(error, RefusedError) else failed).append(f"{name}: {str(error).rstrip('.')}")
             return None
         outcome = Outcome([*outcome.answers, *now.answers])
         return bool(now.wrong) if now.answers else None

@@ -25,7 +25,7 @@ from meta.page import DOCS, table, write_part
 from transparity import preset
 
 RIGHT = """
-from transparity_pytorch.port import build as build_right
+from transparity_{column}.port import build as build_right
 
 
 def build(config, parameters):
@@ -45,12 +45,18 @@ def build(config, parameters):
 """
 """A port whose scores are 0.7071 times the right scores."""
 
+FILES = {
+    "right.py": RIGHT.format(column="pytorch"),
+    "right_flax.py": RIGHT.format(column="flax"),
+    "wrong.py": WRONG,
+}
+
 CASES: dict[str, Sequence[str]] = {
     "usage: `transparity --help`": (),
     "right port in PyTorch, its logits": ("right.py:build", "--preset", "translation", "--logits-only"),
-    "right port in PyTorch, every activation": ("transparity_pytorch.port:build", "--preset", "translation"),
+    "right port in PyTorch with every capability": ("transparity_pytorch.port:build", "--preset", "translation"),
     "wrong port in PyTorch, its logits": ("wrong.py:build", "--preset", "translation", "--logits-only"),
-    "right port in Flax, its logits": ("transparity_flax.port:build", "--preset", "notes-lm", "--logits-only"),
+    "right port in Flax, its logits": ("right_flax.py:build", "--preset", "notes-lm", "--logits-only"),
     "right loader of Llama, with the audit": ("meta.audits.loaders.llama_module:load", "--family", "llama", "--audit"),
     "Whisper of `transformers`, with the audit": ("meta.exam.subjects.hub:listener", "--family", "whisper", "--audit"),
 }
@@ -158,7 +164,7 @@ def main() -> None:
     options = parser.parse_args()
     with TemporaryDirectory() as name:
         folder = Path(name)
-        for file, text in {"right.py": RIGHT, "wrong.py": WRONG}.items():
+        for file, text in FILES.items():
             (folder / file).write_text(text)
         tasks: dict[tuple[str, ...], Sequence[str]] = {(case,): arguments for case, arguments in CASES.items()}
         tasks |= {(size, str(value)): arguments for size, value, arguments in growing(folder)}

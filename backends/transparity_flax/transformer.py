@@ -42,7 +42,7 @@ def layer_context(config: TransformerConfig, context: Context, dtype: jnp.dtype)
 class Stack(nnx.Module):
     """The embedding, layers and norms of the `encoder` or the `decoder`.
 
-    `reader` is the module that embeds the tokens, if the encoder owns it.
+    `reader` is the module that embeds the input; it belongs to the encoder if both stacks share a table.
     """
 
     def __init__(self, name: str, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -87,14 +87,13 @@ def describe(device: str) -> dict[str, str]:
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    has_cuda, products = torch.cuda.is_available(), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
     try:
-        yield
+        with torch.backends.cudnn.flags(allow_tf32=False) if has_cuda else nullcontext():
+            yield
     finally:
         torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def processes(ranks: int) -> int:

@@ -364,6 +364,7 @@ def adapt(
     with _one_sentence():
         from transparity_conformance.checking.adapting import adapt_port
 
+        out = None if out == Path("-") else out
         with progress_bar() as progress:
             text, lines, code = adapt_port(port, preset, config, family, out, timeout, budget, progress)
         if out is None:

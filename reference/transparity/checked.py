@@ -7,6 +7,7 @@ backends can use the same base classes.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from transparity.inputs import (
     check_step,
     check_targets,
 )
+from transparity.limits.stored import Lazy
 from transparity.parameters import check_parameters, open_parameters
 from transparity.protocol import Arrays
 from transparity.sampling import Sampling
@@ -207,7 +209,7 @@ class CheckedBackend(ABC, Generic[Built]):
         check_choice(self.name, "activations", dtype if activations is None else activations, self.dtypes)
         check_parameters(config, parameters)
         if weights:
-            parameters = {name: rounded(value, weights) for name, value in parameters.items()}
+            parameters = Lazy(parameters, functools.partial(_rounded_one, parameters, weights))
         return self._build(config, parameters, Execution(dtype, device, mode, activations))
 
     def checked_dtype(self, dtype: str | None, device: str) -> str:
@@ -234,12 +236,16 @@ class CheckedShardedBackend(CheckedBackend[Built]):
 
 def rounded(value: Any, dtype: str) -> np.ndarray:
     """Round `value` to `dtype`; the result has a dtype of NumPy, which lacks bfloat16."""
-    import ml_dtypes  # imported here, because it is rarely needed
-
-    low = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     with np.errstate(over="ignore"):
-        found = np.asarray(value).astype(low)
-    return found.astype(np.float32) if dtype == "bfloat16" else found
+        if dtype != "bfloat16":
+            return np.asarray(value).astype(dtype)
+        import ml_dtypes  # imported here, because it is rarely needed
+
+        return np.asarray(value).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def _rounded_one(parameters: Arrays, dtype: str, name: str) -> np.ndarray:
+    return rounded(parameters[name], dtype)
 
 
 def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) -> str:

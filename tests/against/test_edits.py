@@ -96,6 +96,7 @@ MISTAKES = {
     ),
     "residual twice": (THEIRS, "x = x + self.attention(h)", "x = x + self.attention(h) + x", "once more in"),
     "clipped": (LARGE_SCORES, SCALE, f"{SCALE}\n        scores = scores.clamp(-5, 5)", "at least -5 and at most 5"),
+    "clipped above": (LARGE_SCORES, SCALE, f"{SCALE}\n        scores = scores.clamp(max=5)", "` to at most 5"),
     "not clipped": (CLIPPED, ".clamp(-5, 5)", "", "leaves out `(q @ k.mT * 0.5).clamp(-5, 5)`"),
     "other limits": (CLIPPED, ".clamp(-5, 5)", ".clamp(-9, 9)", "at least -9 and at most 9"),
     "rotated in all layers": (
@@ -130,3 +131,18 @@ def test_a_flattened_answer_is_a_fault_beside_the_others(text: str, theirs: str,
     scale, shape = against_theirs(tmp_path, text.replace("k.mT * 0.5", "k.mT * 0.25"), "port_scaled", theirs).faults
     assert "0.25 instead of 0.5" in scale.causes[0].says
     assert "your port returns the answer in the shape" in shape.causes[0].says
+
+
+def test_an_answer_with_swapped_axes_has_no_cause(tmp_path: Path) -> None:
+    report = against_theirs(tmp_path, replaced(THEIRS, {ANSWER: f"({ANSWER}).transpose(0, 1)"}), "port_swapped")
+    assert report.verdict == "diverges"
+    assert [cause for fault in report.faults for cause in fault.causes] == []
+
+
+def test_one_answer_of_another_shape_is_a_fault_beside_wrong_numbers(tmp_path: Path) -> None:
+    text = replaced(THEIRS, {ANSWER: f"({ANSWER}).squeeze(0)", "k.mT * 0.5": "k.mT * 0.25"})
+    report = against_theirs(tmp_path, text, "port_squeezed")
+    scale, shape = report.faults
+    assert "0.25 instead of 0.5" in scale.causes[0].says
+    assert "your port returns the answer in the shape" in shape.causes[0].says
+    assert [each["share"] for each in report.as_dict()["taps"] if each["probe"].startswith("2")] == ["inf"]

@@ -72,7 +72,7 @@ def test_presets_lists_departures_from_the_paper() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_describe_shows_parameters_taps_and_a_diagram(name: str) -> None:
+def test_describe_shows_parameters_and_taps(name: str) -> None:
     result = invoke("describe", name)
     assert result.exit_code == 0
     assert "self_attention.query.weight" in result.stdout

@@ -34,7 +34,7 @@ INPUTS: dict[str, Callable[..., Any]] = {"tokens": EmbedTokens, "patches": Embed
 def embed(stack: str, module: Any, tokens: Source, context: Context, *, reader: EmbedTokens | None = None) -> Hidden:
     """Return the sum of the input's embedding and, if configured, the embeddings of token types and positions.
 
-    `reader` is the module that embeds the tokens, if it belongs to another stack.
+    `reader` is the module that embeds the input; None means the stack's own module.
     """
     config = module.config.for_stack(stack)
     check_length(config, context.positions.shape[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -27,8 +26,8 @@ Source = Mapping[str, Any]
 
 
 BY_HEADS: dict[Callable[..., Any], tuple[int, ...]] = {torch.conv1d: (1, 0, 0), torch.linalg.solve_triangular: (1, 1)}
-"""Operators in recurrences that DTensor does not distribute, each with the axis of the heads in each argument. In the
-result, the heads are on axis 1."""
+"""Operators that DTensor does not distribute, each with the axis of the heads in each argument. In the result, the
+heads are on axis 1. Recurrences and the embedding of audio use them."""
 
 
 class Root(nn.Module):
@@ -59,16 +58,21 @@ class _ByHeads(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, given: tuple[Any, ...] = (), named: Any = None
     ) -> Any:
         named = named or {}
-        if function not in BY_HEADS or not isinstance(given[0], DTensor):
+        tensors = [x for x in given if x is None or isinstance(x, Tensor)]
+        held, rest = [x for x in tensors if isinstance(x, DTensor)], given[len(tensors) :]
+        if function not in BY_HEADS or not held:
             return function(*given, **named)
-        cut = any(placement.is_shard() for x in given if x is not None for placement in x.placements)
-        ranks = given[0].device_mesh.size() if cut else 1
+        cut, mesh = any(placement.is_shard() for x in held for placement in x.placements), held[0].device_mesh
+        ranks = mesh.size() if cut else 1
         if "groups" in named:
             named = named | {"groups": named["groups"] // ranks}
         places = [[Shard(axis)] if cut else [Replicate()] for axis in (1, *BY_HEADS[function])]
-        taken = tuple(None if x is None else place for x, place in zip(given, places[1:], strict=False))
-        own = functools.partial(function, **named)
-        return local_map(own, places[0], taken, redistribute_inputs=True)(*given)
+        taken = tuple(place if isinstance(x, DTensor) else None for x, place in zip(tensors, places[1:], strict=False))
+
+        def own(*tensors: Tensor | None) -> Any:
+            return function(*tensors, *rest, **named)
+
+        return local_map(own, places[0], taken, redistribute_inputs=True, device_mesh=mesh)(*tensors)
 
 
 def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Source, dtype: torch.dtype) -> Root:

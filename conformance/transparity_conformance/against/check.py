@@ -290,7 +290,9 @@ def _report(
         more = f"{reference.others} more array{'s' * (reference.others > 1)}"
         left_out.append(f"the reference returns {more}, which {'are' if reference.others > 1 else 'is'} not compared")
     measured = [
-        Measured("answer", each.probe, each.error, each.budget, each.error, each.budget) for each in outcome.answers
+        Measured("answer", each.probe, error, each.budget, error, each.budget)
+        for each in outcome.answers
+        for error in [math.inf if each.is_misshapen else each.error]
     ]
     is_judged = all(math.isfinite(each.budget) for each in outcome.answers) and bool(outcome.answers)
     verdict = "diverges" if outcome.wrong and is_judged else "agrees" if is_judged else "inconclusive"

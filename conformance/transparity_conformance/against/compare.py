@@ -225,13 +225,13 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     worst = max(outcome.wrong, key=lambda each: share(each.error, each.budget))
     told = [_divergence(each, residual, worst) for each in found]
     faults = list({str((each.where, each.causes, each.source, each.reference_source)): each for each in told}.values())
-    if worst.is_reshaped:
-        says = f"your port returns the answer in the shape {worst.actual.shape} instead of {worst.shape}"
-        cause = Cause(RESHAPED, says, None, residual, 1.0)
-        faults.append(Divergence("answer", math.inf, worst.budget, (cause,), probe=worst.probe, is_misshapen=True))
+    misshapen = [each for each in outcome.wrong if each.is_misshapen]
+    notes = [f"answer has the shape {one.actual.shape} on {one.probe}, expected {one.shape}" for one in misshapen[:1]]
+    for one in [each for each in misshapen if each.is_reshaped][:1]:
+        says = f"your port returns the answer in the shape {one.actual.shape} instead of {one.shape}"
+        causes = (Cause(RESHAPED, says, None, residual, 1.0),) if now.agrees else ()
+        faults.append(Divergence("answer", math.inf, one.budget, causes, probe=one.probe, is_misshapen=True))
     unlocated = Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
-    shapes = f"answer has the shape {worst.actual.shape} on {worst.probe}, expected {worst.shape}"
-    notes = [shapes] if worst.is_misshapen else []
     outcome = dataclasses.replace(outcome, faults=faults or [unlocated], notes=notes, lost=len(now.lost))
     if not (found and outcome.is_explained):
         return outcome

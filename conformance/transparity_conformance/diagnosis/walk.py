@@ -252,7 +252,7 @@ def dependents(
 def perturbed(value: np.ndarray) -> np.ndarray:
     """Return other numbers of about the same magnitude: reversed along every axis, scaled and shifted a little."""
     value = np.nan_to_num(value)
-    return np.flip(value) * 1.01 + 0.01 * (float(np.abs(value).max(initial=0.0)) or 1.0)
+    return np.flip(value) * 1.02 + 0.01 * (float(np.abs(value).max(initial=0.0)) or 1.0)
 
 
 def segment_budgets(

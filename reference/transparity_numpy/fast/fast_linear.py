@@ -46,11 +46,15 @@ class FastBias(np.ndarray):
 
 
 def packed(parameters: Parameters) -> dict[str, Array]:
-    """Return the same arrays, with float32 matrices as `FastWeight` and their biases as `FastBias`."""
+    """Return the same arrays, with float32 matrices as `FastWeight` and their biases as `FastBias`.
+
+    A tied head has a bias, and the token embedding as its weight.
+    """
     weights = {
         name: value.view(FastWeight)
         for name, value in parameters.items()
         if value.ndim == 2 and value.dtype == np.float32
     }
-    biases = (name.removesuffix("weight") + "bias" for name in weights)
-    return {**parameters, **weights, **{name: parameters[name].view(FastBias) for name in biases if name in parameters}}
+    biases = {"head.bias", *(name.removesuffix("weight") + "bias" for name in weights)} & parameters.keys()
+    fast = {name: parameters[name].view(FastBias) for name in biases if parameters[name].dtype == np.float32}
+    return {**parameters, **weights, **fast}

@@ -182,19 +182,21 @@ def limits(at: At, context: Context) -> Iterator[Edit]:
     if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
         return
     for theirs in context.wanted:
-        if ours.size == theirs.size and _is_plain(theirs) and _is_cut(ours, theirs):
-            low, high = float(theirs[0]), float(theirs[-1])
+        if ours.size == theirs.size and _is_plain(theirs) and (ends := _cut_ends(ours, theirs)) != (None, None):
             where = f"the operand of `{short(at.step)}` in `{at.line}`" if is_limited else result_of(at.step)
-            says = f"limits {where} to at least {low:.6g} and at most {high:.6g}"
-            yield Edit("limits", says, functools.partial(_limited, low=low, high=high, again=is_limited), rank=3)
+            words = [f"at {end} {x:.6g}" for end, x in zip(("least", "most"), ends, strict=True) if x is not None]
+            change = functools.partial(_limited, low=ends[0], high=ends[1], again=is_limited)
+            yield Edit("limits", f"limits {where} to {' and '.join(words)}", change, rank=3)
 
 
-def _is_cut(ours: np.ndarray, theirs: np.ndarray) -> bool:
-    """Return whether the numbers at both ends are equal or cut off; both arrays are sorted."""
-    return bool(ours[0] < theirs[0] == theirs[1] or ours[-1] > theirs[-1] == theirs[-2])
+def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
+    """Return the least and the largest of the sorted numbers `theirs`, where several are equal and `ours` go beyond;
+    None for an end at which nothing is cut off."""
+    low = float(theirs[0]) if ours[0] < theirs[0] == theirs[1] else None
+    return low, float(theirs[-1]) if ours[-1] > theirs[-1] == theirs[-2] else None
 
 
-def _limited(at: At, low: float, high: float, again: bool) -> Change:
+def _limited(at: At, low: float | None, high: float | None, again: bool) -> Change:
     if again:
         return lambda values: at.fitting(values[at.step.inputs[0]].clamp(low, high))
     return at.with_result(lambda x: x.clamp(low, high))

@@ -35,7 +35,7 @@ def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
-    """Return exact + ⌊log(distance exact) log(farthest exact) · (buckets − exact)⌋, computed with fractions."""
+    """Return exact + ⌊log(distance / exact) / log(farthest / exact) · (buckets − exact)⌋, computed with fractions."""
     if both:
         half = buckets // 2
         return (half if distance > 0 else 0) + _bucket(-abs(distance), half, farthest, both=False)

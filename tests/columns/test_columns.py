@@ -66,7 +66,6 @@ receives the parameters of these modules."""
 MODULE_ARGUMENTS = {
     "module",
     "layer",
-    "heads",
     "model",
     "linear",
     "norm",

@@ -69,7 +69,8 @@ def feed(layer: Layer, x: Hidden, context: Context) -> Hidden:
 class Layer(nnx.Module):
     """A mixer, cross-attention if there is an encoder, and a feed-forward, each with its own residual connection.
 
-    With a cache, `x` has the tokens at `context.positions`, which follow the cached tokens.
+    With the norms of Vaswani et al. 2017: x = norm(x + self_attention(x)), x = norm(x + cross_attention(x)), and
+    x = norm(x + feed_forward(x)). With a cache, `x` has the tokens that follow the cached tokens.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, has_memory: bool = False) -> None:

@@ -108,26 +108,26 @@ class AttentionProjections(nnx.Module):
         self.output = nnx.Linear(config.context_dim, config.embed_dim, use_bias=config.output_bias, rngs=rngs)
 
 
-def normalize_and_rotate(heads: AttentionProjections, name: str, x: Heads, context: Context) -> Heads:
+def normalize_and_rotate(module: AttentionProjections, name: str, x: Heads, context: Context) -> Heads:
     """Apply the QK norm and the rotation to the `query` or `key`, if configured."""
-    config, tap, rotary = heads.config, context.tap, context.rotary
+    config, tap, rotary = module.config, context.tap, context.rotary
     if config.query_key_norm:
-        x = tap(f"{name}_norm", query_key_norm(config, getattr(heads, f"{name}_norm"), x))
+        x = tap(f"{name}_norm", query_key_norm(config, getattr(module, f"{name}_norm"), x))
     return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, config.rope_layout))
 
 
-def project_query(heads: AttentionProjections, x: Hidden, context: Context) -> Queries:
+def project_query(module: AttentionProjections, x: Hidden, context: Context) -> Queries:
     """Return the query of every head."""
-    query = context.tap("query", project_heads(heads.query, x, heads.config.num_heads, heads.config.projection))
-    return normalize_and_rotate(heads, "query", query, context)
+    query = context.tap("query", project_heads(module.query, x, module.config.num_heads, module.config.projection))
+    return normalize_and_rotate(module, "query", query, context)
 
 
-def project_key_value(heads: AttentionProjections, x: Memory, context: Context) -> tuple[Keys, Values]:
+def project_key_value(module: AttentionProjections, x: Memory, context: Context) -> tuple[Keys, Values]:
     """Return the key and value of every head."""
-    num_heads, projection = heads.config.key_value_heads, heads.config.projection
-    key = context.tap("key", project_heads(heads.key, x, num_heads, projection))
-    value = context.tap("value", project_heads(heads.value, x, num_heads, projection))
-    return normalize_and_rotate(heads, "key", key, context), value
+    num_heads, projection = module.config.key_value_heads, module.config.projection
+    key = context.tap("key", project_heads(module.key, x, num_heads, projection))
+    value = context.tap("value", project_heads(module.value, x, num_heads, projection))
+    return normalize_and_rotate(module, "key", key, context), value
 
 
 class SelfAttention(AttentionProjections):
@@ -159,9 +159,9 @@ class CrossAttention(AttentionProjections):
         return _attend(self, x, (query, key, value), context)
 
 
-def _attend(heads: AttentionProjections, x: Hidden, projected: tuple[Array, Array, Array], context: Context) -> Hidden:
+def _attend(module: AttentionProjections, x: Hidden, projected: tuple[Array, Array, Array], context: Context) -> Hidden:
     """Compute attention, multiply it by the gate of `x` if configured, and apply the output projection."""
-    config = heads.config
+    config = module.config
     y = attention(
         *projected,
         context.mask,
@@ -169,9 +169,9 @@ def _attend(heads: AttentionProjections, x: Hidden, projected: tuple[Array, Arra
         masked_score=config.masked_score,
         softcap=config.attention_softcap,
         bias=context.bias,
-        sinks=heads.sinks[...] if config.attention_sinks else None,
+        sinks=module.sinks[...] if config.attention_sinks else None,
         tap=context.tap,
     )
     if config.attention_gate:
-        y = context.tap("gated_context", y * jax.nn.sigmoid(heads.gate(x)))
-    return context.tap("output", heads.output(y))
+        y = context.tap("gated_context", y * jax.nn.sigmoid(module.gate(x)))
+    return context.tap("output", module.output(y))

@@ -14,9 +14,9 @@ from transparity_flax.shapes import Channels, Heads, Hidden, Keys, Memory, Queri
 from transparity_flax.state.context import Context
 
 
-def latent(heads: LatentAttention, name: str, x: Hidden, tap: Tap) -> Channels:
+def latent(module: LatentAttention, name: str, x: Hidden, tap: Tap) -> Channels:
     """norm(x Wᵀ), the latent vector of the queries (`query`) or of the keys and values (`key_value`)."""
-    return tap(f"{name}_latent", getattr(heads, f"{name}_latent_norm")(getattr(heads, f"{name}_latent")(x)))
+    return tap(f"{name}_latent", getattr(module, f"{name}_latent_norm")(getattr(module, f"{name}_latent")(x)))
 
 
 def rotate_last(config: TransformerConfig, name: str, x: Heads, context: Context) -> Heads:
@@ -28,21 +28,21 @@ def rotate_last(config: TransformerConfig, name: str, x: Heads, context: Context
     return context.tap(f"{name}_rotated", jnp.concatenate([x[..., :rest], rotated], axis=-1))
 
 
-def latent_query(heads: LatentAttention, x: Hidden, context: Context) -> Queries:
+def latent_query(module: LatentAttention, x: Hidden, context: Context) -> Queries:
     """Return the query of every head, which is projected from a latent vector if `q_lora_rank` is set."""
-    x = latent(heads, "query", x, context.tap) if heads.config.q_lora_rank else x
-    query = context.tap("query", split_heads(heads.query(x), heads.config.num_heads))
-    return rotate_last(heads.config, "query", query, context)
+    x = latent(module, "query", x, context.tap) if module.config.q_lora_rank else x
+    query = context.tap("query", split_heads(module.query(x), module.config.num_heads))
+    return rotate_last(module.config, "query", query, context)
 
 
-def latent_key_value(heads: LatentAttention, x: Memory, context: Context) -> tuple[Keys, Values]:
+def latent_key_value(module: LatentAttention, x: Memory, context: Context) -> tuple[Keys, Values]:
     """Return the key and value of every head; all heads share the rotated features of the key."""
-    low, num_heads = latent(heads, "key_value", x, context.tap), heads.config.num_heads
-    unrotated, shared = split_heads(heads.key(low), num_heads), heads.key_rotary(x)[:, None]
+    low, num_heads = latent(module, "key_value", x, context.tap), module.config.num_heads
+    unrotated, shared = split_heads(module.key(low), num_heads), module.key_rotary(x)[:, None]
     every = jnp.broadcast_to(shared, (*unrotated.shape[:-1], shared.shape[-1]))
     key = context.tap("key", jnp.concatenate([unrotated, every], axis=-1))
-    value = context.tap("value", split_heads(heads.value(low), num_heads))
-    return rotate_last(heads.config, "key", key, context), value
+    value = context.tap("value", split_heads(module.value(low), num_heads))
+    return rotate_last(module.config, "key", key, context), value
 
 
 class LatentAttention(SelfAttention):

@@ -14,9 +14,9 @@ from transparity_pytorch.shapes import Features, Heads, Hidden, Keys, Memory, Qu
 from transparity_pytorch.state.context import Context
 
 
-def latent(heads: AttentionProjections, name: str, x: Hidden, tap: Tap) -> Features:
+def latent(module: AttentionProjections, name: str, x: Hidden, tap: Tap) -> Features:
     """norm(x Wᵀ), the latent vector of the queries (`query`) or of the keys and values (`key_value`)."""
-    return tap(f"{name}_latent", getattr(heads, f"{name}_latent_norm")(getattr(heads, f"{name}_latent")(x)))
+    return tap(f"{name}_latent", getattr(module, f"{name}_latent_norm")(getattr(module, f"{name}_latent")(x)))
 
 
 def rotate_last(config: TransformerConfig, name: str, x: Heads, context: Context) -> Heads:
@@ -28,21 +28,21 @@ def rotate_last(config: TransformerConfig, name: str, x: Heads, context: Context
     return context.tap(f"{name}_rotated", torch.cat([x[..., :rest], rotated], dim=-1))
 
 
-def latent_query(heads: AttentionProjections, x: Hidden, context: Context) -> Queries:
+def latent_query(module: AttentionProjections, x: Hidden, context: Context) -> Queries:
     """Return the query of every head, which is projected from a latent vector if `q_lora_rank` is set."""
-    x = latent(heads, "query", x, context.tap) if heads.config.q_lora_rank else x
-    query = context.tap("query", split_heads(heads.query(x), heads.config.num_heads))
-    return rotate_last(heads.config, "query", query, context)
+    x = latent(module, "query", x, context.tap) if module.config.q_lora_rank else x
+    query = context.tap("query", split_heads(module.query(x), module.config.num_heads))
+    return rotate_last(module.config, "query", query, context)
 
 
-def latent_key_value(heads: LatentAttention, x: Memory, context: Context) -> tuple[Keys, Values]:
+def latent_key_value(module: LatentAttention, x: Memory, context: Context) -> tuple[Keys, Values]:
     """Return the key and value of every head; all heads share the rotated features of the key."""
-    low = latent(heads, "key_value", x, context.tap)
-    unrotated = split_heads(heads.key(low), heads.config.num_heads)
-    shared = heads.key_rotary(x)[:, None].expand(*unrotated.shape[:-1], -1)
+    low = latent(module, "key_value", x, context.tap)
+    unrotated = split_heads(module.key(low), module.config.num_heads)
+    shared = module.key_rotary(x)[:, None].expand(*unrotated.shape[:-1], -1)
     key = context.tap("key", torch.cat([unrotated, shared], dim=-1))
-    value = context.tap("value", split_heads(heads.value(low), heads.config.num_heads))
-    return rotate_last(heads.config, "key", key, context), value
+    value = context.tap("value", split_heads(module.value(low), module.config.num_heads))
+    return rotate_last(module.config, "key", key, context), value
 
 
 class LatentAttention(SelfAttention):

@@ -75,7 +75,8 @@ def feed(config: TransformerConfig, parameters: Parameters, x: Hidden, context: 
 def layer(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
     """A mixer, cross-attention if there is an encoder, and a feed-forward, each with its own residual connection.
 
-    With a cache, `x` has the tokens at `context.positions`, which follow the cached tokens.
+    With the norms of Vaswani et al. 2017: x = norm(x + self_attention(x)), x = norm(x + cross_attention(x)), and
+    x = norm(x + feed_forward(x)). With a cache, `x` has the tokens that follow the cached tokens.
     """
     given = config, parameters
     x = residual(*given, "self_attention", x, lambda x: mix(*given, x, context), context)

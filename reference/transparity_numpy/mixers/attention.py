@@ -147,11 +147,15 @@ def cross_attention(config: TransformerConfig, parameters: Parameters, x: Hidden
 
 
 def _attend(
-    config: TransformerConfig, parameters: Parameters, x: Hidden, heads: tuple[Array, Array, Array], context: Context
+    config: TransformerConfig,
+    parameters: Parameters,
+    x: Hidden,
+    projected: tuple[Array, Array, Array],
+    context: Context,
 ) -> Hidden:
     """Compute attention, multiply it by the gate of `x` if configured, and apply the output projection."""
     y = attention(
-        *heads,
+        *projected,
         context.mask,
         scale=config.score_scale,
         masked_score=config.masked_score,

@@ -190,8 +190,10 @@ def limits(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
-    """Return the least and the largest of the sorted numbers `theirs`, where several are equal and `ours` go beyond;
-    None for an end at which nothing is cut off."""
+    """Return the least and the largest of the sorted numbers `theirs`, or None for an end at which nothing is cut off.
+
+    At an end that is cut off, several of `theirs` are equal, and `ours` go beyond.
+    """
     low = float(theirs[0]) if ours[0] < theirs[0] == theirs[1] else None
     return low, float(theirs[-1]) if ours[-1] > theirs[-1] == theirs[-2] else None
 

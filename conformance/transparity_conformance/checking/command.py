@@ -49,7 +49,7 @@ def check_command(
     Args:
         command, timeout: The program and its arguments, as for `run_together`; the time limit in seconds.
         name, config: The name of the preset, or `config`; the configuration.
-        sections: Optional sections of the bundle. The other options are those of `check`.
+        sections: The optional sections that the bundle contains. `check` explains the arguments that are not listed.
         ranks: The number of processes, each with its rank in the environment and its own output file.
 
     Raises `BundleError` if the program wrote nothing that can be judged.

@@ -56,7 +56,7 @@ def check_header(path: str | os.PathLike[str], error: type[TransparityError], mo
         with Path(path).open("rb") as file:
             start = file.read(8)
             length = int.from_bytes(start, "little")
-            header = file.read(min(length, most))
+            header = file.read(min(length, most, size))
     except OSError as problem:
         raise error(f"{path} cannot be read: {reason(problem)}.") from None
     if len(start) < 8 or length > size - 8:

@@ -170,8 +170,7 @@ ALL_AT_ONCE = 8
 FAINTEST = 1e-2
 """Directions are divided by the gradient's norm, or by at least this share of the median norm.
 
-The true gradient of a parameter may be 0, for example that of a key's bias. Division by its norm would then amplify
-rounding.
+The true gradient of a key's bias may be 0. Division by its norm would amplify rounding.
 """
 
 POINTS = 3

@@ -125,8 +125,10 @@ def keeping() -> Iterator[None]:
 
 
 def kept(identity: str | None, compute: Callable[[], T]) -> T:
-    """Return the JSON value of `compute`, or the value that an earlier run cached under the same `identity`. Without an
-    identity, or outside of `keeping`, nothing is cached."""
+    """Return the JSON value of `compute`, or the value that an earlier run cached under the same `identity`.
+
+    Without an identity, or outside of `keeping`, nothing is cached.
+    """
     where = _KEEPING.get()
     if where is None or identity is None:
         return compute()

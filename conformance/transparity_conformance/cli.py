@@ -640,8 +640,10 @@ NO_ERRORS: Mapping[str, list[str]] = {}
 
 
 class TerminalOutput:
-    """The output of a check in the terminal: a progress line that is overwritten, and the result. With several
-    configurations, each prints a line as soon as its verdict is known. The details of divergences follow."""
+    """The output of a check in the terminal: a progress line that is overwritten, and the result.
+
+    With several configurations, each prints a line as soon as its verdict is known. The details of divergences follow.
+    """
 
     def __init__(self, verbose: bool, *files: Path | None) -> None:
         self.verbose, self.files, self.about, self.systems = verbose, files, "", 0

@@ -186,8 +186,10 @@ def name_of(build: Any) -> str:
 
 
 def assert_conforms(build: Port | str, preset: str | None = None, **options: Any) -> Report:
-    """Raise `AssertionError` with a table of faults, lines and causes unless the port agrees. An inconclusive check
-    also fails. The default preset is `translation`; `options` are the arguments of `check`."""
+    """Raise `AssertionError` with a table of faults, lines and causes unless the port agrees.
+
+    An inconclusive check also fails. The default preset is `translation`; `options` are the arguments of `check`.
+    """
     from transparity_conformance.report.check.terminal import as_text
 
     # pytest hides this frame: the error is in the port.

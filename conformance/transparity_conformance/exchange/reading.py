@@ -43,8 +43,11 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Progress = ignore_progress) -> Bundle:
-    """Read a bundle; raise `TransparityError` if it is invalid. `checkpoint` is the checkpoint to which the bundle
-    refers. By default, the checkpoint inside the bundle or the bundle's own weights are used."""
+    """Read a bundle; raise `TransparityError` if it is invalid.
+
+    `checkpoint` is the checkpoint to which the bundle refers. By default, the checkpoint inside the bundle or the
+    bundle's own weights are used.
+    """
     folder = Path(folder)
     if not is_folder(folder):
         raise BundleError(f"{folder} is not a folder; expected a bundle, as `transparity export` writes it.")

@@ -101,8 +101,10 @@ def export_pieces(
     checkpoint: Path, folder: Path, layers: list[int] | None, *, head: str | None, dtype: str, progress: Progress
 ) -> Iterator[str]:
     """Write a bundle for each part of a checkpoint, as a model with its own weights; yield a sentence for each bundle.
+
     `layers` has numbers from 0; None means all layers. The embedding with the head is always written. `export_for` and
-    `pieces` describe the other arguments and the exceptions."""
+    `pieces` describe the other arguments and the exceptions.
+    """
     check_dtype(dtype)
     opened = open_for_pieces(checkpoint, head)
     names: dict[str, str] = {}

@@ -103,8 +103,11 @@ class ClaimEvidence(Compared):
 
 
 def share(error: float, budget: float) -> float:
-    """Return the share of its budget that an error uses; above 1, the values disagree. The share is infinite if the
-    error or the budget is NaN, or if the budget is infinite: nothing agrees without a bound."""
+    """Return the share of its budget that an error uses; above 1, the values disagree.
+
+    The share is infinite if the error or the budget is NaN, or if the budget is infinite: nothing agrees without a
+    bound.
+    """
     if math.isnan(error) or not math.isfinite(budget):
         return math.inf
     if error == 0:
@@ -127,8 +130,10 @@ def difference(actual: Any, expected: Any) -> float:
 
 
 def as_numbers(value: Any) -> np.ndarray:
-    """Convert an array of any framework, device and dtype to NumPy. A sharded array is gathered, so every process that
-    holds a shard must call this function."""
+    """Convert an array of any framework, device and dtype to NumPy.
+
+    A sharded array is gathered, so every process that holds a shard must call this function.
+    """
     if hasattr(value, "full_tensor"):  # PyTorch's DTensor
         value = value.full_tensor()
     if not (getattr(value, "is_fully_addressable", True) or value.is_fully_replicated):  # a global array of JAX

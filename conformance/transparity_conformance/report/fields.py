@@ -80,8 +80,10 @@ def lines() -> Iterator[tuple[str, str]]:
 
 
 def described(config: TransformerConfig) -> dict[str, Any]:
-    """Return a configuration, its departures from its paper, its parameters and its taps as JSON. Open sizes, such as
-    the batch, are words."""
+    """Return a configuration, its departures from its paper, its parameters and its taps as JSON.
+
+    Open sizes, such as the batch, are words.
+    """
     return {
         "config": config.as_dict(),
         "departures": departures(config),

@@ -32,8 +32,10 @@ from transparity_conformance.running.ways import BESIDE, add_ways
 
 
 def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Return the forward pass of a model, and the model's name of each input. The forward pass takes the reference's
-    input names, and returns the array of logits or hidden states."""
+    """Return the forward pass of a model, and the model's name of each input.
+
+    The forward pass takes the reference's input names, and returns the array of logits or hidden states.
+    """
     names = input_names(takes_of(model))
     _, array, without_gradients, whole = _prepared(model, framework)
 
@@ -59,8 +61,10 @@ def _in_evaluation_mode(model: Any) -> Any:
 
 
 def called_by_its_names(model: Any) -> Callable[..., Any]:
-    """Return `forward(**inputs)`, which takes inputs by the model's own names and has the model's signature. The first
-    input may have any name. The result is the array of logits or hidden states."""
+    """Return `forward(**inputs)`, which takes inputs by the model's own names and has the model's signature.
+
+    The first input may have any name. The result is the array of logits or hidden states.
+    """
     if not callable(model):
         raise PortError(f"The port returned {shown(model)}; expected a model, or a function of its inputs.")
     array, without_gradients = call_port(arrays, _in_evaluation_mode(model), call_port(framework_of, model))
@@ -163,8 +167,10 @@ def may_have_no_mask(
     config: TransformerConfig,
     takes: inspect.Signature | None,
 ) -> bool:
-    """Return whether to omit the attention mask, so that calls without a mask are tested too. If a mask hides nothing
-    and the model does not require it, calls with a third of the lengths omit the mask."""
+    """Return whether to omit the attention mask, so that calls without a mask are tested too.
+
+    If a mask hides nothing and the model does not require it, calls with a third of the lengths omit the mask.
+    """
     mask = named.get("attention_mask")
     if mask is None or mask.shape[1] % 3 != 2 or not mask.all():
         return False
@@ -190,16 +196,20 @@ def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_
 
 
 def _offers(model: Any, method: Callable[..., Any]) -> bool:
-    """Return whether the model's method and the checker's `method` have the same first two arguments. Other methods of
-    the same name, such as the `generate` of transformers, take other arguments."""
+    """Return whether the model's method and the checker's `method` have the same first two arguments.
+
+    Other methods of the same name, such as the `generate` of transformers, take other arguments.
+    """
     name = method.__name__
     takes = signature_of(getattr(model, name)) if has_method(model, name) else None
     return takes is not None and list(takes.parameters)[:2] == list(inspect.signature(method).parameters)[:2]
 
 
 def required_arguments(signature: inspect.Signature | None) -> int | None:
-    """Return the number of required positional arguments; None if it is unknown. A loader of folders has one required
-    argument, and a `build(config, parameters)` has two."""
+    """Return the number of required positional arguments; None if it is unknown.
+
+    A loader of folders has one required argument, and a `build(config, parameters)` has two.
+    """
     if signature is None or any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
         return None
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

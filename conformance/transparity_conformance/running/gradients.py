@@ -64,8 +64,10 @@ def in_pytorch(
 def in_flax(
     called: Callable[[Any], Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
 ) -> Differentiated:
-    """Differentiate with `jax.grad`, with respect to the variables of the type `nnx.Param`. `called` returns the
-    forward pass of a module, which can be differentiated."""
+    """Differentiate with `jax.grad`, with respect to the variables of the type `nnx.Param`.
+
+    `called` returns the forward pass of a module, which can be differentiated.
+    """
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -102,8 +104,10 @@ def offer_gradients(
     config: TransformerConfig,
     called: Callable[[Any, TransformerConfig], Any],
 ) -> Callable[..., Any]:
-    """Add `loss_and_gradients` to a forward pass if a PyTorch or Flax module computes its logits. `called` returns such
-    a module's forward pass."""
+    """Add `loss_and_gradients` to a forward pass if a PyTorch or Flax module computes its logits.
+
+    `called` returns such a module's forward pass.
+    """
     differentiate = _differentiation(forward, model, config, called)
     if differentiate is None or config.head != "logits":
         return forward
@@ -134,8 +138,10 @@ def _differentiation(
 def _by_our_names(
     opened: Opened, config: TransformerConfig, places: Arrays, gradients: Arrays, learned: Collection[str]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Return the gradients by the reference's names, and the reason for each missing gradient. The conversion that
-    reads a parameter from a tensor of the folder also reads its gradient."""
+    """Return the gradients by the reference's names, and the reason for each missing gradient.
+
+    The conversion that reads a parameter from a tensor of the folder also reads its gradient.
+    """
     parts = parts_in(opened.family, config, opened.files, learned)
     tensors = opened.tensors(parts, parts)
     taken = located(tensors, places)
@@ -161,8 +167,10 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Find the tensors that a module stores under the same name, with or without a prefix. The gradients of parameters
-    with the same numbers are added."""
+    """Find the tensors that a module stores under the same name, with or without a prefix.
+
+    The gradients of parameters with the same numbers are added.
+    """
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():
         alike = [name for name in places if f".{name}".endswith(f".{theirs}") or f".{theirs}".endswith(f".{name}")]
@@ -210,9 +218,11 @@ class Lines:
 
 
 def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> dict[str, Located]:
-    """Find the rows or columns of each `wanted` tensor among the rows and columns of the `given` tensors. If a given
-    tensor has exactly the same rows or columns in the same order, the wanted tensor is read from it. Otherwise, each
-    row or column must occur exactly once in the given tensors together. Tensors that are not found are left out."""
+    """Find the rows or columns of each `wanted` tensor among the rows and columns of the `given` tensors.
+
+    If a given tensor has exactly the same rows or columns in the same order, the wanted tensor is read from it.
+    Otherwise, each row or column must occur exactly once in the given tensors together. Tensors that are not found are
+    left out."""
     vectors = {value.size for value in wanted.values() if value.ndim == 1}
     every = [lines for name, value in given.items() for lines in _lines(name, value, vectors)]
     if not every:
@@ -257,8 +267,10 @@ def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
-    """Return the rows and columns of a tensor in all its matrix forms; (embed, heads, head_dim) has two. A tensor with
-    the size of a wanted vector is also treated as a vector."""
+    """Return the rows and columns of a tensor in all its matrix forms; (embed, heads, head_dim) has two.
+
+    A tensor with the size of a wanted vector is also treated as a vector.
+    """
     found = []
     for matrix in dict.fromkeys(_matrices(tensor, vectors)):
         rows = tensor.reshape(matrix)

@@ -106,9 +106,11 @@ class Messages:
         return [line.strip() for text in texts for line in text.splitlines()]
 
     def line_about(self, name: str, usual: Collection[str] = ()) -> str:
-        """Return the first line about a tensor, or an empty string. The line may write the name without its prefix, or
-        with other parts between the layer number and the last two parts. Otherwise, return the first line, except
-        `usual` lines, with the layer number and the last part."""
+        """Return the first line about a tensor, or an empty string.
+
+        The line may write the name without its prefix, or with other parts between the layer number and the last two
+        parts. Otherwise, return the first line, except `usual` lines, with the layer number and the last part.
+        """
         asked, renamed = _about(name), _renamed(name)
         lines = [line for line in self.lines() if asked.search(line)]
         lines += [line for line in self.lines() if renamed.search(line) and line not in usual]

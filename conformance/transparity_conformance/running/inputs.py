@@ -48,9 +48,11 @@ def add_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dic
 def arguments(
     inputs: Mapping[str, np.ndarray], config: TransformerConfig, names: frozenset[str]
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-    """Return the positional and keyword arguments of a function with the parameters `names`. The main inputs are passed
-    by keyword if the function has a known name for each, otherwise by position. Other inputs are passed only by
-    keyword."""
+    """Return the positional and keyword arguments of a function with the parameters `names`.
+
+    The main inputs are passed by keyword if the function has a known name for each, otherwise by position. Other inputs
+    are passed only by keyword.
+    """
     called = {ours: next((name for name in NAMES[ours] if name in names), None) for ours in inputs}
     by_name = all(called[ours] is not None for ours in config.input_names)
     args = [] if by_name else [inputs[ours] for ours in config.input_names]
@@ -59,9 +61,11 @@ def arguments(
 
 
 def framework_of(model: Any) -> str:
-    """Return the framework whose arrays a model takes: `torch`, `jax`, `mlx` or `numpy`. The class of a PyTorch, nnx,
-    Equinox or MLX module determines the framework. For a function, it is the first framework among the objects that the
-    function uses, and then among the names in its file. The default is NumPy."""
+    """Return the framework whose arrays a model takes: `torch`, `jax`, `mlx` or `numpy`.
+
+    The class of a PyTorch, nnx, Equinox or MLX module determines the framework. For a function, it is the first
+    framework among the objects that the function uses, and then among the names in its file. The default is NumPy.
+    """
     if is_instance(model, "torch.nn", "Module"):
         return "torch"
     if is_instance(model, "flax.nnx", "Module") or is_instance(model, "equinox", "Module"):
@@ -92,8 +96,10 @@ def is_instance(model: Any, package: str, name: str) -> bool:
 
 
 def _packages_of(model: Any) -> Iterator[str]:
-    """Yield the packages of the objects that a function refers to, then of the names in its file. For any other object,
-    its method `__call__` is used."""
+    """Yield the packages of the objects that a function refers to, then of the names in its file.
+
+    For any other object, its method `__call__` is used.
+    """
     while isinstance(model, functools.partial):
         model = model.func
     function = getattr(inspect.unwrap(model), "__func__", inspect.unwrap(model))
@@ -153,8 +159,10 @@ def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
 def completed(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> Callable[..., Any]:
-    """Return the forward pass of a model of token ids, with values for further required arguments. Targets are passed
-    if the model otherwise omits the logits of some positions."""
+    """Return the forward pass of a model of token ids, with values for further required arguments.
+
+    Targets are passed if the model otherwise omits the logits of some positions.
+    """
     settings, is_target = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 
     def forward(*args: Any, **named: Any) -> Any:
@@ -184,8 +192,10 @@ def takes_of(model: Any) -> inspect.Signature | None:
 
 
 def input_names(takes: inspect.Signature | None) -> dict[str, str]:
-    """Return the model's name of each input of the reference. Raises `PortError` unless the model takes token ids, the
-    token ids of a source and a target, or an image."""
+    """Return the model's name of each input of the reference.
+
+    Raises `PortError` unless the model takes token ids, the token ids of a source and a target, or an image.
+    """
     parameters = {} if takes is None else dict(takes.parameters)
     named = {ours: name for ours, names in NAMES.items() for name in names if name in parameters}
     further = {ours: named[ours] for ours in ("attention_mask", "token_types") if ours in named}

@@ -32,8 +32,10 @@ class LoadError(PortError):
 
 
 def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
-    """Import the function that `spec` names; raise `LoadError` if it does not exist. `what` names the function in
-    messages."""
+    """Import the function that `spec` names; raise `LoadError` if it does not exist.
+
+    `what` names the function in messages.
+    """
     where, _, name = spec.rpartition(":")
     if not where or not name.isidentifier():
         raise LoadError(

@@ -61,8 +61,10 @@ class Graph:
 
 
 def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
-    """Return the inputs and outputs of a graph, from the runtime's description. Raises `LoadError` for inputs that no
-    known kind of model has."""
+    """Return the inputs and outputs of a graph, from the runtime's description.
+
+    Raises `LoadError` for inputs that no known kind of model has.
+    """
     named = {each.name: each for each in inputs}
     axes = {name: len(each.shape or ()) for name, each in named.items()}
     if axes in ({IMAGES: 4}, {FRAMES: 3, TOKENS[1]: 2}):
@@ -100,8 +102,10 @@ QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInt
 
 
 def weights_dtype(path: Path) -> str:
-    """Return the dtype of most floating-point weights, or `int8` if the graph has operations on quantized numbers. The
-    result is empty if the file contains neither."""
+    """Return the dtype of most floating-point weights, or `int8` if the graph has operations on quantized numbers.
+
+    The result is empty if the file contains neither.
+    """
     graph = onnx.load(path, load_external_data=False).graph
     if any(QUANTISED.search(node.op_type) for node in graph.node):
         return "int8"
@@ -129,9 +133,11 @@ class Nodes:
         return model.SerializeToString()
 
     def add_to(self, record: Record, values: Mapping[str, np.ndarray], given: str = "") -> None:
-        """Record the operations on floating-point numbers, from the results of all nodes. Nodes without such results
-        only connect the operations before and after them. The input `given` is the result of the last operation in the
-        record."""
+        """Record the operations on floating-point numbers, from the results of all nodes.
+
+        Nodes without such results only connect the operations before and after them. The input `given` is the result of
+        the last operation in the record.
+        """
         comes_from: dict[str, Origins] = {given: (len(record.operations) - 1,)} if record.operations else {}
         for number, node in enumerate(self.nodes, 1):
             inputs = tuple(dict.fromkeys(index for name in node.input for index in comes_from.get(name, ())))

@@ -47,8 +47,10 @@ def cache_name(model: Any) -> str:
 
 
 def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
-    """Run one step of a forward pass with a cache; return the output, and the cache after the step. `cache` is the
-    cache before the step, or None in the first step."""
+    """Run one step of a forward pass with a cache; return the output, and the cache after the step.
+
+    `cache` is the cache before the step, or None in the first step.
+    """
     name = cache_name(model)
     settings = {"use_cache": True} if _takes(model, "use_cache") else {}
     before = {} if cache is None else {name: cache}
@@ -57,8 +59,10 @@ def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
 
 
 def _cache_in(returned: Any, name: str) -> Any:
-    """Return the cache in a result, under the name of its argument or as the second item. Raises `TypeError` if the
-    result contains no cache."""
+    """Return the cache in a result, under the name of its argument or as the second item.
+
+    Raises `TypeError` if the result contains no cache.
+    """
     found = returned.get(name) if isinstance(returned, Mapping) else getattr(returned, name, None)
     if found is None and isinstance(returned, tuple | list) and len(returned) > 1:
         found = returned[1]
@@ -91,8 +95,10 @@ def up_to(inputs: Tensors, end: int) -> dict[str, Any]:
 
 
 def _part(inputs: Tensors, content: str, begin: int, end: int) -> Iterator[tuple[str, Any]]:
-    """Yield the inputs of a step from `begin` to `end`. A mask starts at position 0. An input without positions is
-    passed only in the first step."""
+    """Yield the inputs of a step from `begin` to `end`.
+
+    A mask starts at position 0. An input without positions is passed only in the first step.
+    """
     is_beside_encoder = content.startswith("decoder_")
     for name, value in inputs.items():
         if is_beside_encoder and not name.startswith("decoder_"):

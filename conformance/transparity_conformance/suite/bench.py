@@ -41,8 +41,10 @@ class Bench:
         self.over = functools.cache(self._over)
 
     def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
-        """Return the backend's model, optionally with `weights` or `activations` in another precision. A model is built
-        once for each `parameters` object, unless it is too large to be cached."""
+        """Return the backend's model, optionally with `weights` or `activations` in another precision.
+
+        A model is built once for each `parameters` object, unless it is too large to be cached.
+        """
         subject = self.subject
         how: dict[str, Any] = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode, **held}
         if is_large(parameters):
@@ -86,13 +88,17 @@ class Bench:
     @property
     def fast_cases(self) -> tuple[str, ...]:
         """The presets whose fast path is tested: all or, for models compiled in an unusual mode, three different ones.
-        The full range of `precision.taps_in_every_precision` tests all presets in every mode."""
+
+        The full range of `precision.taps_in_every_precision` tests all presets in every mode.
+        """
         return tuple(PRESETS) if self._usual else ("walkthrough", "notes-lm", "pre-norm")
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
-        """The presets whose traced path is tested: all, or one if models are compiled in an unusual mode. Compiling a
-        traced path takes many seconds."""
+        """The presets whose traced path is tested: all, or one if models are compiled in an unusual mode.
+
+        Compiling a traced path takes many seconds.
+        """
         return tuple(PRESETS) if self._usual else ("pre-norm",)
 
     @property

@@ -83,8 +83,10 @@ class Ranks:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
-        """Return the results of all ranks, or raise the first error of a rank. Raise `RanksError` if a rank exits or
-        does not reply, after stopping all ranks."""
+        """Return the results of all ranks, or raise the first error of a rank.
+
+        Raise `RanksError` if a rank exits or does not reply, after stopping all ranks.
+        """
         if not self.connections:
             raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
         try:
@@ -230,8 +232,10 @@ def _backend(state: State, mesh: tuple[int, int]) -> Any:
 def _call(
     state: State, handle: int, kept: int, method: str, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[str, Any] | None:
-    """Return the hash of a result and, from the first rank, the result; None for ranks outside the mesh. A cache in the
-    result is stored on the rank and replaced by the number `kept`."""
+    """Return the hash of a result and, from the first rank, the result; None for ranks outside the mesh.
+
+    A cache in the result is stored on the rank and replaced by the number `kept`.
+    """
     if handle not in state.objects:
         return None
     if method == "step" and len(given) > 1 and given[1] is not None:

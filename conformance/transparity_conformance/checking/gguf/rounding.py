@@ -30,11 +30,14 @@ OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
 
 
 def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
-    """Return one step of the type's grid at every number of `right`; None for an unknown grid. The grid has 2ᵇ points
-    for the numbers that share a scale. Quantizers choose the scale with the smallest error, so the largest number may
-    be off by a step. The root-mean-square error of a block is still below one step. With llama.cpp's quantizers, this
-    error is at most 0.71 steps for a row of random ±1, and 0.36 steps otherwise. With another row's numbers, it is at
-    least 1.1 steps in 2 bits."""
+    """Return one step of the type's grid at every number of `right`; None for an unknown grid.
+
+    The grid has 2ᵇ points for the numbers that share a scale. Quantizers choose the scale with the smallest error, so
+    the largest number may be off by a step. The root-mean-square error of a block is still below one step.
+
+    With llama.cpp's quantizers, this error is at most 0.71 steps for a row of random ±1, and 0.36 steps otherwise. With
+    another row's numbers, it is at least 1.1 steps in 2 bits.
+    """
     if kind in FLOATS:
         return np.abs(right) * FLOATS[kind] + LEAST.get(kind, 0.0)
     if kind not in BITS:

@@ -165,9 +165,11 @@ class AnswerForm(Compared):
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """Return the form of a port's results; None if they have the shape of logits, or if no form fits. A form whose
-    numbers agree is preferred, then logits, then the form with the smallest error. If no numbers agree, only two kinds
-    of forms are considered: logits in any arrangement, and other values in the usual arrangement."""
+    """Return the form of a port's results; None if they have the shape of logits, or if no form fits.
+
+    A form whose numbers agree is preferred, then logits, then the form with the smallest error. If no numbers agree,
+    only two kinds of forms are considered: logits in any arrangement, and other values in the usual arrangement.
+    """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]

@@ -221,8 +221,10 @@ def _groups(evidence: Iterable[ClaimEvidence]) -> Iterator[Group]:
 
 
 def badness(item: ClaimEvidence) -> tuple[float, float]:
-    """Return a sort key, largest for the worst comparison. If the claim is expected to break, the smallest error is the
-    worst."""
+    """Return a sort key, largest for the worst comparison.
+
+    If the claim is expected to break, the smallest error is the worst.
+    """
     share, error = (math.inf if math.isnan(number) else number for number in (item.share, item.error))
     return (share, error) if item.expectation == "holds" else (1 / share if share else math.inf, -error)
 

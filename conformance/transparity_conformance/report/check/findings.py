@@ -56,8 +56,10 @@ class Finding:
 
     @property
     def left(self) -> float | None:
-        """The difference that remains with all causes in the reference; None if it was not computed. No difference is
-        computed if a cause, such as dropout, cannot be put into the reference."""
+        """The difference that remains with all causes in the reference; None if it was not computed.
+
+        No difference is computed if a cause, such as dropout, cannot be put into the reference.
+        """
         # Each residual is computed with this cause and all previous causes in the reference.
         left = max((fault.causes[-1].residual for fault in self.faults if fault.causes), default=0.0)
         return None if self.explained <= 0 or (left == 0 and self.explained == 1) else left
@@ -104,9 +106,11 @@ class Finding:
 
 
 def findings(report: Report) -> list[Finding]:
-    """Return the divergences in the order of the forward pass, grouped by the line of the port and by cause. If the
-    line is unknown, divergences are grouped by cause and kind of tap. In a graph with separate lines for each layer,
-    corresponding lines of different layers are one finding."""
+    """Return the divergences in the order of the forward pass, grouped by the line of the port and by cause.
+
+    If the line is unknown, divergences are grouped by cause and kind of tap. In a graph with separate lines for each
+    layer, corresponding lines of different layers are one finding.
+    """
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:
         line = None if fault.source is None else (fault.source["file"], fault.source["line"])
@@ -123,7 +127,9 @@ def findings(report: Report) -> list[Finding]:
 
 def sentence(report: Report) -> str:
     """Return the verdict: the causes and their places, or how much of the tolerance the worst rounding uses.
-    Comparisons of ranks or of a third implementation come first."""
+
+    Comparisons of ranks or of a third implementation come first.
+    """
     return "".join([*beginnings(report), _verdict(report)])
 
 

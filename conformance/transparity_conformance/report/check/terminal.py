@@ -226,8 +226,10 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
 
 
 def _strength(view: CheckView, verbose: bool) -> RenderableType:
-    """Return what was compared, the used share of the tolerance, and what was not compared. Values in files are listed
-    only if `verbose`."""
+    """Return what was compared, the used share of the tolerance, and what was not compared.
+
+    Values in files are listed only if `verbose`.
+    """
     report = view.report
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", worst_share(report))] * bool(report.measured)
     if report.verdict == "inconclusive":

@@ -44,8 +44,10 @@ class Adapter:
     def tensors(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Return the port's `tensors`, filled with the reference's `parameters`. Raises `AdapterError` if a parameter
-        has no tensor, or if a tensor has no line."""
+        """Return the port's `tensors`, filled with the reference's `parameters`.
+
+        Raises `AdapterError` if a parameter has no tensor, or if a tensor has no line.
+        """
         filling, shapes = _Filling(tensors, config), parameter_shapes(config)
         known = {*shapes, *(notation.LAYER.sub(r"\g<stack>.layers.{i}.", name) for name in shapes)}
         if unknown := [name for name in self.lines if name not in known]:

@@ -18,8 +18,10 @@ from transparity_conformance.running.inputs import add_mask, arguments, taps_in
 
 
 class EquinoxForward:
-    """The forward pass of an Equinox module in inference mode. A module that takes one sequence is mapped over the
-    batch. All other attributes are the module's own."""
+    """The forward pass of an Equinox module in inference mode.
+
+    A module that takes one sequence is mapped over the batch. All other attributes are the module's own.
+    """
 
     def __init__(self, model: Any, config: TransformerConfig) -> None:
         self._model, self._config = model, config
@@ -55,8 +57,11 @@ def _called(model: Any) -> tuple[list[Any], Callable[..., Any]]:
 def _as_its_users_do(
     call: Callable[..., Any], arrays: list[Any], args: list[Any], named: dict[str, Any], config: TransformerConfig
 ) -> Callable[..., Any]:
-    """Return the compiled call, mapped over the batch if it takes one sequence. A call takes one sequence if it rejects
-    a batch, or if its result for one sequence has the axes of one row. An untraceable call stays unchanged."""
+    """Return the compiled call, mapped over the batch if it takes one sequence.
+
+    A call takes one sequence if it rejects a batch, or if its result for one sequence has the axes of one row. An
+    untraceable call stays unchanged.
+    """
     row = functools.partial(jax.tree.map, lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype))
     for_one, for_all = _axes(call, arrays, row(args), row(named), config), _axes(call, arrays, args, named, config)
     if for_one is None and for_all is None:

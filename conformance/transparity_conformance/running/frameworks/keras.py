@@ -48,8 +48,10 @@ def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
 
 def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     """Yield each floating-point variable with the attributes that lead to it, as in `blocks.0.attention.query.kernel`.
+
     A layer that is not an attribute, as in a functional model, has its Keras name, whose final number becomes an index.
-    Keras numbers its default names per process; here, every model starts at 0."""
+    Keras numbers its default names per process; here, every model starts at 0.
+    """
     known: set[int] = set()
     for name, variable in _variables("", model, {id(model)}):
         if id(variable) not in known and "float" in keras.backend.standardize_dtype(variable.dtype):

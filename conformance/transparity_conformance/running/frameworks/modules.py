@@ -154,9 +154,11 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def tensors_of(model: Any) -> dict[str, ModuleTensor]:
-    """Return the learned tensors of a module, or of nested dicts and lists, by name; empty without tensors. Buffers
-    such as masks and rotary tables are left out, except for the statistics of a batch norm. If two names share memory,
-    the tensor is returned once, under its first name."""
+    """Return the learned tensors of a module, or of nested dicts and lists, by name; empty without tensors.
+
+    Buffers such as masks and rotary tables are left out, except for the statistics of a batch norm. If two names share
+    memory, the tensor is returned once, under its first name.
+    """
     if (kind := kind_of(model)) is not None:
         return dict(kind.tensors_of(model))
     if is_instance(model, "torch.nn", "Module"):
@@ -167,8 +169,10 @@ def tensors_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def buffers_of(model: Any) -> dict[str, ModuleTensor]:
-    """Return the saved buffers and frozen parameters of a PyTorch module, such as Whisper's sinusoids. The result is
-    empty for any other module."""
+    """Return the saved buffers and frozen parameters of a PyTorch module, such as Whisper's sinusoids.
+
+    The result is empty for any other module.
+    """
     if not is_instance(model, "torch.nn", "Module"):
         return {}
     saved = model.state_dict(keep_vars=True)
@@ -182,8 +186,10 @@ def buffers_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
-    """Return the tensors of the first model that a function refers to; empty without a model. The function itself, its
-    bound object, its attributes and its variables are searched."""
+    """Return the tensors of the first model that a function refers to; empty without a model.
+
+    The function itself, its bound object, its attributes and its variables are searched.
+    """
     return next((tensors for node in contents_of(function) if (tensors := tensors_of(node))), {})
 
 

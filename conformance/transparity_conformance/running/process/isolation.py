@@ -32,11 +32,13 @@ from transparity_conformance.running.process.wire import MISSHAPEN, Handle, rece
 def isolated_build(
     spec: str, timeout: float | None = None, adapter: str | None = None, ranks: int = 1
 ) -> IsolatedBuild:
-    """Start a process for the port `spec` (`file.py:build`), or one process per rank; return the port's `build`. If
-    `adapter` is the path of an adapter, the port builds a model whose tensors the adapter fills. If `adapter` is empty,
-    the model keeps its own weights. The process loads the port in the background, and the first use raises `LoadError`
-    if the port does not exist. A call raises `PortCallError` if the port raises an exception. A call raises
-    `PortProcessError` if the process ends, or gives no answer within `timeout` seconds."""
+    """Start a process for the port `spec` (`file.py:build`), or one process per rank; return the port's `build`.
+
+    If `adapter` is the path of an adapter, the port builds a model whose tensors the adapter fills. If `adapter` is
+    empty, the model keeps its own weights. The process loads the port in the background, and the first use raises
+    `LoadError` if the port does not exist. A call raises `PortCallError` if the port raises an exception. A call raises
+    `PortProcessError` if the process ends, or gives no answer within `timeout` seconds.
+    """
     return IsolatedBuild(ProcessGroup(spec, checked_timeout(timeout), adapter, ranks, is_launched=ranks > 1))
 
 
@@ -99,8 +101,10 @@ class RemotePort(_Described):
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
-        """Call a method, or by default the forward pass, and record its operations. Operations with values larger than
-        half of the largest answer are left out."""
+        """Call a method, or by default the forward pass, and record its operations.
+
+        Operations with values larger than half of the largest answer are left out.
+        """
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
         answer = self._process.answer(method or "forward", "listen", *request)
         try:
@@ -187,8 +191,10 @@ class IsolatedBuild(_Described):
         return forward
 
     def model(self, folder: str | None, weights: Mapping[str, np.ndarray] | None = None) -> RemotePort:
-        """Load a folder, or build a module; return a forward pass that takes inputs by the model's own names. The
-        module's tensors are filled with `weights` if all names are equal."""
+        """Load a folder, or build a module; return a forward pass that takes inputs by the model's own names.
+
+        The module's tensors are filled with `weights` if all names are equal.
+        """
         what = "load(folder)" if folder is not None else "building the module"
         number, _ = self.process.loaded()
         made, signature, is_filled = self.process.answer(what, "model", number, folder, weights)
@@ -197,8 +203,11 @@ class IsolatedBuild(_Described):
         return forward
 
     def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
-        """Build and return a port's model with its own weights. A port that takes parameters receives `parameters`.
-        Without a configuration, the inputs have the model's own names."""
+        """Build and return a port's model with its own weights.
+
+        A port that takes parameters receives `parameters`. Without a configuration, the inputs have the model's own
+        names.
+        """
         return IsolatedModel(self.process, self._built((config, dict(parameters)), {})[0], config)
 
     def _built(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Handle, Any, Mapping[str, Any]]:

@@ -98,8 +98,10 @@ Names = tuple[str, ...]
 
 
 class Whole:
-    """The operations of built ports whose values are equal on all ranks. The first call selects the operations, because
-    parts of a short input may be equal by chance."""
+    """The operations of built ports whose values are equal on all ranks.
+
+    The first call selects the operations, because parts of a short input may be equal by chance.
+    """
 
     def __init__(self) -> None:
         self.are_equal: dict[tuple[int, Names], list[bool]] = {}

@@ -89,8 +89,10 @@ class ProcessGroup:
         return self._loaded
 
     def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
-        """Send a request to all ranks, and return the joined answer. `what` names the request in messages. An answer
-        may have at most `largest` bytes."""
+        """Send a request to all ranks, and return the joined answer.
+
+        `what` names the request in messages. An answer may have at most `largest` bytes.
+        """
         self.loaded()
         self.differing.last = {}
         answers = self._asked(what, name, *arguments, largest=largest)
@@ -235,8 +237,10 @@ class SharedCall:
         self.waited = self._receive()
 
     def _receive(self) -> list[int]:
-        """Receive the answers, and return the ranks without one. If a rank fails, the others get a little more time:
-        they may wait for the failed rank forever."""
+        """Receive the answers, and return the ranks without one.
+
+        If a rank fails, the others get a little more time: they may wait for the failed rank forever.
+        """
         began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(self.processes))
         deadline = began + self.processes[0].timeout
         while waiting and time.monotonic() < deserted_at:

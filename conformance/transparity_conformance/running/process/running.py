@@ -60,8 +60,11 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return copies of the parameters for a port. A loader that cannot receive a copy gets the path of the checkpoint's
-    own folder. An exported model has its own weights and gets nothing."""
+    """Return copies of the parameters for a port.
+
+    A loader that cannot receive a copy gets the path of the checkpoint's own folder. An exported model has its own
+    weights and gets nothing.
+    """
     if getattr(isolated_of(build), "has_own_weights", False):
         return {}
     if not is_loader(build) and not hasattr(isolated_of(build), "process"):
@@ -96,18 +99,22 @@ def sharding_of(forward: Callable[..., Any]) -> Sharding:
 
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> Mapping[str, np.ndarray]:
-    """Run a port on a probe; return its activations as NumPy arrays by name. Names and types are checked here, but not
-    shapes."""
+    """Run a port on a probe; return its activations as NumPy arrays by name.
+
+    Names and types are checked here, but not shapes.
+    """
     return _known(_returned(forward, forward, probe), probe, logits_only)
 
 
 def run_listening(
     forward: Callable[..., Any], probe: Probe, framework: str | None = None
 ) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
-    """Run a port on a probe; return its activations, and its operations in order. A port in another process is recorded
-    in all frameworks that it has imported. Operations with more than `largest_answer() / 2` bytes are left out. The
-    activations may differ by rounding from the result of `run`, because recording may disable a compiler (`jit`,
-    `torch.compile`). Buffers are truncated to the sequence length."""
+    """Run a port on a probe; return its activations, and its operations in order.
+
+    A port in another process is recorded in all frameworks that it has imported. Operations with more than
+    `largest_answer() / 2` bytes are left out. The activations may differ by rounding from the result of `run`, because
+    recording may disable a compiler (`jit`, `torch.compile`). Buffers are truncated to the sequence length.
+    """
     listened = functools.partial(_listened, forward, "", framework=framework)
     returned, operations = _returned(listened, forward, probe)
     lengths = lengths_of(probe.config, probe.inputs).values()
@@ -116,7 +123,9 @@ def run_listening(
 
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
     """Call a method of a built port, or the forward pass for an empty name; return its result and all operations.
-    Operations on integers are included. Raises `PortError` if the port raises an exception."""
+
+    Operations on integers are included. Raises `PortError` if the port raises an exception.
+    """
     answer: tuple[Any, list[Operation]] = call_port(_listened, forward, method, *args, whole_numbers=True, **named)
     return answer
 
@@ -148,8 +157,10 @@ def listen_once(
     *,
     whole_numbers: bool,
 ) -> tuple[Any, list[Operation]]:
-    """Call a function once and return its result and operations. A rehearsal gets copies of the arguments, because a
-    call may change an argument such as a cache."""
+    """Call a function once and return its result and operations.
+
+    A rehearsal gets copies of the arguments, because a call may change an argument such as a cache.
+    """
     args_copy, named_copy = copy.deepcopy((args, dict(named)))
     return listen(
         lambda: function(*args, **named),

@@ -86,9 +86,11 @@ def receive_request(connection: socket.socket) -> Any:
 
 
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
-    """Encode an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns its number. Raises
-    `ValueError` if the arrays have more than `largest` bytes, before any array is copied: a view of one number may
-    claim petabytes."""
+    """Encode an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns its number.
+
+    Raises `ValueError` if the arrays have more than `largest` bytes, before any array is copied: a view of one number
+    may claim petabytes.
+    """
     arrays: list[np.ndarray] = []
     taken = 0
 
@@ -127,10 +129,12 @@ def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]
 
 
 def receive_answer(connection: socket.socket, deadline: float, largest: int, is_running: Callable[[], bool]) -> Any:
-    """Receive an answer from the port's process. Raises `Closed` if the port's process has ended, and `TimeoutError`
-    after `deadline` (of `time.monotonic`). Raises `ValueError` if the answer is malformed, or if its arrays have more
-    than `largest` bytes. `is_running` is called repeatedly, because a fork of the port's process may keep the
-    connection open."""
+    """Receive an answer from the port's process.
+
+    Raises `Closed` if the port's process has ended, and `TimeoutError` after `deadline` (of `time.monotonic`). Raises
+    `ValueError` if the answer is malformed, or if its arrays have more than `largest` bytes. `is_running` is called
+    repeatedly, because a fork of the port's process may keep the connection open.
+    """
     chunks = functools.partial(_chunks, connection, deadline=deadline, is_running=is_running)
     length, size = HEADER.unpack(b"".join(chunks(HEADER.size)))
     if length > LARGEST_TEXT or size > largest:
@@ -180,8 +184,10 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return the most bytes that an answer's arrays may have: an eighth of the machine's memory. The checker doubles
-    these bytes, because it converts float32 to float64."""
+    """Return the most bytes that an answer's arrays may have: an eighth of the machine's memory.
+
+    The checker doubles these bytes, because it converts float32 to float64.
+    """
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
@@ -237,8 +243,10 @@ def described(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def received(answer: Any) -> list[Operation]:
-    """Decode the operations that a port's process described; the process is not trusted. Raises `ValueError`,
-    `TypeError`, `LookupError` or `OverflowError` if the description is malformed."""
+    """Decode the operations that a port's process described; the process is not trusted.
+
+    Raises `ValueError`, `TypeError`, `LookupError` or `OverflowError` if the description is malformed.
+    """
     names = [safe(str(name), VALUE) for name in answer["names"]]
     sources = [
         Source(safe(file, LONGEST_PATH), int(line), safe(code), _pair(columns))

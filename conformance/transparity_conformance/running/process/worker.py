@@ -48,8 +48,10 @@ class Worker:
 
     def load(self, spec: str, adapter: str | None = None) -> Any:
         """Load and keep the function or the exported model that `spec` names; return its handle number and signature.
+
         If `adapter` is the path of an adapter, the function builds a model whose tensors the adapter fills. If
-        `adapter` is empty, the model keeps its own weights."""
+        `adapter` is empty, the model keeps its own weights.
+        """
         runtime = runtime_of(spec)
         build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
         if adapter is not None:
@@ -60,8 +62,10 @@ class Worker:
         return dataclasses.asdict(self.objects[number].limits)
 
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
-        """Call an object, or its method `attribute`. If the result is a sequence, its item with the index `stays` stays
-        in this process."""
+        """Call an object, or its method `attribute`.
+
+        If the result is a sequence, its item with the index `stays` stays in this process.
+        """
         function = self.objects[number]
         args, named = self._given(args), self._given(named)
         with port_calls.tokens_kept(args, named):
@@ -82,9 +86,11 @@ class Worker:
         return port_calls.has_method(self.objects[number], name)
 
     def listen(self, number: int, attribute: str, args: Any, named: Any, stays: int | None, whole_numbers: bool) -> Any:
-        """Call an object or its method, as `call` does; return the result and the recorded operations. `whole_numbers`
-        includes operations on integers and bools. An exported model records its own operations instead, and only on
-        floating-point numbers."""
+        """Call an object or its method, as `call` does; return the result and the recorded operations.
+
+        `whole_numbers` includes operations on integers and bools. An exported model records its own operations instead,
+        and only on floating-point numbers.
+        """
         function, operations = self.objects[number], list[Operation]()
         if not isinstance(function, Listened):
             call = functools.partial(self.call, number, attribute, stays=stays)
@@ -101,10 +107,14 @@ class Worker:
     def build(
         self, number: int, args: Any, named: Any, attributes: list[str], family: tuple[Any, ...] | None = None
     ) -> Any:
-        """Build and keep a port; return its handle number, its signature, and the signatures of its methods. With a
-        `family`, the object `number` is a loader of Hugging Face folders. `family` contains the model type, a folder
-        for temporary files, and the `Edit` of the folders that the loader reads. If the result is not callable, return
-        None and a description of the result. If building failed, return None, the message and None."""
+        """Build and keep a port; return its handle number, its signature, and the signatures of its methods.
+
+        With a `family`, the object `number` is a loader of Hugging Face folders. `family` contains the model type, a
+        folder for temporary files, and the `Edit` of the folders that the loader reads.
+
+        If the result is not callable, return None and a description of the result. If building failed, return None, the
+        message and None.
+        """
         build = self.objects[number] if family is None else HubBuild(self.objects[number], *family)
         if family is None:
             args = [args[0], *map(_in_memory, args[1:])]
@@ -123,9 +133,11 @@ class Worker:
         return kept, described_signature(forward), offered
 
     def model(self, number: int, folder: str | None, weights: Mapping[str, np.ndarray] | None) -> Any:
-        """Load a folder, or build a module and fill its tensors with `weights` if all names are equal. Return the
-        handle number and the signature of the forward pass, and whether the tensors are filled. The forward pass takes
-        inputs by the model's own names."""
+        """Load a folder, or build a module and fill its tensors with `weights` if all names are equal.
+
+        Return the handle number and the signature of the forward pass, and whether the tensors are filled. The forward
+        pass takes inputs by the model's own names.
+        """
         made = self.objects[number](*([] if folder is None else [folder]))
         is_filled = weights is None or filled_by_name(made, weights)
         forward = called_by_its_names(made)

@@ -93,9 +93,11 @@ def claim(
 
 
 def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], Check]:
-    """Turn a check of one preset into a check of a bench that yields evidence for every preset in `cases`. The check of
-    one preset gets the bench, the preset's probe `probe`, and a record. `cases` may also be the name of an attribute of
-    the bench."""
+    """Turn a check of one preset into a check of a bench that yields evidence for every preset in `cases`.
+
+    The check of one preset gets the bench, the preset's probe `probe`, and a record. `cases` may also be the name of an
+    attribute of the bench.
+    """
 
     def decorate(check: Check) -> Check:
         @functools.wraps(check)
@@ -118,8 +120,11 @@ def all_claims() -> dict[str, Claim]:
 
 
 def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
-    """Yield every subject of a backend, and whether the quick suite includes it. All dtypes are tested in the first
-    mode, which is the users' default. Other modes are tested only in the first dtype, and not in the quick suite."""
+    """Yield every subject of a backend, and whether the quick suite includes it.
+
+    All dtypes are tested in the first mode, which is the users' default. Other modes are tested only in the first
+    dtype, and not in the quick suite.
+    """
     build: Backend = backend(name)
     for device in build.devices():
         for dtype in build.dtypes:
@@ -128,8 +133,10 @@ def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
 
 
 def cases(name: str) -> Iterator[tuple[Claim, BackendSubject, bool]]:
-    """Yield each applicable claim with each subject of a backend, and whether the quick suite tests it. If a claim has
-    more cases than the quick suite tests, yield it with few cases, and again with all cases."""
+    """Yield each applicable claim with each subject of a backend, and whether the quick suite tests it.
+
+    If a claim has more cases than the quick suite tests, yield it with few cases, and again with all cases.
+    """
     for subject, quick in subjects(name):
         for each in all_claims().values():
             for made in (each, each.full):

@@ -81,8 +81,10 @@ def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[ClaimEvidence]:
-    """Decode a case in chunks, in each of the `ways`, and compare the logits with one forward pass. `name` is the name
-    of the model if it is not `case`."""
+    """Decode a case in chunks, in each of the `ways`, and compare the logits with one forward pass.
+
+    `name` is the name of the model if it is not `case`.
+    """
     dtype = bench.subject.dtype
     config, parameters, inputs, oracle = model(name or case)
     forward, record = bench.forward(config, parameters), bench.evidence(case)

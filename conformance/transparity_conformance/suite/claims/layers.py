@@ -44,8 +44,10 @@ def module_oracle(
 
 
 def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare the result and every tap of the part `scope` of a case's first layer. The inputs are random activations
-    and `context` (masks, a memory)."""
+    """Compare the result and every tap of the part `scope` of a case's first layer.
+
+    The inputs are random activations and `context` (masks, a memory).
+    """
     probe = probes(case)["mixed"]
     stack = probe.config.input_stack(probe.config.input_names[-1]) if "Encoder" not in module else "encoder"
     parameters = scoped_parameters(probe.parameters, f"{stack}.layers.0.{scope}".rstrip("."))

@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_flax.arithmetic.changes import dropped
-from transparity_flax.heads.logits import head
+from transparity_flax.heads.logits import HEADS
 from transparity_flax.heads.pooling import pool
 from transparity_flax.inputs.embedding import INPUTS, EmbedTokens, embed
 from transparity_flax.layers import LAYERS
@@ -158,4 +158,4 @@ class Transformer(nnx.Module):
             memory, memory_mask, attention_mask = x, padding, None
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, given.get("tokens")))
-        return tap("logits", head(config, self, x))
+        return tap("logits", HEADS[config.head](config, self, x))

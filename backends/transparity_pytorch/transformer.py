@@ -10,7 +10,7 @@ from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_pytorch.arithmetic.changes import dropped
-from transparity_pytorch.heads.logits import head
+from transparity_pytorch.heads.logits import HEADS
 from transparity_pytorch.heads.pooling import pool
 from transparity_pytorch.inputs.embedding import embed, embedding_parts
 from transparity_pytorch.layers import LAYERS
@@ -21,7 +21,7 @@ from transparity_pytorch.positions.bias import query_temperature, score_bias, wi
 from transparity_pytorch.rotary import rotary_tables
 from transparity_pytorch.shapes import Frames, Hidden, IsToken, Memory, Pixels, Source, SourceIds, TokenIds
 from transparity_pytorch.state.context import Context, Mask, MaskKind
-from transparity_pytorch.state.parameters import initialize, tie
+from transparity_pytorch.state.initial import initialize, tie
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: torch.dtype) -> Context:
@@ -145,4 +145,4 @@ class Transformer(nn.Module):
             memory, memory_mask, attention_mask = x, padding, None
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, given.get("tokens")))
-        return tap("logits", head(config, self, x))
+        return tap("logits", HEADS[config.head](config, self, x))

@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.logits import head
+from transparity_numpy.heads.logits import HEADS
 from transparity_numpy.heads.pooling import pool
 from transparity_numpy.inputs.embedding import embed
 from transparity_numpy.layers import LAYERS
@@ -99,4 +99,4 @@ def transformer(
         memory, memory_mask, attention_mask = x, padding, None
     if config.is_pooled:
         x = tap("pooled", pool(config, x, is_token, tokens))
-    return tap("logits", head(config, tree, x))
+    return tap("logits", HEADS[config.head](config, tree, x))

@@ -30,9 +30,10 @@ OWN_CONTENTS = {"fast.fast_linear", "port", "harness"}
 WITHOUT_TWIN = {
     # functions that the frameworks provide; threads for the rows of a batch
     "numpy": {"arithmetic.functional", "fast.threads"},
-    # parameter names of the framework; recurrences in chunks; kernels recorded for a GPU; fused matrix products
+    # parameters of the framework; recurrences in chunks; kernels recorded for a GPU; fused matrix products
     "pytorch": {
         "state.parameters",
+        "state.initial",
         "mixers.recurrence",
         "decoding.replayed",
         "fast.graphs",

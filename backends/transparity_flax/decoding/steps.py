@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights
-from transparity_flax.heads.logits import head
+from transparity_flax.heads.logits import HEADS
 from transparity_flax.layers.sequential import Layer
 from transparity_flax.masks import padding_mask, target_mask, visible_keys
 from transparity_flax.mixers.attention import project_key_value
@@ -103,7 +103,7 @@ def step(
     x = model.decoder(tokens, context, reader=model.reader)
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if valid_lengths is None else valid_lengths)
     x = x if index is None else jnp.take_along_axis(x, index[:, None, None], axis=1)
-    return tap("logits", head(config, model, x))
+    return tap("logits", HEADS[config.head](config, model, x))
 
 
 def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.precision import apply_softcap
 from transparity_flax.heads.pooling import classes, pooled, transform_for_head
-from transparity_flax.shapes import Features, Vectors
+from transparity_flax.shapes import Vectors
 
 
 def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
@@ -35,9 +35,4 @@ def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
 
 
 HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
-"""The function for each `config.head`."""
-
-
-def head(config: TransformerConfig, model: Any, x: Vectors) -> Features:
-    """Return the output that `config.head` names; `x` is the pooled state if `config.is_pooled`."""
-    return HEADS[config.head](config, model, x)
+"""The function for each `config.head`; `x` is the pooled state if `config.is_pooled`."""

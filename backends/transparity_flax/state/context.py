@@ -31,30 +31,18 @@ class Context(NamedTuple):
     The NumPy column also has a field `training`, which modules have themselves.
     """
 
-    mask: Mask
-    """True where self-attention may attend."""
-    positions: Positions
-    """Positions of the queries in their sequences."""
-    is_token: IsToken
-    """True for keys that are not padding. With a cache, these are all positions of the cache."""
-    token_types: TokenIds | None = None
-    """The type of each token, which the embedding reads."""
-    rotary: RotaryTables | None = None
-    """Cosines and sines for queries and keys of self-attention."""
-    valid_lengths: Lengths | None = None
-    """For recurrences with a cache: the number of tokens of each row that are not fillers. None means all."""
-    temperature: Float[Array, "#batch 1 queries 1"] | None = None
-    """The query temperature: a factor of the queries of self-attention."""
-    bias: Float[Array, "#batch heads queries keys"] | None = None
-    """The bias that is added to the scores of self-attention."""
-    memory: Memory | None = None
-    """The encoder's output for cross-attention; None if its keys and values are cached."""
-    memory_mask: Mask | None = None
-    """True where cross-attention may attend; None without cross-attention."""
-    tap: Tap = identity
-    """The function that every named activation goes through."""
-    cache: Cache | None = None
-    """The whole cache for a stack, and the cached arrays by part for a layer, which updates them; None without one."""
+    mask: Mask  # where self-attention may attend
+    positions: Positions  # of the queries in their sequences
+    is_token: IsToken  # False for keys that are padding; with a cache, for all its positions
+    token_types: TokenIds | None = None  # which the embedding adds
+    rotary: RotaryTables | None = None  # cosines and sines for queries and keys of self-attention
+    valid_lengths: Lengths | None = None  # tokens of each row that are not fillers, for recurrences; None means all
+    temperature: Float[Array, "#batch 1 queries 1"] | None = None  # a factor of the queries
+    bias: Float[Array, "#batch heads queries keys"] | None = None  # added to the scores of self-attention
+    memory: Memory | None = None  # the encoder's output; None if its keys and values are cached
+    memory_mask: Mask | None = None  # where cross-attention may attend; None without it
+    tap: Tap = identity  # every named activation goes through this function
+    cache: Cache | None = None  # of the whole stack, or of one layer by part, which updates it
 
     def under(self, scope: str) -> Context:
         """Return the context of the part `scope`, with the part's own names of activations and its own cache."""

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transparity.taps import Tap, identity, scoped
-from transparity_pytorch.heads.logits import head
+from transparity_pytorch.heads.logits import HEADS
 from transparity_pytorch.layers.sequential import Layer
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys
 from transparity_pytorch.mixers.attention import project_key_value
@@ -105,7 +105,7 @@ def step(
     x = model.decoder(tokens, context)
     cache["lengths"] += tokens.shape[1] if valid_lengths is None else valid_lengths
     x = x if index is None else x.take_along_dim(index[:, None, None], dim=1)
-    return tap("logits", head(config, model, x))
+    return tap("logits", HEADS[config.head](config, model, x))
 
 
 def cache_for(model: Transformer, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:

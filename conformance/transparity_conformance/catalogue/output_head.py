@@ -28,7 +28,7 @@ from transparity_conformance.catalogue.sites import Value, apply_linear, paramet
 from transparity_conformance.oracle.undetermined import padding_at
 from transparity_numpy.activations import ACTIVATIONS
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.logits import head
+from transparity_numpy.heads.logits import HEADS
 from transparity_numpy.heads.pooling import POOLERS as ACTIVATED
 from transparity_numpy.heads.pooling import pool, transform_for_head
 from transparity_numpy.norms.norm import norm
@@ -90,7 +90,7 @@ def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Va
         raise KeyError("softcap")
     changes["final_softcap"] = None if "capping" in settings else cap
     config = dataclasses.replace(state.config, **changes)
-    logits = head(config, nest(shared(config, state.parameters)), x)
+    logits = HEADS[config.head](config, nest(shared(config, state.parameters)), x)
     return settings["capping"](logits, cap) if "capping" in settings else logits
 
 

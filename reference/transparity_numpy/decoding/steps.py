@@ -12,7 +12,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.logits import head
+from transparity_numpy.heads.logits import HEADS
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys
 from transparity_numpy.mixers.attention import project_key_value
 from transparity_numpy.norms.norm import norm
@@ -104,7 +104,7 @@ def step(
     x = stack("decoder", config, tree["decoder"], tokens, context)
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if valid_lengths is None else valid_lengths)
     x = x if index is None else np.take_along_axis(x, index[:, None, None], axis=1)
-    return tap("logits", head(config, tree, x))
+    return tap("logits", HEADS[config.head](config, tree, x))
 
 
 def cache_for(

@@ -11,7 +11,7 @@ from transparity.config import TransformerConfig
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.arithmetic.precision import apply_softcap
 from transparity_numpy.heads.pooling import classes, pooled, transform_for_head
-from transparity_numpy.shapes import Features, Parameters, Vectors
+from transparity_numpy.shapes import Parameters, Vectors
 
 
 def logits(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Inexact[Array, "*batch vocab"]:
@@ -30,9 +30,4 @@ def hidden(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vec
 
 
 HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
-"""The function for each `config.head`."""
-
-
-def head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Features:
-    """Return the output that `config.head` names, from the model's `parameters`; `x` is pooled if `is_pooled`."""
-    return HEADS[config.head](config, parameters, x)
+"""The function for each `config.head`; `x` is the pooled state if `config.is_pooled`."""

@@ -27,7 +27,7 @@ from transparity_conformance.oracle.reach.models import PURPOSE, ReachModel, Rea
 from transparity_conformance.oracle.variants import IN_BLOCKS, farthest_formula, variant
 from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.logits import head
+from transparity_numpy.heads.logits import HEADS
 from transparity_numpy.masks import target_mask
 from transparity_numpy.mixers import attention as of_reference
 from transparity_numpy.mixers.attention import repeat_heads
@@ -227,7 +227,7 @@ class LongOracle:
         return states[:, None] if config.is_pooled else states
 
     def _head(self, states: np.ndarray, dtype: str) -> np.ndarray:
-        return rounded(head(self.config, self._of_head(dtype), states), dtype)
+        return rounded(HEADS[self.config.head](self.config, self._of_head(dtype), states), dtype)
 
     def _of_head(self, dtype: str) -> Any:
         stack = self.config.stacks[-1]

@@ -241,9 +241,10 @@ COMMAND = f"{sys.executable} -m transparity_conformance"
         (f"{COMMAND} check a.py:b --json - --html -", 2, "is given for two files"),
         (f"PYTHONIOENCODING=ascii {COMMAND} describe notes-lm --json - | {sys.executable} -m json.tool", 0, ""),
         (f"PYTHONIOENCODING=ascii {COMMAND} presets", 0, ""),
+        (f"{COMMAND} check a.py:b --dtype int8", 2, "Invalid value for '--dtype': 'int8' is not one of 'float32',"),
         (f"{COMMAND} check a.py:b --family olmo3", 2, "the nearest family is olmoe. Families: bart, bert"),
         (f"{COMMAND} check a.py:b --family llama --set layers=6", 2, "expected name=value, where name is a field"),
-        (f"{COMMAND} check a.py:b --preset notes-lm --set layers=6", 2, "name it by --family"),
+        (f"{COMMAND} check a.py:b --preset notes-lm --set layers=6", 2, "name it with --family"),
     ],
 )
 def test_no_door_answers_with_a_traceback(tmp_path: Path, line: str, code: int, says: str) -> None:

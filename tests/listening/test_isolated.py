@@ -11,11 +11,13 @@ import pytest
 
 from meta.listening.cost import FRAMEWORKS, measured
 from transparity_conformance.capabilities.port_calls import PortError
+from transparity_conformance.listening.backward import Backward
+from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import Probe, probes
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import built, run, run_listening
-from transparity_conformance.running.process.wire import described, received
+from transparity_conformance.running.process.wire import described, described_backward, received, received_backward
 
 PORT = """
 import torch
@@ -102,6 +104,29 @@ def test_what_describes_no_operations_is_refused(field: str, value: Any) -> None
     assert [each.inputs for each in received(answer)] == [(), (0,)]
     with pytest.raises((ValueError, LookupError, TypeError)):
         received(answer | {field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("operations", {}),
+        ("operations", 7),
+        ("gradients", [np.ones(2)]),
+        ("gradients", [np.ones(3), None]),
+        ("gradients", [np.ones(0), None]),
+        ("gradients", ["a", None]),
+        ("passes", [True]),
+        ("passes", None),
+    ],
+)
+def test_what_describes_no_backward_pass_is_refused(field: str, value: Any) -> None:
+    operations = [Operation("mm", np.ones(2), (), ()), Operation("\x1b[31m", np.ones(2), (0,), ())]
+    answer = described_backward(Backward(operations, [np.zeros(2), None], [True, False]))
+    right = received_backward(answer)
+    assert [each.inputs for each in right.operations] == [(), (0,)] and right.passes == [True, False]
+    assert right.operations[1].name.isprintable()
+    with pytest.raises((ValueError, LookupError, TypeError)):
+        received_backward(answer | {field: value})
 
 
 def test_a_port_of_which_nothing_was_heard_has_no_operations() -> None:

@@ -24,26 +24,6 @@ class Backward:
     """Whether each result requires a gradient."""
 
 
-def as_lists(found: Backward) -> dict[str, Any]:
-    lines = [[[line.file, line.line, line.code] for line in each.stack] for each in found.operations]
-    return {
-        "names": [each.name for each in found.operations],
-        "values": [each.value for each in found.operations],
-        "inputs": [list(each.inputs) for each in found.operations],
-        "lines": lines,
-        "gradients": found.gradients,
-        "passes": found.passes,
-    }
-
-
-def from_lists(given: Mapping[str, Any]) -> Backward:
-    """Invert `as_lists`."""
-    stacks = [tuple(Source(str(file), int(line), str(code)) for file, line, code in each) for each in given["lines"]]
-    rows = zip(given["names"], given["values"], given["inputs"], stacks, strict=True)
-    operations = [Operation(str(name), value, tuple(inputs), stack) for name, value, inputs, stack in rows]
-    return Backward(operations, list(given["gradients"]), list(given["passes"]))
-
-
 def _copied(tensor: Any) -> np.ndarray:
     import torch
 
@@ -53,19 +33,21 @@ def _copied(tensor: Any) -> np.ndarray:
 def listen_backward(
     call: Callable[[], Any], parameters: Mapping[str, Any], differentiate: Callable[[Any], Any]
 ) -> Backward:
-    """Call a function of PyTorch, differentiate its result, and record both. `call` runs the forward pass. `parameters`
-    are recorded first, in this order. `differentiate` takes the result, and returns each parameter's gradient, or None,
-    in the same order."""
+    """Call a function of PyTorch, differentiate its result, and record both. `call` runs the forward pass. All
+    `parameters` that are not empty are recorded first, in this order. `differentiate` takes the result, and returns
+    each parameter's gradient, or None, in the same order."""
     import torch
 
     recorder = _Recorder()
     for name, parameter in parameters.items():
-        recorder.add(name, parameter, (), ())
+        if parameter.numel():
+            recorder.add(name, parameter, (), ())
     with torch.enable_grad():
         with recorder.recording():
             result = call()
         gradients = differentiate(result)
-    for index, gradient in enumerate(gradients):
+    pairs = zip(parameters.values(), gradients, strict=True)
+    for index, gradient in enumerate(gradient for parameter, gradient in pairs if parameter.numel()):
         recorder.found.gradients[index] = None if gradient is None else _copied(gradient)
     return recorder.found
 

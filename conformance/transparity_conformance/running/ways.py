@@ -14,7 +14,7 @@ import numpy as np
 
 from transparity.errors import shown
 from transparity_conformance.capabilities.port_calls import has_method, signature_of
-from transparity_conformance.listening.backward import as_lists, listen_backward
+from transparity_conformance.listening.backward import Backward, listen_backward
 from transparity_conformance.listening.operation import run
 from transparity_conformance.running.frameworks.modules import module_in
 from transparity_conformance.running.inputs import answer_in, is_instance, takes_of
@@ -160,10 +160,10 @@ def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
     }
 
 
-def backward(model: Any, inputs: Tensors) -> dict[str, Any]:
-    """Run the backward pass of `gradients`; return its operations as lists, for another process."""
+def backward(model: Any, inputs: Tensors) -> Backward:
+    """Run and record the backward pass of `gradients`."""
     module, call, differentiate = _differentiation(model, inputs)
-    return as_lists(run(lambda: listen_backward(call, _learned(module), differentiate)))
+    return run(lambda: listen_backward(call, _learned(module), differentiate))
 
 
 def _learned(module: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from transparity_conformance.against.reference import Inputs, Reference, exactly
 from transparity_conformance.against.ways.way import Sides, why_not
 from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.capabilities.table import failed
-from transparity_conformance.listening.backward import Backward, from_lists
+from transparity_conformance.listening.backward import Backward
 from transparity_conformance.listening.operation import Source
 from transparity_conformance.matching.graph import ancestors, readers_of
 from transparity_conformance.matching.values import Known, fingerprint
@@ -103,8 +103,8 @@ class Expected:
         """Record the backward pass of the reference in float64, and in its own precision."""
         model = self.reference.exact
         with exactly():
-            exact = from_lists(self._called(model, backward))
-        return exact, from_lists(self._called(self.reference.rounded, backward))
+            exact = self._called(model, backward)
+        return exact, self._called(self.reference.rounded, backward)
 
 
 def _of_port(sides: Sides, expected: Expected) -> tuple[Gradients, list[str]]:
@@ -131,9 +131,7 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
     if shares[worst] <= 1:
         return CapabilityResult((claim,))
     wrong = [name for name in shares if shares[name] > 1]
-    place = Place(
-        *expected.traces(), from_lists(ask(sides.forward, "backward", **expected.inputs)), sides.reference.dtype
-    )
+    place = Place(*expected.traces(), ask(sides.forward, "backward", **expected.inputs), sides.reference.dtype)
     first = next(name for name in place.backwards() if name in wrong)
     source, theirs, causes = place.found()
     fault = Divergence(

@@ -26,7 +26,7 @@ from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.inputs import shapes_of
 from transparity_conformance.running.process.child import checked_timeout
 from transparity_conformance.running.process.ranks import ProcessGroup
-from transparity_conformance.running.process.wire import MISSHAPEN, Handle, received
+from transparity_conformance.running.process.wire import MISSHAPEN, Handle, received, received_backward
 
 
 def isolated_build(
@@ -96,7 +96,8 @@ class RemotePort(_Described):
         return self._process.offers(self, name)
 
     def asked(self, name: str, *args: Any, **named: Any) -> Any:
-        return _called(self._process, self.handle, name, *args, **named)
+        value = _called(self._process, self.handle, name, *args, **named)
+        return self._process.decoded(received_backward, value) if name == "backward" else value
 
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
@@ -107,11 +108,7 @@ class RemotePort(_Described):
         """
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
         answer = self._process.answer(method or "forward", "listen", *request)
-        try:
-            result, operations = answer[0], received(answer[1])
-        except (ValueError, TypeError, LookupError, OverflowError) as error:
-            self._process.stop()
-            raise PortProcessError(f"The port's process sent malformed operations: {error}.") from None
+        result, operations = self._process.decoded(lambda sent: (sent[0], received(sent[1])), answer)
         _keep_track(self._process, result)
         return result, operations
 

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,9 @@ from transparity_conformance.running.inputs import shapes_of
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.child import PortProcess, PortTimeoutError
 from transparity_conformance.running.process.joining import Differing, RankHandle, Shapes, Whole, joined
-from transparity_conformance.running.process.wire import Handle, described, received, with_handles
+from transparity_conformance.running.process.wire import MALFORMED, Handle, described, received, with_handles
+
+Decoded = TypeVar("Decoded")
 
 
 class ProcessGroup:
@@ -101,9 +103,18 @@ class ProcessGroup:
         if name == "build":
             return self._built(answers, arguments)
         if name == "listen":
-            operations = self.whole.of(int(arguments[0]), [received(answer[1]) for answer in answers])
-            return [self._joined(what, [answer[0] for answer in answers], arguments), described(operations)]
+            by_rank = self.decoded(lambda sent: [(each[0], received(each[1])) for each in sent], answers)
+            operations = self.whole.of(int(arguments[0]), [each[1] for each in by_rank])
+            return [self._joined(what, [each[0] for each in by_rank], arguments), described(operations)]
         return self._joined(what, answers, arguments) if name == "call" else answers[0]
+
+    def decoded(self, decode: Callable[[Any], Decoded], answer: Any) -> Decoded:
+        """Return `decode(answer)`; if the answer is malformed, stop the processes and raise `PortProcessError`."""
+        try:
+            return decode(answer)
+        except MALFORMED as error:
+            self.stop()
+            raise PortProcessError(f"The port's process sent malformed operations: {error}.") from None
 
     def _built(self, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
         """Record the placements that a built port declares, and return the answer of rank 0."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from transparity.limits.stored import OnDisk
 from transparity.text import VALUE, safe
+from transparity_conformance.listening.backward import Backward
 from transparity_conformance.listening.operation import LONGEST_PATH, Operation, Source
 from transparity_conformance.report.comparison import as_numbers
 
@@ -242,11 +243,12 @@ def described(operations: Sequence[Operation]) -> dict[str, Any]:
     }
 
 
-def received(answer: Any) -> list[Operation]:
-    """Decode the operations that a port's process described; the process is not trusted.
+MALFORMED = (ValueError, TypeError, LookupError, OverflowError)
+"""The exceptions that `received` and `received_backward` raise for a malformed description."""
 
-    Raises `ValueError`, `TypeError`, `LookupError` or `OverflowError` if the description is malformed.
-    """
+
+def received(answer: Any) -> list[Operation]:
+    """Decode the operations that a port's process described; the process is not trusted."""
     names = [safe(str(name), VALUE) for name in answer["names"]]
     sources = [
         Source(safe(file, LONGEST_PATH), int(line), safe(code), _pair(columns))
@@ -259,6 +261,25 @@ def received(answer: Any) -> list[Operation]:
         Operation(names[name], value, _before(i, given), _item(stacks, stack))
         for i, (name, value, given, stack) in enumerate(rows)
     ]
+
+
+def described_backward(found: Backward) -> dict[str, Any]:
+    return {"operations": described(found.operations), "gradients": found.gradients, "passes": found.passes}
+
+
+def received_backward(answer: Any) -> Backward:
+    """Decode the backward pass that a port's process described; the process is not trusted."""
+    operations = received(answer["operations"])
+    rows = zip(operations, answer["gradients"], answer["passes"], strict=True)
+    kept = [(None if gradient is None else _gradient(each, gradient), bool(passes)) for each, gradient, passes in rows]
+    return Backward(operations, [gradient for gradient, _ in kept], [passes for _, passes in kept])
+
+
+def _gradient(operation: Operation, gradient: Any) -> np.ndarray:
+    array = _value(gradient)
+    if array.shape != operation.value.shape:
+        raise ValueError(f"a gradient has the shape {array.shape}; its value has {operation.value.shape}")
+    return array
 
 
 def _pair(columns: Any) -> tuple[int, int] | None:

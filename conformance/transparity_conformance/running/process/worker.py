@@ -20,6 +20,7 @@ import numpy as np
 from transparity.limits.mapped import Mapped
 from transparity.text import safe, shown
 from transparity_conformance.capabilities import port_calls
+from transparity_conformance.listening.backward import Backward
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.adapters.model import adapted, made_by
@@ -70,6 +71,8 @@ class Worker:
         args, named = self._given(args), self._given(named)
         with port_calls.tokens_kept(args, named):
             result = (getattr(function, attribute) if attribute else function)(*args, **named)
+        if isinstance(result, Backward):
+            return wire.described_backward(result)
         config = self.configs.get(number)
         if not attribute and config is not None:  # the result may contain more than the activations
             return taps_in(result, config)

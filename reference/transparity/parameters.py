@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, ParameterError, as_array, shown
-from transparity.limits.files import check_header, file_size
+from transparity.limits.files import file_size, read_header
 from transparity.limits.mapped import Mapped, blocks_of
 from transparity.limits.memory import check_fits
 from transparity.parts.model import model
@@ -142,7 +142,7 @@ def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | No
 
     Raises `ParameterError` if the file is missing or invalid, or if NumPy lacks the dtype of a tensor.
     """
-    check_header(path, ParameterError)
+    read_header(path, ParameterError)
     try:
         with safe_open(path, framework="numpy") as file:
             names = {_current(name): name for name in file.keys()}  # noqa: SIM118 - it is no mapping
@@ -174,7 +174,7 @@ def open_parameters(path: str | os.PathLike[str], config: TransformerConfig) -> 
     Slicing a parameter reads only the slice; infinite numbers and NaN are allowed. Raises `ParameterError` as
     `load_parameters` does.
     """
-    check_header(path, ParameterError)
+    read_header(path, ParameterError)
     try:
         with safe_open(path, framework="numpy") as file:
             slices = {_current(name): file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from transparity.limits.files import read_header
 from transparity.text import reason
-from transparity_conformance.checkpoints.files import parse_json
 from transparity_conformance.checkpoints.reading import CheckpointError
 
 PIECE = 2**24
@@ -40,16 +40,10 @@ def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
     must be safetensors files."""
     found: dict[str, TensorBytes] = {}
     for path in dict.fromkeys(where.values()):
-        try:
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                header = parse_json(path, file.read(length))
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {reason(error)}.") from None
-        for name, fields in header.items():
-            if name != "__metadata__":
-                begin, end = (8 + length + offset for offset in fields["data_offsets"])
-                found[name] = TensorBytes(path, fields["dtype"], fields["shape"], begin, end)
+        length, entries = read_header(path, CheckpointError)
+        for name, fields in entries.items():
+            begin, end = (length + offset for offset in fields["data_offsets"])
+            found[name] = TensorBytes(path, fields["dtype"], fields["shape"], begin, end)
     return found
 
 

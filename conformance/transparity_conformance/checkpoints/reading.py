@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from transparity.errors import TransparityError
-from transparity.limits.files import check_header, is_file, is_folder
+from transparity.limits.files import is_file, is_folder, read_header
 from transparity.limits.mapped import Mapped
 from transparity.limits.memory import check_fits
 from transparity.limits.scaled import BLOCK, MXFP4, Float8, Stored, first_byte
@@ -92,7 +92,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     """Return the file of every tensor; raise `CheckpointError` if a file cannot be read."""
     where: dict[str, Path] = {}
     for path in _files(folder):
-        check_header(path, CheckpointError)
+        read_header(path, CheckpointError)
         with _opened(path) as file:
             names = list(file.keys())
         for name in names:

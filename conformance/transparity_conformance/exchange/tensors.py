@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 
 from transparity.errors import shown
-from transparity.limits.files import LARGEST_HEADER, check_header
+from transparity.limits.files import LARGEST_HEADER, read_header
 from transparity.limits.stored import Lazy
 from transparity.text import reason
 from transparity_conformance.checkpoints.files import BundleError, read_bytes
@@ -42,16 +42,12 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     shape: Any = None
 
 
-def _entries(path: Path, most: int) -> dict[str, _Entry]:
-    """Read the entries of a header of at most `most` bytes; raise `BundleError` for unknown fields."""
-    check_header(path, BundleError, most)
+def _entries(path: Path, most: int) -> tuple[int, dict[str, _Entry]]:
+    """Return the length of a header, at most `most` bytes, and its entries; raise `BundleError` for unknown fields."""
+    length, entries = read_header(path, BundleError, most)
     try:
-        with path.open("rb") as file:
-            header = file.read(int.from_bytes(file.read(8), "little"))
-        entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        named = {name: entry for name, entry in entries.items() if name != "__metadata__"}
-        return {name: msgspec.json.decode(entry, type=_Entry) for name, entry in named.items()}
-    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return length, msgspec.convert(entries, dict[str, _Entry])
+    except msgspec.ValidationError as error:
         raise _unreadable(path, reason(error)) from None
 
 
@@ -108,9 +104,8 @@ def filled(path: Path, copy: Path, expected: Shapes) -> list[str]:
     `BundleError` if the file or its header is larger than the `expected` tensors in float64 require, or if the header
     cannot be read."""
     most = largest_header(expected) + 8 * sum(1 + math.prod(shape) for shape in expected.values())
-    entries = _entries(path, largest_header(expected))
+    begin, entries = _entries(path, largest_header(expected))
     data = read_bytes(path, most)
-    begin = 8 + int.from_bytes(data[:8], "little")
     ends = {name: begin + entry.data_offsets[1] for name, entry in entries.items()}
     end = max(ends.values(), default=begin)
     if end > most:

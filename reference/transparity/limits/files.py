@@ -49,8 +49,14 @@ def _mode(path: Path, kind: int) -> bool:
         return False
 
 
-def check_header(path: str | os.PathLike[str], error: type[TransparityError], most: int = LARGEST_HEADER) -> None:
-    """Raise `error` unless `path` is a regular file with a safetensors header of at most `most` bytes."""
+def read_header(
+    path: str | os.PathLike[str], error: type[TransparityError], most: int = LARGEST_HEADER
+) -> tuple[int, dict[str, Any]]:
+    """Return the length of a safetensors file's header in bytes, and the entry of each tensor.
+
+    Raise `error` unless `path` is a regular file with a header of at most `most` bytes, which is a JSON object. The
+    entries are not checked.
+    """
     size = file_size(path, error)
     try:
         with Path(path).open("rb") as file:
@@ -66,11 +72,12 @@ def check_header(path: str | os.PathLike[str], error: type[TransparityError], mo
             f"{path} cannot be read as a safetensors file: its header has {length} bytes; expected at most {most}."
         )
     try:
-        json.loads(header, object_pairs_hook=without_repetition)
-    except RepeatedFieldError as problem:
-        raise error(f"{path} cannot be read as a safetensors file: {problem}.") from None
-    except (ValueError, RecursionError):  # the safetensors library reports this error
-        pass
+        entries = json.loads(header, object_pairs_hook=without_repetition)
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path} cannot be read as a safetensors file: {reason(problem)}.") from None
+    if not isinstance(entries, dict):
+        raise error(f"{path} cannot be read as a safetensors file: its header is not an object of tensors.")
+    return 8 + length, {name: entry for name, entry in entries.items() if name != "__metadata__"}
 
 
 class RepeatedFieldError(ValueError):

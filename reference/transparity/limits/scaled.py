@@ -7,12 +7,14 @@ columns. A number is ± 0, 0.5, 1, 1.5, 2, 3, 4 or 6 (e2m1) times 2^(scale − 1
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from transparity.errors import TransparityError
+from transparity.limits.files import read_header
 
 DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """The float8 dtypes of safetensors, with their names in `ml_dtypes`."""
@@ -53,10 +55,8 @@ class Float8:
 
 def first_byte(path: str | os.PathLike[str], name: str) -> int:
     """Return the offset of a tensor in a safetensors file whose header was checked."""
-    with Path(path).open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        begin: int = json.loads(file.read(length))[name]["data_offsets"][0]
-    return 8 + length + begin
+    length, entries = read_header(path, TransparityError)
+    return length + int(entries[name]["data_offsets"][0])
 
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)

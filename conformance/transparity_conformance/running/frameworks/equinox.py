@@ -41,21 +41,18 @@ class EquinoxForward:
         return self._call(arrays, *given)
 
 
-def _called(model: Any) -> tuple[list[Any], Callable[..., Any]]:
+def _called(model: Any) -> tuple[Any, Callable[..., Any]]:
     """Return the arrays of a module in inference mode, and a function that calls the module with such arrays."""
-    leaves, structure = jax.tree.flatten(eqx.nn.inference_mode(model))
-    is_array = list(map(eqx.is_array, leaves))
+    arrays, rest = eqx.partition(eqx.nn.inference_mode(model), eqx.is_array)
 
-    def call(arrays: list[Any], args: list[Any], named: dict[str, Any]) -> Any:
-        every = iter(arrays)
-        whole = [next(every) if dynamic else leaf for leaf, dynamic in zip(leaves, is_array, strict=True)]
-        return jax.tree.unflatten(structure, whole)(*args, **named)
+    def call(arrays: Any, args: list[Any], named: dict[str, Any]) -> Any:
+        return eqx.combine(arrays, rest)(*args, **named)
 
-    return [leaf for leaf, dynamic in zip(leaves, is_array, strict=True) if dynamic], call
+    return arrays, call
 
 
 def _as_its_users_do(
-    call: Callable[..., Any], arrays: list[Any], args: list[Any], named: dict[str, Any], config: TransformerConfig
+    call: Callable[..., Any], arrays: Any, args: list[Any], named: dict[str, Any], config: TransformerConfig
 ) -> Callable[..., Any]:
     """Return the compiled call, mapped over the batch if it takes one sequence.
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meta.listening.cost import FRAMEWORKS, measured
-from transparity_conformance.capabilities.port_calls import PortError
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.listening.backward import Backward
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import Probe, probes
@@ -127,6 +127,15 @@ def test_what_describes_no_backward_pass_is_refused(field: str, value: Any) -> N
     assert right.operations[1].name.isprintable()
     with pytest.raises((ValueError, LookupError, TypeError)):
         received_backward(answer | {field: value})
+
+
+@pytest.mark.parametrize("answer", [None, {"names": 7}, described([]) | {"counts": np.array(["a"])}])
+def test_a_malformed_record_is_an_error_of_the_port(spec: str, answer: Any) -> None:
+    group = isolated_build(spec).process
+    assert group.decoded(received, described([])) == []
+    with pytest.raises(PortProcessError, match="sent malformed operations"):
+        group.decoded(received, answer)
+    assert not group.is_running
 
 
 def test_a_port_of_which_nothing_was_heard_has_no_operations() -> None:

@@ -7,6 +7,7 @@ columns. A number is ± 0, 0.5, 1, 1.5, 2, 3, 4 or 6 (e2m1) times 2^(scale − 1
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,15 @@ class Float8:
 
 def first_byte(path: str | os.PathLike[str], name: str) -> int:
     """Return the offset of a tensor in a safetensors file whose header was checked."""
+    found = Path(path).stat()
+    return _first_bytes(path, found.st_mtime_ns, found.st_size)[name]
+
+
+@functools.lru_cache(maxsize=1)  # a file has many tensors, and parsing its header takes milliseconds
+def _first_bytes(path: str | os.PathLike[str], changed: int, size: int) -> dict[str, int]:
+    """Return the offset of each tensor; `changed` and `size` distinguish versions of the file."""
     length, entries = read_header(path, TransparityError)
-    return length + int(entries[name]["data_offsets"][0])
+    return {name: length + int(entry["data_offsets"][0]) for name, entry in entries.items()}
 
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)

@@ -59,12 +59,9 @@ class Options:
     @property
     def given(self) -> set[str]:
         """Return the names of the given options, as in `RULES`."""
-        names = ("command", "preset", "config", "checkpoint", "family", "head", "length", "adapter", "audit", "quick")
-        given = {f"--{name}": value for name, value in self.named(*names).items()}
-        given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "sections": self.sections}
-        given |= {"--set": self.changes, "--logits-only": self.logits_only}
-        given |= {"--against": self.against, "--inputs": self.inputs}
-        given |= {"PORT": self.port, "ARTEFACT": runtime_of(self.port), "check": True}
+        given = {f"--{each.name.replace('_', '-')}": getattr(self, each.name) for each in fields(self)}
+        given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "--set": self.changes}
+        given |= {"sections": self.sections, "PORT": self.port, "ARTEFACT": runtime_of(self.port), "check": True}
         return {name for name, value in given.items() if value}
 
     def check_together(self) -> None:

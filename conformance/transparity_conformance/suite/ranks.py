@@ -39,8 +39,8 @@ class State:
         self.module, self.rank = module, int(os.environ["RANK"])
         self.objects: dict[Any, Any] = {}
 
-    def do(self, task: Task, given: tuple[Any, ...]) -> Any:
-        return task(self, *given)
+    def do(self, module: str, name: str, given: tuple[Any, ...]) -> Any:
+        return getattr(importlib.import_module(module), name)(self, *given)
 
 
 class RanksError(RuntimeError):
@@ -68,7 +68,9 @@ class Ranks(Processes):
 
         Raise `PortCallError` with the message of a rank's exception, or `PortProcessError` if a rank has ended.
         """
-        return self.asked(task.__name__, "call", self.state, "do", (task, given), {})
+        spec = sys.modules[task.__module__].__spec__  # `python -m` calls the module __main__
+        module = task.__module__ if spec is None else spec.name
+        return self.asked(task.__name__, "call", self.state, "do", (module, task.__name__, given), {})
 
 
 MOST_RANKS = 4

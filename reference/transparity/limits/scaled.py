@@ -57,11 +57,11 @@ class Float8:
 def first_byte(path: str | os.PathLike[str], name: str) -> int:
     """Return the offset of a tensor in a safetensors file whose header was checked."""
     found = Path(path).stat()
-    return _first_bytes(path, found.st_mtime_ns, found.st_size)[name]
+    return _first_bytes(os.fspath(path), found.st_mtime_ns, found.st_size)[name]
 
 
 @functools.lru_cache(maxsize=1)  # a file has many tensors, and parsing its header takes milliseconds
-def _first_bytes(path: str | os.PathLike[str], changed: int, size: int) -> dict[str, int]:
+def _first_bytes(path: str, changed: int, size: int) -> dict[str, int]:
     """Return the offset of each tensor; `changed` and `size` distinguish versions of the file."""
     length, entries = read_header(path, TransparityError)
     return {name: length + int(entry["data_offsets"][0]) for name, entry in entries.items()}

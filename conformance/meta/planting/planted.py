@@ -171,7 +171,7 @@ def planted_on_ranks(build: Backend, parts: Harness) -> Iterator[None]:
     try:
         yield
     finally:
-        if ranks.is_running:  # the fault may have ended the workers
+        if ranks.alive:  # the fault may have ended the workers
             ranks.do(_leave)
 
 

@@ -5,14 +5,19 @@ The processes of ranks start once, with a launcher's environment variables, and 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import importlib
 import itertools
+import multiprocessing
 import os
 import pickle
-import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -20,34 +25,33 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays, Backend, ShardedHarness
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.running.process.ranks import Processes, environments
+from transparity_conformance.running.process.ranks import environments
 
 PATIENCE = 120.0
 """The seconds for a rank's reply; a stopped rank makes the others wait in collective operations."""
+
+AFTER_A_FAILURE = 2.0
+"""The seconds for the other ranks' replies after a rank has failed."""
 
 ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 """Variables that hide GPUs: there is rarely a GPU for each rank."""
 
 Task = Callable[..., Any]
-"""A function at module level of a rank's state and other arguments."""
+"""A function at module level of a rank's state and other arguments, with a picklable result."""
 
 
+@dataclass
 class State:
-    """The objects of a rank, which its tasks share."""
-
-    def __init__(self, module: str) -> None:
-        self.module, self.rank = module, int(os.environ["RANK"])
-        self.objects: dict[Any, Any] = {}
-
-    def do(self, module: str, name: str, given: tuple[Any, ...]) -> Any:
-        return getattr(importlib.import_module(module), name)(self, *given)
+    module: str
+    rank: int
+    objects: dict[Any, Any] = field(default_factory=dict)
 
 
 class RanksError(RuntimeError):
-    """Error for ranks that return different results."""
+    """Error for ranks that have exited, do not reply, or return different results."""
 
 
-class Ranks(Processes):
+class Ranks:
     """The processes of one launch, on the CPU; every process runs every task.
 
     Args:
@@ -56,21 +60,94 @@ class Ranks(Processes):
         devices: The number of devices that XLA simulates on the CPU for each process.
     """
 
-    def __init__(self, module: str, count: int, devices: int, timeout: float = PATIENCE) -> None:
+    def __init__(self, module: str, count: int, devices: int) -> None:
+        methods = multiprocessing.get_all_start_methods()
+        context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        if count > 1 and "forkserver" in methods:
+            multiprocessing.set_forkserver_preload([module])  # the module is imported once for all ranks
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-        ours = {"XLA_FLAGS": flags.strip(), "PYTHONPATH": os.pathsep.join(sys.path), **ON_THE_CPU}
-        super().__init__(f"{__name__}:State", timeout, None, [each | ours for each in environments(count)])
-        (state, _), *_ = self.together("loading its state")
-        self.state = self.asked("making its state", "call", state, "", (module,), {})[0].number
+        self.connections: list[Connection] = []
+        self.processes: list[BaseProcess] = []
+        for rank, variables in enumerate(environments(count)):
+            ours, theirs = context.Pipe()
+            variables |= {"XLA_FLAGS": flags.strip(), **ON_THE_CPU}
+            process = context.Process(target=_serve, args=(theirs, State(module, rank), variables), daemon=True)
+            process.start()
+            theirs.close()
+            self.connections.append(ours)
+            self.processes.append(process)
+        atexit.register(self.stop)
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
-        """Return the results of all ranks, as numbers, texts, arrays, and containers of these.
+        """Return the results of all ranks, or raise the first error of a rank.
 
-        Raise `PortCallError` with the message of a rank's exception, or `PortProcessError` if a rank has ended.
+        Raise `RanksError` if a rank exits or does not reply, after stopping all ranks.
         """
-        spec = sys.modules[task.__module__].__spec__  # `python -m` calls the module __main__
-        module = task.__module__ if spec is None else spec.name
-        return self.asked(task.__name__, "call", self.state, "do", (module, task.__name__, given), {})
+        if not self.connections:
+            raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
+        try:
+            for connection in self.connections:
+                connection.send((task, given))
+            answers = self._answers()
+        except (EOFError, OSError):
+            self.stop()
+            raise RanksError(f"{task.__name__}: a rank has died") from None
+        if len(answers) < len(self.connections):
+            waiting = sorted({*range(len(self.connections))} - {*answers})
+            self.stop()
+            answers.setdefault(waiting[0], (False, RanksError(f"{task.__name__}: ranks {waiting} do not answer")))
+        errors = [value for done, value in answers.values() if not done]
+        if errors:
+            raise errors[0]
+        return [answers[rank][1] for rank in sorted(answers)]
+
+    def stop(self) -> None:
+        for process in self.processes:
+            if process.is_alive():  # the id of an ended process may belong to another one
+                process.terminate()
+            process.join()
+        for connection in self.connections:
+            connection.close()
+        self.connections, self.processes = [], []
+
+    def _answers(self) -> dict[int, tuple[bool, Any]]:
+        """Return the replies that arrive in time; once a rank has failed, the others get only a short time."""
+        answers: dict[int, tuple[bool, Any]] = {}
+        until = time.monotonic() + PATIENCE
+        while len(answers) < len(self.connections) and (left := until - time.monotonic()) > 0:
+            asked = {connection: rank for rank, connection in enumerate(self.connections) if rank not in answers}
+            for connection in wait(list(asked), left):
+                assert isinstance(connection, Connection)
+                answers[asked[connection]] = done, _ = connection.recv()
+                until = until if done else min(until, time.monotonic() + AFTER_A_FAILURE)
+        return answers
+
+
+def _serve(connection: Connection, state: State, variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+    while True:
+        try:
+            task, given = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = True, task(state, *given)
+        except Exception as error:  # noqa: BLE001 - `do` raises it
+            answer = False, _sendable(error)
+        connection.send(answer)
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return a picklable error, of the same class if possible."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - any error of a framework
+        return RanksError(f"{type(error).__name__}: {error}")
+    return error
 
 
 MOST_RANKS = 4
@@ -83,7 +160,7 @@ LAUNCHED: dict[str, Ranks] = {}
 def launched(parts: ShardedHarness) -> Ranks:
     """Return the ranks of a column; launch them if necessary."""
     module = parts.SHARDED
-    if module not in LAUNCHED or not LAUNCHED[module].is_running:
+    if module not in LAUNCHED or not LAUNCHED[module].alive:
         LAUNCHED[module] = Ranks(module, parts.processes(MOST_RANKS), devices=MOST_RANKS)
     return LAUNCHED[module]
 

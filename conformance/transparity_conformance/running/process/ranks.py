@@ -30,46 +30,8 @@ from transparity_conformance.running.process.wire import MALFORMED, Handle, desc
 Decoded = TypeVar("Decoded")
 
 
-class Processes:
-    """One process per environment, with the same port; all processes answer every request together."""
-
-    def __init__(
-        self, spec: str, timeout: float, adapter: str | None, environments: Sequence[Mapping[str, str]]
-    ) -> None:
-        ranks = len(environments)
-        self.processes = [
-            PortProcess(spec, timeout, adapter, environment, "The port" if ranks == 1 else f"Rank {rank} of {ranks}")
-            for rank, environment in enumerate(environments)
-        ]
-
-    def stop(self) -> None:
-        for process in self.processes:
-            process.stop()
-
-    @property
-    def is_running(self) -> bool:
-        return all(process.is_running for process in self.processes)
-
-    def asked(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> list[Any]:
-        """Send a request to all ranks, and return their answers; `ProcessGroup.answer` explains the arguments."""
-        for rank, process in enumerate(self.processes):
-            own = lambda handle, rank=rank: handle.handles[rank] if isinstance(handle, RankHandle) else handle
-            process.ask(what, name, *with_handles(arguments, own), largest=largest)
-        return self.together(what)
-
-    def together(self, what: str) -> list[Any]:
-        """Return the answers by rank; they are received in any order, because a rank may wait for another."""
-        try:
-            return SharedCall(self.processes, what).answers()
-        except PortCallError:  # no process has ended
-            raise
-        except BaseException:
-            self.stop()
-            raise
-
-
-class ProcessGroup(Processes):
-    """The processes of a port, one per rank, whose answers are joined.
+class ProcessGroup:
+    """The processes of a port, one per rank, which answer every request together.
 
     Args:
         spec: `file.py:build` or `module:build`.
@@ -82,7 +44,10 @@ class ProcessGroup(Processes):
 
     def __init__(self, spec: str, timeout: float, adapter: str | None, ranks: int = 1, *, is_launched: bool) -> None:
         self.ranks, self.spec, self.adapter, self.is_launched = ranks, spec, adapter, is_launched
-        super().__init__(spec, timeout, adapter, environments(ranks) if is_launched else [{}])
+        self.processes = [
+            PortProcess(spec, timeout, adapter, environment, "The port" if ranks == 1 else f"Rank {rank} of {ranks}")
+            for rank, environment in enumerate(environments(ranks) if is_launched else [{}])
+        ]
         self.differing, self.whole = Differing(), Whole()
         self.shardings: dict[int, Sharding] = {}
         self.configs: dict[int, TransformerConfig] = {}
@@ -91,7 +56,8 @@ class ProcessGroup(Processes):
         """A single rank with the same code, which starts and stops together with the others."""
 
     def stop(self) -> None:
-        super().stop()
+        for process in self.processes:
+            process.stop()
         if self.alone is not None:
             self.alone.stop()
 
@@ -105,6 +71,10 @@ class ProcessGroup(Processes):
         if self.alone is not None:
             self.alone.load(spec)
 
+    @property
+    def is_running(self) -> bool:
+        return all(process.is_running for process in self.processes)
+
     def processor_seconds(self) -> float | None:
         alone = [] if self.alone is None else self.alone.processes
         known = [process.processor_seconds() for process in (*self.processes, *alone)]
@@ -114,7 +84,7 @@ class ProcessGroup(Processes):
         """Return the handle number and signature of the port's function; raise `LoadError` if there is no such port."""
         if self._loaded is None:
             try:
-                answers = self.together("loading the port")
+                answers = self._together("loading the port")
             except PortCallError as error:
                 raise LoadError(f"The port cannot be loaded: it raised {error}.") from None
             self._loaded = answers[0][0], answers[0][1]
@@ -127,7 +97,7 @@ class ProcessGroup(Processes):
         """
         self.loaded()
         self.differing.last = {}
-        answers = self.asked(what, name, *arguments, largest=largest)
+        answers = self._asked(what, name, *arguments, largest=largest)
         if not self.is_launched:
             return answers[0]
         if name == "build":
@@ -156,7 +126,7 @@ class ProcessGroup(Processes):
                 f"The ranks built objects with different numbers, {numbers}; expected the same calls on every rank."
             )
         number = int(numbers[0])
-        declared = self.asked("the request for its placements", "placements", number)
+        declared = self._asked("the request for its placements", "placements", number)
         for rank, each in enumerate(declared):
             if each != declared[0]:
                 raise PortError(f"Ranks 0 and {rank} declare different placements; expected the same on every rank.")
@@ -175,14 +145,31 @@ class ProcessGroup(Processes):
             shapes = shapes_of(config, tokens)
         return joined(method, answers, self.shardings.get(number, Sharding(self.ranks)), shapes, self.differing)
 
+    def _asked(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> list[Any]:
+        for rank, process in enumerate(self.processes):
+            own = lambda handle, rank=rank: handle.handles[rank] if isinstance(handle, RankHandle) else handle
+            given = with_handles(arguments, own) if self.is_launched else arguments
+            process.ask(what, name, *given, largest=largest)
+        return self._together(what)
+
+    def _together(self, what: str) -> list[Any]:
+        """Return the answers by rank; they are received in any order, because a rank may wait for another."""
+        try:
+            return SharedCall(self.processes, what).answers()
+        except PortCallError:  # no process has ended
+            raise
+        except BaseException:
+            self.stop()
+            raise
+
     def folder(self) -> str:
         return self.processes[0].folder()
 
     def offers(self, forward: Any, name: str) -> bool:
-        return all(self.asked("the request for its methods", "offers", forward.handle.number, name))
+        return all(self._asked("the request for its methods", "offers", forward.handle.number, name))
 
     def answers_of(self, forward: Any, name: str, tokens: Mapping[str, np.ndarray]) -> list[Any]:
-        return self.asked(name, "call", forward.handle.number, name, (), dict(tokens), None)
+        return self._asked(name, "call", forward.handle.number, name, (), dict(tokens), None)
 
     def sharding_of(self, handle: Handle) -> Sharding:
         return self.shardings.get(handle.number, ALONE)

@@ -34,11 +34,8 @@ class InputForm(NamedTuple):
 
 
 def input_form(config: TransformerConfig, name: str) -> InputForm:
-    if name == "pixels":
-        return InputForm(True, (config.image_channels, config.image_size, config.image_size))
-    if name == "source" and config.reads_frames:
-        return InputForm(True, (config.mel_bins, config.num_frames))
-    return InputForm(False, (None,))
+    axes = config.input_of(name).axes if name in config.input_names else None
+    return InputForm(False, (None,)) if axes is None else InputForm(True, axes(config))
 
 
 def check_length(config: TransformerConfig, length: int, name: str = "a sequence") -> None:
@@ -86,10 +83,7 @@ def _checked_input(config: TransformerConfig, name: str, value: Any) -> np.ndarr
     floats, form = as_array(name, value, InputError), input_form(config, name)
     if not form.has_shape(config, floats.shape):
         turned = " (it looks transposed)" if floats.shape[1:] == form.axes[::-1] else ""
-        many, size = form.axes[:2]
-        expected = f"(batch, mel_bins, frames), {many} bins of {size} frames"
-        if name == "pixels":
-            expected = f"(batch, channels, height, width), {many} channels of {size} × {size} pixels"
+        expected = config.input_of(name).expected.format(*form.axes)
         raise InputError(f"{name} has the shape {floats.shape}{turned}; expected {expected}.")
     if floats.dtype.kind != "f":
         raise InputError(f"{name} has the dtype {floats.dtype}; expected finite floats.")
@@ -221,8 +215,8 @@ def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -
         )
     if config.angles_depend_on_length:
         raise InputError(
-            f"rotary_scaling is 'longrope', so cached keys would change beyond {config.rotary_original_length} tokens; "
-            "use a full forward pass."
+            f"Rotary angles depend on the length, so cached keys would change beyond {config.rotary_original_length} "
+            "tokens; use a full forward pass."
         )
     if (first and config.has_encoder) != with_source:
         needs = "takes no source" if with_source else "needs a source"
@@ -263,7 +257,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
     if checked is None:
         return inputs | {"lengths": None}
     if len(set(checked.tolist())) > 1 and not config.prefixes_agree:
-        says = "with rotary_scaling 'longrope' the angles of all rows depend on the longest row"
+        says = "the rotary angles of all rows depend on the longest row"
         if not config.mask_is_exact:
             says = f"mask_value is {config.mask_value:g}, so rows would attend to their fillers"
         raise InputError(f"lengths differ, but {says}; pass the prompts one at a time.")

@@ -35,6 +35,9 @@ PARTS = tuple(f"parts/{path.name}" for path in sorted((ROOT / CONTRACT / "parts"
 READ_FOR_ALL = ("inputs.py", "training.py")
 """Files of `reference/transparity` that read a field for every column."""
 
+READ_BY_A_ROW = {"num_frames"}
+"""Fields that only the row of a variant in `parts/` reads, for every column: the form of an input."""
+
 NO_FAULT = {
     "feed_forward_bias": "the fault `bias-dropped` depends on the bias parameter itself",
     "qkv_bias": "the fault `bias-dropped` depends on the bias parameter itself",
@@ -47,6 +50,7 @@ NO_FAULT = {
     **dict.fromkeys(
         ("source_vocab_size", "target_vocab_size"), "the field is a size; `vocabulary-padded` depends on the logits"
     ),
+    "num_frames": "the field is a size, so the inputs do not fit a port with another value",
     "num_classes": "the field is a size, so the weights do not fit a port with another value",
     "head_transform_bias": "the fault `bias-dropped` depends on the bias parameter itself",
     "router_bias": "the fault `bias-dropped` depends on the bias parameter itself",
@@ -161,7 +165,8 @@ def test_a_field_is_drawn_or_held_by_a_claim(field: str, drawn: dict[str, set[ob
 @for_each("column", COLUMNS)
 def test_a_column_reads_every_field(column: str, field: str) -> None:
     # NumPy's functions depend on which parameters exist; the frameworks' modules create them
-    contract = (*READ_FOR_ALL, *PARTS) if column.endswith("numpy") else READ_FOR_ALL
+    with_parts = column.endswith("numpy") or field in READ_BY_A_ROW
+    contract = (*READ_FOR_ALL, *PARTS) if with_parts else READ_FOR_ALL
     text = text_of(column) + text_of(CONTRACT, *contract)
     assert mentions(text, field), f"{column}/SUBJECT.py: no file reads {field}"
 

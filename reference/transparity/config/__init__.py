@@ -13,7 +13,6 @@ from transparity.config.transformer_config import MaskOrder as MaskOrder
 from transparity.config.transformer_config import NormPosition as NormPosition
 from transparity.config.transformer_config import Projection as Projection
 from transparity.config.transformer_config import RopeLayout as RopeLayout
-from transparity.config.transformer_config import RotaryScaling as RotaryScaling
 from transparity.config.transformer_config import TargetMask as TargetMask
 from transparity.config.transformer_config import Timescales as Timescales
 from transparity.config.transformer_config import TransformerConfig as TransformerConfig

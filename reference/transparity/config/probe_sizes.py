@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from transparity.parts.tables import INPUTS, SCALINGS
+
 PROBE_SIZES = {
     "source_vocab_size": 37,
     "target_vocab_size": 31,
@@ -17,9 +19,6 @@ PROBE_SIZES = {
 
 OVERRIDDEN = {"sliding_window": 3, "rotary_original_length": 64, "feed_forward_dim": 29, "num_experts": 5}
 """Small values for the sizes in `layer_overrides`."""
-
-ORIGINAL = {"llama3": 256, "yarn": 64, "longrope": 6}
-"""The `rotary_original_length` of each rotary scaling; for LongRoPE, some of the tried sequences are longer."""
 
 
 def probe_sizes(config: Any) -> dict[str, Any]:
@@ -38,10 +37,8 @@ def probe_sizes(config: Any) -> dict[str, Any]:
     if config.kv_lora_rank:
         sizes |= {"attention_head_dim": 10, "rotary_dim": 4, "kv_lora_rank": 9, "num_key_value_heads": None}
         sizes |= {"q_lora_rank": config.q_lora_rank and 7, "value_head_dim": config.value_head_dim and 6}
-    if config.reads_pixels:  # 3 × 3 patches
-        sizes |= {"source_vocab_size": None, "patch_size": 2, "max_length": 9 + config.class_token}
-    if config.reads_frames:  # its length differs from the target's
-        sizes |= {"source_vocab_size": None, "mel_bins": 5, "num_frames": 14}
+    for stack in config.stacks:
+        sizes |= INPUTS[config.input_kind(stack)].probe_sizes(config)
     if config.sliding_window:
         sizes |= {"sliding_window": 4}
     if config.head == "classes":
@@ -54,7 +51,8 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"layer_overrides": {kind: _small(own) for kind, own in config.layer_overrides.items()}}
     if config.positions == "relative":  # MPNet, which also has learned positions, has fixed sizes in its code
         sizes |= {"relative_buckets": 8, "relative_max_distance": 9}
-    sizes |= {"rotary_original_length": ORIGINAL[config.rotary_scaling]} if config.rotary_scaling in ORIGINAL else {}
+    length = SCALINGS[config.rotary_scaling].probe_length
+    sizes |= {"rotary_original_length": length} if length else {}
     return sizes | _temperature_sizes(config)
 
 
@@ -62,7 +60,8 @@ def _temperature_sizes(config: Any) -> dict[str, Any]:
     """Return a `query_temperature_length` below the longest probe; an equal `rotary_original_length` stays equal."""
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}
-    is_one = config.query_temperature_length == config.rotary_original_length and config.rotary_scaling in ORIGINAL
+    is_scaled = SCALINGS[config.rotary_scaling].probe_length is not None
+    is_one = config.query_temperature_length == config.rotary_original_length and is_scaled
     both = ("query_temperature_length", "rotary_original_length")
     return dict.fromkeys(both, 8) if is_one else {"query_temperature_length": 3}
 

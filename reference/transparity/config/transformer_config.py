@@ -16,12 +16,24 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
 from transparity.config.earlier import renamed
-from transparity.config.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, numbers, whole
+from transparity.config.fields import (
+    NOT_NEGATIVE,
+    NOT_POSITIVE,
+    POSITIVE,
+    PROBABILITY,
+    SHARE,
+    chosen,
+    number,
+    numbers,
+    whole,
+)
 from transparity.config.layer_kinds import ALIKE, Overrides, differing, kinds_of
 from transparity.config.probe_sizes import feed_forward_width, longrope_factors, probe_sizes, shared_expert_width
 from transparity.config.validation import check_of, check_together
 from transparity.errors import ConfigError, shown
 from transparity.limits.files import without_repetition
+from transparity.parts.tables import INPUTS, MIXERS, SCALINGS
+from transparity.parts.variants import Input
 from transparity.text import VALUE, listed, reason, safe
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder"]
@@ -36,7 +48,6 @@ Projection = Literal["full", "shared-per-head"]
 AttentionScale = Literal["head_dim", "embed_dim", "none"]
 MaskOrder = Literal["before-scale", "after-scale"]
 WindowKind = Literal["sliding", "chunked"]
-Mixer = Literal["attention", "gated-delta", "state-space"]
 TargetMask = Literal["causal", "causal-and-padding"]
 Padding = Literal["token", "attention-mask"]
 Positions = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
@@ -44,7 +55,6 @@ EncoderPositions = Literal["as-decoder", "learned", "sinusoidal"]
 Timescales = Literal["exclusive", "inclusive"]
 PositionCount = Literal["all", "visible"]
 RopeLayout = Literal["interleaved", "halves"]
-RotaryScaling = Literal["none", "linear", "llama3", "yarn", "longrope"]
 EmbeddingScale = Literal["none", "embed_dim"]
 Head = Literal["logits", "hidden", "pooled", "classes"]
 Pooling = Literal["first", "mean", "last", "eos", "largest"]
@@ -239,7 +249,7 @@ class TransformerConfig:
 
     # Recurrence
 
-    mixer: Mixer = "attention"
+    mixer: str = chosen("attention", MIXERS)
     """How a layer mixes positions. `attention`: self-attention. `gated-delta`: a recurrence that decays and corrects
     its state (Yang et al. 2025, Qwen3-Next). `state-space`: a recurrence that decays its state and adds to it (Dao and
     Gu 2024, Mamba-2). Recurrences require a decoder-only model."""
@@ -296,7 +306,7 @@ class TransformerConfig:
     """The base theta of the angles: pair i has the angle position / theta^(2 i / features)."""
     rotary_dim: int | None = whole(None, None, 2)
     """Number of leading features of each head that are rotated. None means all features."""
-    rotary_scaling: RotaryScaling = "none"
+    rotary_scaling: str = chosen("none", SCALINGS)
     """Scaling of the rotary angles for long sequences. `linear` divides positions by `rotary_factor`. `llama3` divides
     only slow angles, with a smooth transition to the fast angles (Llama 3.1). In `yarn`, the transition is linear in
     the pairs of features (Peng et al. 2024). `longrope` divides each angle by its own factor, and by another factor in
@@ -421,7 +431,7 @@ class TransformerConfig:
     def angles_depend_on_length(self) -> bool:
         """Return whether rotary angles change beyond `rotary_original_length` (LongRoPE)."""
         kinds = [own for own in self.layer_kinds.values() if own.positions == "rotary"]
-        return any(own.rotary_scaling == "longrope" and own.rotary_original_length < self.max_length for own in kinds)
+        return any(own.rotary_depends_on_length and own.rotary_original_length < self.max_length for own in kinds)
 
     @property
     def prefixes_agree(self) -> bool:
@@ -511,27 +521,27 @@ class TransformerConfig:
     @property
     def is_recurrent(self) -> bool:
         """Whether any layer of this configuration has a recurrence as its mixer."""
-        return any(own.mixer != "attention" for own in (self, *self.layer_kinds.values()))
+        return any(not MIXERS[own.mixer].attends for own in (self, *self.layer_kinds.values()))
 
     @property
     def attends_never(self) -> bool:
         """Whether every layer has a recurrence as its mixer, and none has self-attention."""
-        return all(own.mixer != "attention" for own in self.layer_kinds.values())
+        return not any(MIXERS[own.mixer].attends for own in self.layer_kinds.values())
 
     @property
     def mixer_scope(self) -> str:
         """The name of the mixer in a layer's parameters, activations and cache."""
-        return "self_attention" if self.mixer == "attention" else "recurrence"
+        return MIXERS[self.mixer].scope
 
     @property
     def mixer_name(self) -> str:
-        """The name of the mixer: `latent` if `kv_lora_rank` is set, else the value of `mixer`."""
-        return "latent" if self.kv_lora_rank else self.mixer
+        """The value of `mixer`, or `latent` for attention with a `kv_lora_rank`."""
+        return "latent" if self.kv_lora_rank and self.mixer == "attention" else self.mixer
 
     @property
     def rotary_depends_on_length(self) -> bool:
         """Whether rotary angles are different in sequences longer than `rotary_original_length`."""
-        return self.rotary_scaling == "longrope"
+        return SCALINGS[self.rotary_scaling].depends_on_length
 
     @property
     def recurrent_dim(self) -> int:
@@ -589,14 +599,13 @@ class TransformerConfig:
 
     def for_stack(self, stack: str) -> TransformerConfig:
         """Return the configuration for the embedding of a stack; `positions` and `max_length` are the stack's own."""
-        differs = self.encoder_positions != "as-decoder" or self.reads_frames
-        return self.encoder_view if stack == "encoder" and differs else self
+        return self.encoder_view if stack == "encoder" else self
 
     @functools.cached_property
     def encoder_view(self) -> TransformerConfig:
         """The configuration for the encoder's embedding, which may differ from the decoder's."""
         positions = self.positions if self.encoder_positions == "as-decoder" else self.encoder_positions
-        length = self.frame_positions if self.reads_frames else self.max_length
+        length = self.positions_of(self.input_names[0]) or self.max_length
         is_itself = (length, positions) == (self.max_length, self.positions)
         return self if is_itself else dataclasses.replace(self, max_length=length, positions=positions)
 
@@ -617,11 +626,13 @@ class TransformerConfig:
         assert size is not None  # checked on construction
         return size
 
-    def input_kind(self, stack: str) -> Literal["tokens", "patches", "frames"]:
-        """Return what a stack reads."""
-        if self.reads_pixels:
-            return "patches"
-        return "frames" if self.reads_frames and stack == "encoder" else "tokens"
+    def input_kind(self, stack: str) -> str:
+        """Return what a stack reads, a key of `INPUTS`."""
+        return next(kind for kind in reversed(INPUTS) if INPUTS[kind].is_read(self, stack))
+
+    def input_of(self, name: str) -> Input:
+        """Return the form of the input `name`."""
+        return INPUTS[self.input_kind(self.input_stack(name))]
 
     @property
     def reads_pixels(self) -> bool:
@@ -650,22 +661,19 @@ class TransformerConfig:
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names of the model's main inputs: `source` and `target`, or `tokens`, or `pixels`."""
-        if self.reads_pixels:
-            return ("pixels",)
-        return ("source", "target") if self.architecture == "encoder-decoder" else ("tokens",)
+        if self.architecture == "encoder-decoder":
+            return ("source", "target")
+        return (INPUTS[self.input_kind(self.stacks[0])].name,)
 
     @property
     def token_inputs(self) -> tuple[str, ...]:
         """The inputs that are token ids; images and audio are not."""
-        if self.reads_pixels:
-            return ()
-        return ("target",) if self.reads_frames else self.input_names
+        return tuple(name for name in self.input_names if self.input_of(name).axes is None)
 
     def positions_of(self, name: str) -> int | None:
         """Return the number of positions of the input `name` if it is an image or audio; None for tokens."""
-        if name in self.token_inputs:
-            return None
-        return self.max_length if self.reads_pixels else self.frame_positions
+        count = self.input_of(name).positions
+        return count and count(self)
 
     @property
     def decoder_mask(self) -> TargetMask:
@@ -681,9 +689,7 @@ class TransformerConfig:
 
     def input_stack(self, name: str) -> str:
         """Return the stack that reads the input `name`."""
-        if name in ("tokens", "pixels"):
-            return "decoder" if self.has_decoder else "encoder"
-        return "encoder" if name == "source" else "decoder"
+        return self.stacks[self.input_names.index(name)]
 
     def resized(self, **sizes: Any) -> TransformerConfig:
         """Return a small version of this model for comparisons; `sizes` replace the default small sizes.
@@ -751,5 +757,9 @@ class TransformerConfig:
         return cls.from_dict(fields)
 
 
-FIELD_TYPES = get_type_hints(TransformerConfig)
+FIELD_TYPES = get_type_hints(TransformerConfig) | {
+    field.name: Literal[tuple(field.metadata["choices"])]
+    for field in dataclasses.fields(TransformerConfig)
+    if "choices" in field.metadata
+}
 CHECKS = {field.name: check_of(field, FIELD_TYPES[field.name]) for field in dataclasses.fields(TransformerConfig)}

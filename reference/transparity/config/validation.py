@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from transparity.config.fields import COUNT
 from transparity.config.layer_kinds import checked_overrides, checked_types
 from transparity.errors import ConfigError, shown
+from transparity.parts.tables import INPUTS, MIXERS, SCALINGS
 
 
 def check_of(field: dataclasses.Field[Any], kind: Any) -> Callable[[Any], Any]:
@@ -23,6 +23,8 @@ def check_of(field: dataclasses.Field[Any], kind: Any) -> Callable[[Any], Any]:
 
 def _check_of(field: dataclasses.Field[Any], kind: Any) -> Callable[[Any], Any]:
     name, arguments = field.name, get_args(kind)
+    if choices := field.metadata.get("choices"):
+        return functools.partial(_choice, name, choices)
     if get_origin(kind) is Literal:
         return functools.partial(_choice, name, arguments)
     if get_origin(kind) is Mapping:
@@ -42,7 +44,7 @@ def _unless_none(check: Callable[[Any], Any], value: Any) -> Any:
     return None if value is None else check(value)
 
 
-def _choice(name: str, choices: tuple[str, ...], value: Any) -> str:
+def _choice(name: str, choices: Collection[str], value: Any) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{name} is {shown(value)}; it should be one of {', '.join(choices)}.")
     return str(value)
@@ -99,13 +101,12 @@ def _numbers(field: dataclasses.Field[Any], value: Any) -> tuple[float, ...]:
 def check_together(config: Any) -> None:
     """Raise `ConfigError` if the fields of a `TransformerConfig` (whose file imports this one) do not fit together."""
     checks = (
-        _check_pixels,
-        _check_frames,
+        _check_inputs,
         _check_pooling,
         _check_vocabularies,
         _check_heads,
         _check_latent,
-        _check_recurrence,
+        _check_mixer,
         _check_positions,
         _check_scaling,
         _check_relative,
@@ -114,63 +115,27 @@ def check_together(config: Any) -> None:
         check(config)
 
 
-def _check_needed(config: Any, needed: Mapping[str, Any], why: str) -> None:
-    for name, value in needed.items():
-        if getattr(config, name) != value:
-            raise ConfigError(f"{name} is {getattr(config, name)!r}, but {why}: {value!r} would be right.")
-
-
-def _check_pixels(config: Any) -> None:
-    """Check an image input, which has no vocabulary and no padding."""
-    if not config.reads_pixels:
-        if config.class_token:
-            raise ConfigError("class_token is true, but patch_size is absent; set patch_size too.")
-        return
-    patches = config.max_length - config.class_token
-    if math.isqrt(patches) ** 2 != patches or not patches:
-        raise ConfigError(
-            f"max_length is {config.max_length}, but a square image has a square number of patches, and a class_token "
-            f"adds one position: {4 + config.class_token} would be right."
-        )
-    needed: dict[str, Any] = {"architecture": "encoder", "source_vocab_size": None, "pad_id": None, "padding": "token"}
-    needed |= {"num_token_types": 0, "position_count": "all", "embedding_scale": "none", "embedding_multiplier": 1.0}
-    _check_needed(config, needed, "with patch_size the input is an image, which has no tokens and no padding")
-    if config.head == "logits":
-        raise ConfigError("head is 'logits', but an image has no vocabulary: hidden, pooled or classes would be right.")
+def _check_inputs(config: Any) -> None:
+    """Check what each stack reads."""
+    if config.class_token and not config.reads_pixels:
+        raise ConfigError("class_token is true, but patch_size is absent; set patch_size too.")
+    for stack in config.stacks:
+        INPUTS[config.input_kind(stack)].check(config)
 
 
 def _check_pooling(config: Any) -> None:
     if not config.is_pooled or config.pooling not in ("eos", "largest"):
         return
-    if config.reads_pixels:
+    if not config.token_inputs:
         raise ConfigError(f"pooling is {config.pooling!r}, but an image has no tokens: use pooling 'first'.")
     if config.pooling == "eos" and config.eos_id is None:
         raise ConfigError("pooling is 'eos', but there is no eos_id: set it, or use pooling 'last'.")
 
 
-def _check_frames(config: Any) -> None:
-    """Check audio input, which has no vocabulary and no padding."""
-    if not config.reads_frames:
-        return
-    if config.num_frames % 2:
-        raise ConfigError(
-            f"num_frames is {config.num_frames}, but the second convolution turns two frames into one position: "
-            f"{config.num_frames + 1} would be right."
-        )
-    needed: dict[str, Any] = {"architecture": "encoder-decoder", "source_vocab_size": None, "padding": "token"}
-    needed |= {"shared_embedding": False, "position_count": "all", "embedding_scale": "none"}
-    needed |= {"embedding_multiplier": 1.0}
-    why = "with mel_bins the source of an encoder-decoder is audio, which has no tokens and no padding"
-    _check_needed(config, needed, why)
-
-
 def _check_vocabularies(config: Any) -> None:
-    needed = [
-        ("source_vocab_size", config.has_encoder and not (config.reads_pixels or config.reads_frames)),
-        ("target_vocab_size", config.has_decoder),
-    ]
-    for name, used in needed:
-        if used and getattr(config, name) is None:
+    for stack, name in (("encoder", "source_vocab_size"), ("decoder", "target_vocab_size")):
+        reads_tokens = stack in config.stacks and INPUTS[config.input_kind(stack)].axes is None
+        if reads_tokens and getattr(config, name) is None:
             raise ConfigError(f"{name} is missing: the architecture {config.architecture!r} needs it.")
 
 
@@ -217,23 +182,8 @@ def _check_latent(config: Any) -> None:
         )
 
 
-def _check_recurrence(config: Any) -> None:
-    """Check layers with a recurrence, which is causal and has no attention scores."""
-    if config.mixer == "attention":
-        return
-    if config.recurrent_heads % config.recurrent_key_heads:
-        raise ConfigError(
-            f"recurrent_key_heads is {config.recurrent_key_heads}, which does not divide the {config.recurrent_heads} "
-            "heads (recurrent_heads) evenly; a divisor of it would be right."
-        )
-    if config.time_step_max is not None and config.time_step_min > config.time_step_max:
-        raise ConfigError(
-            f"time_step_min is {config.time_step_min}; it should be at most {config.time_step_max}, which is "
-            "time_step_max."
-        )
-    needed: dict[str, Any] = {"architecture": "decoder", "sliding_window": None, "query_temperature": 0.0}
-    why = f"a recurrence (mixer {config.mixer!r}) needs a decoder-only model and has no attention scores"
-    _check_needed(config, needed, why)
+def _check_mixer(config: Any) -> None:
+    MIXERS[config.mixer].check(config)
 
 
 def _check_positions(config: Any) -> None:
@@ -275,20 +225,8 @@ def _check_scaling(config: Any) -> None:
             f"rotary_slow_turns is {config.rotary_slow_turns}; it should be less than rotary_fast_turns, "
             f"{config.rotary_fast_turns}."
         )
-    if config.positions != "rotary":
-        return
-    if config.rotary_scaling == "yarn" and config.rope_theta <= 1:
-        raise ConfigError(
-            f"rope_theta is {config.rope_theta:g}, but rotary_scaling 'yarn' divides by its logarithm: a number "
-            "greater than 1 would be right."
-        )
-    for name in ("rotary_short_factors", "rotary_long_factors"):
-        count = len(getattr(config, name))
-        if config.rotary_scaling == "longrope" and count != config.rotated_dim // 2:
-            raise ConfigError(
-                f"{name} has {count} numbers, but rotary_scaling 'longrope' divides each of {config.rotated_dim // 2} "
-                "angles: one number for each pair of rotated features would be right."
-            )
+    if config.positions == "rotary":
+        SCALINGS[config.rotary_scaling].check(config)
 
 
 def _check_relative(config: Any) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from transparity.config import TransformerConfig
+from typing import TYPE_CHECKING
+
 from transparity.parts.part import NOTHING, Cut, Part, TapShapes, joined, linear, tapped, vector
+from transparity.parts.variants import Held, Mixer
+
+if TYPE_CHECKING:
+    from transparity.config import TransformerConfig
 
 
 def attention(config: TransformerConfig, length: str, keys: str) -> Part:
@@ -93,3 +98,16 @@ def _rank(name: str, rank: int, config: TransformerConfig, length: str) -> Part:
     low = linear(f"{name}_latent", rank, config.embed_dim, bias=False)
     taps: TapShapes = {f"{name}_latent": ("batch", length, rank)}
     return joined(low, vector(f"{name}_latent_norm.weight", rank), tapped(taps))
+
+
+def _self_attention(config: TransformerConfig, length: str) -> Part:
+    return latent(config, length) if config.kv_lora_rank else attention(config, length, length)
+
+
+def _keys_and_values(config: TransformerConfig) -> dict[str, Held]:
+    widths = {"key": config.head_dim, "value": config.value_dim}
+    shapes = {name: ("batch", config.key_value_heads, "capacity", width) for name, width in widths.items()}
+    return {name: Held(shape, cut=("key.weight", 1)) for name, shape in shapes.items()}
+
+
+ATTENTION = Mixer(_self_attention, _keys_and_values, "self_attention")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from transparity.config import TransformerConfig
+from typing import TYPE_CHECKING
+
 from transparity.parts.part import NOTHING, Cut, Part, joined, linear, tapped, vector
+
+if TYPE_CHECKING:
+    from transparity.config import TransformerConfig
 
 ROUTER_CHOSEN = "router_chosen"
 """The activation with a router's choice: 1 for the experts that a token uses, 0 for the others."""

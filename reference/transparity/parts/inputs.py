@@ -1,9 +1,16 @@
-"""The parameters and activations of the embedding of a stack."""
+"""The parameters and activations of the embedding of each input, and its form."""
 
 from __future__ import annotations
 
-from transparity.config import TransformerConfig
+import math
+from typing import TYPE_CHECKING, Any
+
+from transparity.errors import ConfigError
 from transparity.parts.part import NOTHING, Cut, Part, joined, linear, tapped
+from transparity.parts.variants import Input, check_needed
+
+if TYPE_CHECKING:
+    from transparity.config import TransformerConfig
 
 
 def tokens(config: TransformerConfig, stack: str, length: str) -> Part:
@@ -36,17 +43,66 @@ def _convolution(name: str, out: int, into: int) -> Part:
     return Part({f"{name}.weight": (out, into, 3), f"{name}.bias": (out,)}, {}, {})
 
 
-INPUTS = {"tokens": tokens, "patches": patches, "frames": frames}
-"""The function for each `config.input_kind(stack)`."""
+def _check_pixels(config: TransformerConfig) -> None:
+    """Check an image input, which has no vocabulary and no padding."""
+    patches = config.max_length - config.class_token
+    if math.isqrt(patches) ** 2 != patches or not patches:
+        raise ConfigError(
+            f"max_length is {config.max_length}, but a square image has a square number of patches, and a class_token "
+            f"adds one position: {4 + config.class_token} would be right."
+        )
+    needed: dict[str, Any] = {"architecture": "encoder", "source_vocab_size": None, "pad_id": None, "padding": "token"}
+    needed |= {"num_token_types": 0, "position_count": "all", "embedding_scale": "none", "embedding_multiplier": 1.0}
+    check_needed(config, needed, "with patch_size the input is an image, which has no tokens and no padding")
+    if config.head == "logits":
+        raise ConfigError("head is 'logits', but an image has no vocabulary: hidden, pooled or classes would be right.")
 
 
-def embedding(config: TransformerConfig, stack: str, length: str) -> Part:
-    """Return the embedding of a stack: the tables or maps of its input, its token types and its positions."""
-    own, width = config.for_stack(stack), config.embed_dim
-    types, rows = config.num_token_types, own.num_positions
-    return joined(
-        INPUTS[config.input_kind(stack)](config, stack, length),
-        linear("token_type_embedding", types, width, bias=False) if types else NOTHING,
-        linear("position_embedding", rows, width, bias=False) if own.positions == "learned" else NOTHING,
-        tapped({"embedding": ("batch", length, width)}),
-    )
+def _check_frames(config: TransformerConfig) -> None:
+    """Check audio input, which has no vocabulary and no padding."""
+    if config.num_frames % 2:
+        raise ConfigError(
+            f"num_frames is {config.num_frames}, but the second convolution turns two frames into one position: "
+            f"{config.num_frames + 1} would be right."
+        )
+    needed: dict[str, Any] = {"architecture": "encoder-decoder", "source_vocab_size": None, "padding": "token"}
+    needed |= {"shared_embedding": False, "position_count": "all", "embedding_scale": "none"}
+    needed |= {"embedding_multiplier": 1.0, "patch_size": None}
+    why = "with mel_bins the source of an encoder-decoder is audio, which has no tokens and no padding"
+    check_needed(config, needed, why)
+
+
+def _pixel_axes(config: TransformerConfig) -> tuple[int, ...]:
+    return config.image_channels, config.image_size, config.image_size
+
+
+def _pixel_sizes(config: TransformerConfig) -> dict[str, Any]:
+    return {"source_vocab_size": None, "patch_size": 2, "max_length": 9 + config.class_token}  # 3 × 3 patches
+
+
+def _frame_sizes(config: TransformerConfig) -> dict[str, Any]:
+    return {"source_vocab_size": None, "mel_bins": 5, "num_frames": 14}  # its length differs from the target's
+
+
+TOKENS = Input(tokens, lambda config, stack: True)
+
+PATCHES = Input(
+    patches,
+    lambda config, stack: config.patch_size is not None,
+    name="pixels",
+    axes=_pixel_axes,
+    expected="(batch, channels, height, width), {} channels of {} × {} pixels",
+    positions=lambda config: config.max_length,
+    check=_check_pixels,
+    probe_sizes=_pixel_sizes,
+)
+
+FRAMES = Input(
+    frames,
+    lambda config, stack: config.mel_bins is not None and stack == config.stacks[0],
+    axes=lambda config: (config.mel_bins or 0, config.num_frames),
+    expected="(batch, mel_bins, frames), {} bins of {} frames",
+    positions=lambda config: config.frame_positions,
+    check=_check_frames,
+    probe_sizes=_frame_sizes,
+)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from transparity.config import TransformerConfig
-from transparity.parts.attention import attention, latent
+from transparity.parts.attention import attention
 from transparity.parts.feed_forward import experts, feed_forward
-from transparity.parts.inputs import embedding
 from transparity.parts.part import NOTHING, Cut, Part, joined, linear, norm, tapped
-from transparity.parts.recurrence import gated_delta, state_space
+from transparity.parts.tables import INPUTS, MIXERS
 
-MIXERS: dict[str, Callable[[TransformerConfig, str], Part]] = {
-    "attention": lambda config, length: attention(config, length, length),
-    "latent": latent,
-    "gated-delta": gated_delta,
-    "state-space": state_space,
-}
-"""The function for each `config.mixer_name`."""
+if TYPE_CHECKING:
+    from transparity.config import TransformerConfig
 
 NORMS = {
     "pre": ("norm", None),
@@ -30,7 +23,8 @@ NORMS = {
 
 def layer(config: TransformerConfig, length: str, memory: str | None) -> Part:
     """Return a layer with the configuration of its kind; `memory` is the encoder's input, if there is an encoder."""
-    parts = [_sublayer(config, "self_attention", length, _mixer(config, length), has_norm=config.attention_norm)]
+    mixer = MIXERS[config.mixer].part(config, length).under(config.mixer_scope)
+    parts = [_sublayer(config, "self_attention", length, mixer, has_norm=config.attention_norm)]
     if memory:
         inner = attention(config, length, memory).under("cross_attention")
         before = norm("memory_norm", config, length=memory) if config.memory_norm else NOTHING
@@ -40,10 +34,6 @@ def layer(config: TransformerConfig, length: str, memory: str | None) -> Part:
         has_norm = config.branches != "parallel-one-norm"
         parts.append(_sublayer(config, "feed_forward", length, inner, has_norm=has_norm))
     return joined(*parts, tapped({"output": ("batch", length, config.embed_dim)}))
-
-
-def _mixer(config: TransformerConfig, length: str) -> Part:
-    return MIXERS[config.mixer_name](config, length).under(config.mixer_scope)
 
 
 def _sublayer(
@@ -67,6 +57,18 @@ def model(config: TransformerConfig) -> Part:
         kept["_parts"] = joined(*stacks, head(config))
     found: Part = kept["_parts"]
     return found
+
+
+def embedding(config: TransformerConfig, stack: str, length: str) -> Part:
+    """Return the embedding of a stack: the tables or maps of its input, its token types and its positions."""
+    own, width = config.for_stack(stack), config.embed_dim
+    types, rows = config.num_token_types, own.num_positions
+    return joined(
+        INPUTS[config.input_kind(stack)].part(config, stack, length),
+        linear("token_type_embedding", types, width, bias=False) if types else NOTHING,
+        linear("position_embedding", rows, width, bias=False) if own.positions == "learned" else NOTHING,
+        tapped({"embedding": ("batch", length, width)}),
+    )
 
 
 def stack(config: TransformerConfig, name: str, length: str) -> Part:

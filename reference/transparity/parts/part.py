@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from transparity.config import TransformerConfig
+if TYPE_CHECKING:
+    from transparity.config import TransformerConfig
 
 T = TypeVar("T")
 Shapes = dict[str, tuple[int, ...]]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from transparity.config import TransformerConfig
+from transparity.errors import ConfigError
 from transparity.parts.part import Cut, Part, joined, linear, tapped, vector
+from transparity.parts.variants import Held, Mixer, check_needed
+
+if TYPE_CHECKING:
+    from transparity.config import TransformerConfig
 
 
 def gated_delta(config: TransformerConfig, length: str) -> Part:
@@ -56,3 +61,32 @@ def _recurrence(
 def _of_keys(config: TransformerConfig, axis: int) -> Cut:
     """Return the cut by key heads: a rank has whole key heads, with all value heads that share them."""
     return Cut(axis, config.recurrent_key_heads, "heads of keys")
+
+
+def _state(config: TransformerConfig) -> dict[str, Held]:
+    """Return the last inputs of the convolutions, and the state of each head."""
+    earlier, of_keys = config.convolution_width - 1, "key.weight"
+    size = ("batch", config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
+    held = {role: Held(("batch", earlier, width), cut=(of_keys, 2)) for role, width in config.convolution_dims.items()}
+    return held | {"state": Held(size, is_wide=True, cut=(of_keys, 1))}
+
+
+def _check_recurrence(config: TransformerConfig) -> None:
+    """Check layers with a recurrence, which is causal and has no attention scores."""
+    if config.recurrent_heads % config.recurrent_key_heads:
+        raise ConfigError(
+            f"recurrent_key_heads is {config.recurrent_key_heads}, which does not divide the {config.recurrent_heads} "
+            "heads (recurrent_heads) evenly; a divisor of it would be right."
+        )
+    if config.time_step_max is not None and config.time_step_min > config.time_step_max:
+        raise ConfigError(
+            f"time_step_min is {config.time_step_min}; it should be at most {config.time_step_max}, which is "
+            "time_step_max."
+        )
+    needed: dict[str, Any] = {"architecture": "decoder", "sliding_window": None, "query_temperature": 0.0}
+    why = f"a recurrence (mixer {config.mixer!r}) needs a decoder-only model and has no attention scores"
+    check_needed(config, needed, why)
+
+
+GATED_DELTA = Mixer(gated_delta, _state, "recurrence", _check_recurrence)
+STATE_SPACE = Mixer(state_space, _state, "recurrence", _check_recurrence)

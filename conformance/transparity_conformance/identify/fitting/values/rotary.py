@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity.config import RopeLayout, RotaryScaling
+from transparity.config import RopeLayout
 from transparity_conformance.identify.fitting.values.numbers import SAME, digits, is_same, settle, settled
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.budgets import RULES, epsilon
@@ -25,7 +25,7 @@ class Rotary:
     layout: RopeLayout
     features: int
     theta: float
-    scaling: RotaryScaling = "none"
+    scaling: str = "none"
     factor: float = 1.0
     original: int = 8192
     error: float = 0.0

@@ -1,0 +1,34 @@
+"""The scalings of rotary angles: the lengths at which ports are compared, and their checks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transparity.errors import ConfigError
+from transparity.parts.variants import Scaling
+
+if TYPE_CHECKING:
+    from transparity.config import TransformerConfig
+
+
+def _check_yarn(config: TransformerConfig) -> None:
+    if config.rope_theta <= 1:
+        raise ConfigError(
+            f"rope_theta is {config.rope_theta:g}, but rotary_scaling 'yarn' divides by its logarithm: a number "
+            "greater than 1 would be right."
+        )
+
+
+def _check_longrope(config: TransformerConfig) -> None:
+    for name in ("rotary_short_factors", "rotary_long_factors"):
+        count = len(getattr(config, name))
+        if count != config.rotated_dim // 2:
+            raise ConfigError(
+                f"{name} has {count} numbers, but rotary_scaling 'longrope' divides each of {config.rotated_dim // 2} "
+                "angles: one number for each pair of rotated features would be right."
+            )
+
+
+LLAMA3 = Scaling(probe_length=256)
+YARN = Scaling(probe_length=64, check=_check_yarn)
+LONGROPE = Scaling(probe_length=6, depends_on_length=True, check=_check_longrope)  # some probes are longer

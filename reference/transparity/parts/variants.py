@@ -1,0 +1,86 @@
+"""What a variant of a model says about itself: a mixer, an input, or a scaling of rotary angles.
+
+`parts/tables.py` has a row for each variant. The configuration reads these tables and is imported here only for types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from transparity.errors import ConfigError
+from transparity.parts.part import Part
+
+if TYPE_CHECKING:
+    from transparity.config import TransformerConfig
+
+
+def accept(config: TransformerConfig) -> None:
+    """Accept every configuration."""
+
+
+def check_needed(config: TransformerConfig, needed: Mapping[str, Any], why: str) -> None:
+    """Raise `ConfigError` unless each field of `needed` has its value."""
+    for name, value in needed.items():
+        if getattr(config, name) != value:
+            raise ConfigError(f"{name} is {getattr(config, name)!r}, but {why}: {value!r} would be right.")
+
+
+class Held(NamedTuple):
+    """An array that a layer's cache holds."""
+
+    shape: tuple[int | str, ...]
+    """The sizes of its axes; `batch` and `capacity` are the cache's own."""
+    is_wide: bool = False
+    """Whether its dtype is at least float32."""
+    cut: tuple[str, int] | None = None
+    """A parameter of the mixer, and the axis of this array that is distributed over ranks like that parameter. None
+    means that every rank has the whole array."""
+
+    def sizes(self, batch: int, capacity: int) -> tuple[int, ...]:
+        known = {"batch": batch, "capacity": capacity}
+        return tuple(known[axis] if isinstance(axis, str) else axis for axis in self.shape)
+
+
+class Mixer(NamedTuple):
+    """A value of `config.mixer`: what mixes the positions in a layer."""
+
+    part: Callable[[TransformerConfig, str], Part]
+    state: Callable[[TransformerConfig], dict[str, Held]]
+    """The arrays of a layer's cache, by name."""
+    scope: str
+    """The name of the mixer in a layer's parameters, activations and cache."""
+    check: Callable[[TransformerConfig], None] = accept
+
+    @property
+    def attends(self) -> bool:
+        return self.scope == "self_attention"
+
+
+class Input(NamedTuple):
+    """What a stack reads; `config.input_kind(stack)` is the last one whose `is_read` holds."""
+
+    part: Callable[[TransformerConfig, str, str], Part]
+    is_read: Callable[[TransformerConfig, str], bool]
+    """Whether this stack reads it."""
+    name: str = "tokens"
+    """The argument of a model with one stack."""
+    axes: Callable[[TransformerConfig], tuple[int, ...]] | None = None
+    """The sizes of the axes after the batch. None means tokens, of any number."""
+    expected: str = ""
+    """The expected shape, for messages, with a place for each size."""
+    positions: Callable[[TransformerConfig], int] | None = None
+    """The number of positions. None means one for each token."""
+    check: Callable[[TransformerConfig], None] = accept
+    probe_sizes: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
+    """The small sizes at which ports are compared."""
+
+
+class Scaling(NamedTuple):
+    """A value of `config.rotary_scaling`."""
+
+    probe_length: int | None = None
+    """The `rotary_original_length` at which ports are compared. None means the model's own."""
+    depends_on_length: bool = False
+    """Whether angles are different in sequences longer than `rotary_original_length`."""
+    check: Callable[[TransformerConfig], None] = accept

@@ -108,11 +108,6 @@ class Transformer(nn.Module):
         if config.has_tied_head:
             tie(self, "head.weight", f"{config.stacks[-1]}.token_embedding.weight")
 
-    @property
-    def token_embedding(self) -> nn.Embedding:
-        """The table of the last stack's token embeddings."""
-        return (self.decoder if self.config.has_decoder else self.encoder).token_embedding
-
     def forward(
         self,
         *inputs: Tensor,

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
@@ -45,7 +46,7 @@ def prefill(
     With a `source`, the encoder runs, and the cache has each decoder layer's keys and values for cross-attention.
     """
     config = model.config
-    cache = empty_cache(config, batch, capacity, model.token_embedding.embedding.dtype)
+    cache = empty_cache(config, batch, capacity, jax.tree.leaves(nnx.state(model, nnx.Param))[0].dtype)
     if source is not None:
         is_token = visible_keys(source, config.pad_id, attention_mask, config.positions_of("source"))
         cache["memory_mask"] = padding_mask(is_token)

@@ -24,15 +24,10 @@ NAMES = {
     "kernel": "weight",
     "embedding": "weight",
     "scale": "weight",
-    "bias": "bias",
     "mean": "running_mean",
     "var": "running_var",
-    "router_score_bias": "router_score_bias",
-    "sinks": "sinks",
-    "A_log": "A_log",
-    "dt_bias": "dt_bias",
-    "D": "D",
 }
+"""The last parts of Flax's names, as far as they differ from the names of `transparity.parameters`."""
 
 
 def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any, device: Any = None) -> None:
@@ -86,4 +81,4 @@ def variables(model: nnx.Module) -> list[tuple[tuple[Any, ...], str, nnx.Variabl
 
 def _name(path: tuple[Any, ...]) -> str:
     """Return the name of a parameter, without the name `input` of the module that embeds a stack's input."""
-    return ".".join([*(str(part) for part in path[:-1] if part != "input"), NAMES[path[-1]]])
+    return ".".join([*(str(part) for part in path[:-1] if part != "input"), NAMES.get(path[-1], path[-1])])

@@ -73,7 +73,7 @@ def beam_search(
     cache, new = cache_for(model, tokens, longest, source), longest
     # All beams of a row start equal, so the other beams start with a score of −inf.
     begin = torch.where(torch.arange(beams, device=device) == 0, 0.0, -torch.inf).expand(batch, beams)
-    score = begin.to(torch.promote_types(model.token_embedding.weight.dtype, torch.float32))
+    score = begin.to(torch.promote_types(next(model.parameters()).dtype, torch.float32))
     state = BeamState(score, torch.zeros_like(score, dtype=torch.long), torch.zeros_like(score, dtype=torch.bool))
     for _ in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None

@@ -45,8 +45,8 @@ def prefill(
     With a `source`, the encoder runs, and the cache has each decoder layer's keys and values for cross-attention.
     """
     config = model.config
-    table = model.token_embedding.weight
-    cache = empty_cache(config, batch, capacity, table.dtype, table.device)
+    weight = next(model.parameters())
+    cache = empty_cache(config, batch, capacity, weight.dtype, weight.device)
     if source is not None:
         is_token = visible_keys(source, config.pad_id, attention_mask, config.positions_of("source"))
         cache["memory_mask"] = padding_mask(is_token)

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from transparity.checked import CheckedShardedBackend, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError
+from transparity.parts.tables import MIXERS
 from transparity.protocol import Arrays
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
@@ -130,18 +131,19 @@ class ShardedForward(PytorchForward):
 
 
 def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: Any) -> Tensor:
-    """Return the logits of a step; the cache is distributed over the tensor ranks by key heads."""
+    """Return the logits of a step; the mixers' arrays are distributed over the tensor ranks."""
     for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
         assert isinstance(layer, Layer)
-        scope = layer.config.mixer_scope
-        placed = getattr(layer, scope).key.weight
-        assert isinstance(placed, DTensor)
-        for name, value in kept[scope].items():
-            if not isinstance(value, DTensor):
-                axis = 2 if scope == "recurrence" and name != "state" else 1
-                heads = [Shard(axis) if placement.is_shard() else Replicate() for placement in placed.placements]
+        mixer = MIXERS[layer.config.mixer]
+        module, arrays = getattr(layer, mixer.scope), kept[mixer.scope]
+        for name, held in mixer.state(layer.config).items():
+            if not isinstance(value := arrays[name], DTensor):
+                parameter, axis = held.cut or (next(iter(module.state_dict())), None)
+                placed = module.get_parameter(parameter)
+                assert isinstance(placed, DTensor)
+                shards = [Replicate() if axis is None or not it.is_shard() else Shard(axis) for it in placed.placements]
                 whole = distributed(value, placed.device_mesh, Replicate(), value)
-                kept[scope][name] = whole.redistribute(placements=heads)
+                arrays[name] = whole.redistribute(placements=shards)
     return gathered(step(model, tokens, cache, **options))
 
 

@@ -7,9 +7,8 @@ A cache is a dictionary of tensors, updated in place:
     memory_mask                     the source's mask, if there is a source
     layers                          one dictionary for each decoder layer
 
-A layer has the `key` and `value` (batch, key_heads, capacity, head_dim) of self-attention, and of cross-attention. A
-recurrence has the last inputs of its convolutions (batch, width − 1, features). A recurrence also has a `state` (batch,
-heads, head_dim, value_dim), in at least float32.
+A layer has the arrays of its mixer (`transparity.parts.tables.MIXERS`), and the `key` and `value` (batch, key_heads,
+capacity, head_dim) of cross-attention.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transparity.config import TransformerConfig
+from transparity.parts.tables import MIXERS
 from transparity_pytorch.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, State, Values
 
 Cache = dict[str, Any]
@@ -103,11 +103,8 @@ def _rows(positions: QueryIds) -> Int[Tensor, "batch 1"]:
 
 
 def _empty_layer(config: TransformerConfig, batch: int, capacity: int, dtype: torch.dtype) -> Cache:
-    if config.mixer == "attention":
-        shape = (batch, config.key_value_heads, capacity)
-        widths = {"key": config.head_dim, "value": config.value_dim}
-        return {"self_attention": {role: torch.zeros(*shape, wide, dtype=dtype) for role, wide in widths.items()}}
-    earlier, widths = config.convolution_width - 1, config.convolution_dims
-    inputs = {role: torch.zeros(batch, earlier, wide, dtype=dtype) for role, wide in widths.items()}
-    size = (batch, config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
-    return {"recurrence": inputs | {"state": torch.zeros(size, dtype=torch.promote_types(dtype, torch.float32))}}
+    """Return zeros for every array that the mixer of a layer holds."""
+    mixer, wide = MIXERS[config.mixer], torch.promote_types(dtype, torch.float32)
+    held = mixer.state(config).items()
+    arrays = {name: torch.zeros(it.sizes(batch, capacity), dtype=wide if it.is_wide else dtype) for name, it in held}
+    return {mixer.scope: arrays}

@@ -47,7 +47,7 @@ def prefill(
     With a `source`, the encoder runs, and the cache has each decoder layer's keys and values for cross-attention.
     """
     tree = nest(shared(config, parameters))
-    cache = empty_cache(config, batch, capacity, tree["decoder"]["token_embedding"]["weight"].dtype)
+    cache = empty_cache(config, batch, capacity, next(iter(parameters.values())).dtype)
     if source is not None:
         is_token = visible_keys(source, config.pad_id, attention_mask, config.positions_of("source"))
         cache["memory_mask"] = padding_mask(is_token)

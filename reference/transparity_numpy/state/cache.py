@@ -7,9 +7,8 @@ A cache is a dictionary of arrays, updated in place:
     memory_mask                     the source's mask, if there is a source
     layers                          one dictionary for each decoder layer
 
-A layer has the `key` and `value` (batch, key_heads, capacity, head_dim) of self-attention, and of cross-attention. A
-recurrence has the last inputs of its convolutions (batch, width − 1, features). A recurrence also has a `state` (batch,
-heads, head_dim, value_dim), in at least float32.
+A layer has the arrays of its mixer (`transparity.parts.tables.MIXERS`), and the `key` and `value` (batch, key_heads,
+capacity, head_dim) of cross-attention.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
 from transparity.config import TransformerConfig
+from transparity.parts.tables import MIXERS
 from transparity_numpy.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, State, Values
 
 Cache = dict[str, Any]
@@ -95,11 +95,8 @@ def select_rows(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
 
 
 def _empty_layer(config: TransformerConfig, batch: int, capacity: int, dtype: DTypeLike) -> Cache:
-    if config.mixer == "attention":
-        shape = (batch, config.key_value_heads, capacity)
-        widths = {"key": config.head_dim, "value": config.value_dim}
-        return {"self_attention": {role: np.zeros((*shape, width), dtype) for role, width in widths.items()}}
-    earlier = config.convolution_width - 1
-    inputs = {role: np.zeros((batch, earlier, width), dtype) for role, width in config.convolution_dims.items()}
-    size = (batch, config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
-    return {"recurrence": inputs | {"state": np.zeros(size, np.promote_types(dtype, np.float32))}}
+    """Return zeros for every array that the mixer of a layer holds."""
+    mixer, wide = MIXERS[config.mixer], np.promote_types(dtype, np.float32)
+    held = mixer.state(config).items()
+    arrays = {name: np.zeros(it.sizes(batch, capacity), wide if it.is_wide else dtype) for name, it in held}
+    return {mixer.scope: arrays}

@@ -1,0 +1,71 @@
+"""The angle per position of each pair of features, by scaling for long sequences."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from transparity.config import TransformerConfig
+
+
+def plain_frequencies(config: TransformerConfig, device: torch.device | str | None = None) -> Float64[Tensor, " pairs"]:
+    """theta^(−2 i / features), the angle per position of pair i of the features (Su et al. 2021, §3.2.2)."""
+    features = torch.arange(0, config.rotated_dim, 2, dtype=torch.float64, device=device)
+    return config.rope_theta ** -(features / config.rotated_dim)
+
+
+def linear_frequencies(
+    config: TransformerConfig, device: torch.device | str | None = None
+) -> Float64[Tensor, " pairs"]:
+    """frequency / factor."""
+    return plain_frequencies(config, device) / config.rotary_factor
+
+
+def llama3_frequencies(
+    config: TransformerConfig, device: torch.device | str | None = None
+) -> Float64[Tensor, " pairs"]:
+    """(1 − share) · frequency / factor + share · frequency.
+
+    Within the original length, angles with at most `rotary_slow_turns` turns have the share 0, and angles with at least
+    `rotary_fast_turns` have the share 1. The share rises linearly in between.
+    """
+    frequencies = plain_frequencies(config, device)
+    slow, fast = config.rotary_slow_turns, config.rotary_fast_turns
+    turns = config.rotary_original_length * frequencies / (2 * math.pi)
+    share = ((turns - slow) / (fast - slow)).clamp(0, 1)
+    return (1 - share) * (frequencies / config.rotary_factor) + share * frequencies
+
+
+def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
+    """Return the pairs of features between which the angles go from unscaled to scaled (Peng et al. 2024, §3.2).
+
+    Over `rotary_original_length` positions, the first pair makes `rotary_fast_turns` full turns, and the last pair
+    makes `rotary_slow_turns`. The authors' code rounds to whole pairs.
+    """
+    original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
+    fast, slow = config.rotary_fast_turns, config.rotary_slow_turns
+    first, last = (width * math.log(original / turns, config.rope_theta) for turns in (fast, slow))
+    if config.rotary_truncate:
+        first, last = float(math.floor(first)), float(math.ceil(last))
+    first, last = max(first, 0.0), min(last, config.rotated_dim - 1.0)
+    return first, last if first != last else last + 0.001
+
+
+def yarn_frequencies(config: TransformerConfig, device: torch.device | str | None = None) -> Float64[Tensor, " pairs"]:
+    """(1 − share) · frequency / factor + share · frequency, where the share falls from 1 to 0 between `yarn_ends`."""
+    frequencies = plain_frequencies(config, device)
+    first, last = yarn_ends(config)
+    pairs = torch.arange(config.rotated_dim // 2, dtype=torch.float64, device=device)
+    share = 1 - ((pairs - first) / (last - first)).clamp(0, 1)
+    return (1 - share) * (frequencies / config.rotary_factor) + share * frequencies
+
+
+def longrope_frequencies(
+    config: TransformerConfig, device: torch.device | str | None = None, *, beyond: bool = False
+) -> Float64[Tensor, " pairs"]:
+    """frequency / factor, with the long factors if the sequence is longer than the original length (`beyond`)."""
+    factors = config.rotary_long_factors if beyond else config.rotary_short_factors
+    return plain_frequencies(config, device) / torch.tensor(factors, dtype=torch.float64, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 Hidden = Float[Array, "batch length embed_dim"]
 Memory = Float[Array, "batch memory embed_dim"]
@@ -45,6 +45,9 @@ Pixels = Float[Array, "batch channels height width"]
 Frames = Float[Array, "batch mel_bins frames"]
 Source = SourceIds | Pixels | Frames
 """The input of a stack."""
+
+Input = Shaped[Array, "batch ..."]
+"""An input of a model; the inputs have different lengths."""
 
 RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]]
 """The cosine and sine of every angle by which queries and keys are rotated."""

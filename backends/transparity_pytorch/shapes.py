@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 Hidden = Float[Tensor, "batch length embed_dim"]
@@ -45,6 +45,9 @@ Pixels = Float[Tensor, "batch channels height width"]
 Frames = Float[Tensor, "batch mel_bins frames"]
 Source = SourceIds | Pixels | Frames
 """The input of a stack."""
+
+Input = Shaped[Tensor, "batch ..."]
+"""An input of a model; the inputs have different lengths."""
 
 RotaryTables = tuple[Float[Tensor, "#batch 1 length pairs"], Float[Tensor, "#batch 1 length pairs"]]
 """The cosine and sine of every angle by which queries and keys are rotated."""

@@ -19,7 +19,7 @@ from transparity_pytorch.masks import padding_mask, target_mask, visible_keys
 from transparity_pytorch.norms.norm import Norm
 from transparity_pytorch.positions.bias import query_temperature, score_bias, window_mask
 from transparity_pytorch.rotary import rotary_tables
-from transparity_pytorch.shapes import Frames, Hidden, IsToken, Memory, Pixels, Source, SourceIds, TokenIds
+from transparity_pytorch.shapes import Hidden, Input, IsToken, Memory, Source, SourceIds, TokenIds
 from transparity_pytorch.state.context import Context, Mask, MaskKind
 from transparity_pytorch.state.initial import initialize, tie
 
@@ -76,10 +76,8 @@ class Transformer(nn.Module):
     """The whole model: the logits of each next token, or the other output that `config.head` names.
 
     Args:
-        inputs: The main inputs, in the order of `config.input_names`, unless they are given by name.
-        source, target: The inputs of an encoder-decoder: tokens; the source may also be frames of audio.
-        tokens: The input of an encoder-only or decoder-only model.
-        pixels: Images, the input of an encoder in place of tokens.
+        inputs, named: The main inputs, in the order of `config.input_names` or by name: the `source` and `target` of an
+            encoder-decoder, `tokens`, or `pixels`. The source may also be frames of audio.
         attention_mask: Zero where the source, or `tokens`, has padding.
         tap: A function that is called with every named activation; its result replaces the activation.
 
@@ -110,17 +108,14 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        *inputs: Tensor,
-        source: SourceIds | Frames | None = None,
-        target: TokenIds | None = None,
-        tokens: TokenIds | None = None,
-        pixels: Pixels | None = None,
+        *inputs: Input,
         attention_mask: IsToken | SourceIds | None = None,
         token_types: TokenIds | None = None,
         tap: Tap = identity,
+        **named: Input,
     ) -> Float[Tensor, "batch length vocab"] | Hidden | Float[Tensor, "batch features"]:
         config = self.config
-        given = inputs_by_name(config, inputs, {"source": source, "target": target, "tokens": tokens, "pixels": pixels})
+        given = inputs_by_name(config, inputs, named)
         if self.dropout.training and config.dropout:
             tap = chained(dropped(config.dropout_at, self.dropout), tap)
         full: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None

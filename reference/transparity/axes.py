@@ -1,6 +1,6 @@
 """The names of the dimensions in the project's shape annotations.
 
-A bare `1` is an axis kept for broadcasting; `#batch` may be 1; `*batch` is any leading axes.
+A bare `1` is an axis kept for broadcasting; `#batch` may be 1; `*batch` is any leading axes, and `...` any axes.
 """
 
 LEGEND = {

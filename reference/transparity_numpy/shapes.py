@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import Bool, Float, Inexact, Int
+from jaxtyping import Bool, Float, Inexact, Int, Shaped
 from numpy import ndarray as Array
 
 Hidden = Inexact[Array, "batch length embed_dim"]
@@ -48,6 +48,9 @@ Pixels = Inexact[Array, "batch channels height width"]
 Frames = Inexact[Array, "batch mel_bins frames"]
 Source = SourceIds | Pixels | Frames
 """The input of a stack."""
+
+Input = Shaped[Array, "batch ..."]
+"""An input of a model; the inputs have different lengths."""
 
 Parameters = Mapping[str, Any]
 """Arrays by flat name, or the tree of the parameters of a part."""

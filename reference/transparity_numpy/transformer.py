@@ -23,11 +23,10 @@ from transparity_numpy.norms.norm import norm
 from transparity_numpy.positions.bias import query_temperature, score_bias, window_mask
 from transparity_numpy.rotary import rotary_tables
 from transparity_numpy.shapes import (
-    Frames,
     Hidden,
+    Input,
     IsToken,
     Parameters,
-    Pixels,
     Source,
     SourceIds,
     TokenIds,
@@ -68,26 +67,22 @@ def transformer(
     config: TransformerConfig,
     parameters: Parameters,
     *,
-    source: SourceIds | Frames | None = None,
-    target: TokenIds | None = None,
-    tokens: TokenIds | None = None,
-    pixels: Pixels | None = None,
     attention_mask: IsToken | SourceIds | None = None,
     token_types: TokenIds | None = None,
     tap: Tap = identity,
     training: bool = False,
+    **inputs: Input,
 ) -> Inexact[Array, "batch length vocab"] | Hidden | Inexact[Array, "batch features"]:
     """The whole model: the logits of each next token, or the other output that `config.head` names.
 
     Args:
         parameters: Arrays by flat name. Their dtype is the dtype of the computation, complex128 for the complex step.
-        source, target: The inputs of an encoder-decoder: tokens; the source may also be frames of audio.
-        tokens, pixels: The input of a model with one stack: tokens, or images for an encoder.
+        inputs: The main inputs by name (`config.input_names`): the `source` and `target` of an encoder-decoder,
+            `tokens`, or `pixels`. The source may also be frames of audio.
         attention_mask: Zero where the source, or `tokens`, has padding.
         tap: A function that is called with every named activation; its result replaces the activation.
     """
     tree = nest(shared(config, parameters))
-    inputs: dict[str, Any] = {"source": source, "target": target, "tokens": tokens, "pixels": pixels}
     memory = memory_mask = None
     for name, read in zip(config.stacks, config.input_names, strict=True):
         is_token = visible_keys(inputs[read], config.pad_id, attention_mask, config.positions_of(read))
@@ -98,5 +93,5 @@ def transformer(
         x = stack(name, config, tree[name], inputs[read], context)
         memory, memory_mask, attention_mask = x, padding, None
     if config.is_pooled:
-        x = tap("pooled", pool(config, x, is_token, tokens))
+        x = tap("pooled", pool(config, x, is_token, inputs.get("tokens")))
     return tap("logits", HEADS[config.head](config, tree, x))

@@ -23,7 +23,7 @@ def words(source: str) -> set[str]:
         match node:
             case ast.Subscript(value=ast.Name(id=kind), slice=ast.Tuple(elts=[_, ast.Constant(value=str(shape))])):
                 dimensions |= {word.lstrip("*#") for word in shape.split()} if hasattr(jaxtyping, kind) else set()
-    return {word for word in dimensions if not word.isdigit()}
+    return {word for word in dimensions if not word.isdigit() and word != "..."}
 
 
 def words_of_column(column: str) -> set[str]:

@@ -1,0 +1,51 @@
+"""Made-up variants as they describe themselves: a mixer, two inputs and a rotary scaling, each with its row."""
+
+from __future__ import annotations
+
+from transparity.config import TransformerConfig
+from transparity.parts.part import Part, joined, linear, tapped
+from transparity.parts.tables import INPUTS, MIXERS, SCALINGS
+from transparity.parts.variants import Held, Input, Mixer, Scaling, check_needed
+
+
+def _mean(config: TransformerConfig, length: str) -> Part:
+    value = linear("value", config.embed_dim, config.embed_dim, bias=False)
+    return joined(value, tapped({"output": ("batch", length, config.embed_dim)}))
+
+
+def _check_mean(config: TransformerConfig) -> None:
+    check_needed(config, {"architecture": "decoder"}, "a mean over the past needs a decoder-only model")
+
+
+MEAN = Mixer(
+    _mean, lambda config: {"sum": Held(("batch", config.embed_dim), is_wide=True)}, "mean_of_past", _check_mean
+)
+
+
+def _nibbles(config: TransformerConfig, stack: str, length: str) -> Part:
+    return joined(*(linear(f"{half}_nibble", 16, config.embed_dim, bias=False) for half in ("high", "low")))
+
+
+NIBBLES = Input(_nibbles, lambda config, stack: stack == "decoder" and config.target_vocab_size == 256)
+
+
+def _features(config: TransformerConfig, stack: str, length: str) -> Part:
+    return linear("feature_projection", config.embed_dim, config.mel_bins or 0, bias=True)
+
+
+FEATURES = Input(
+    _features,
+    lambda config, stack: config.mel_bins is not None and config.architecture == "encoder",
+    name="features",
+    axes=lambda config: (config.num_frames, config.mel_bins or 0),
+    expected="(batch, frames, mel_bins), {} frames of {} bins",
+    positions=lambda config: config.num_frames,
+)
+
+ROWS = (
+    (MIXERS, "mean", MEAN),
+    (INPUTS, "nibbles", NIBBLES),
+    (INPUTS, "features", FEATURES),
+    (SCALINGS, "root", Scaling()),
+)
+"""A table, a key and a value for each variant."""

@@ -1,0 +1,70 @@
+"""The made-up variants in JAX."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_flax.arithmetic.precision import upcast
+from transparity_flax.frequencies import plain_frequencies
+from transparity_flax.inputs.embedding import INPUTS
+from transparity_flax.mixers import MIXERS
+from transparity_flax.rotary import SCALINGS
+from transparity_flax.state.cache import held_tokens
+from transparity_flax.state.context import Context
+
+
+class MeanOfPast(nnx.Module):
+    """Σ x Wᵀ / count, over the positions up to each query; the cache holds the sum."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        self.value = nnx.Linear(config.embed_dim, config.embed_dim, use_bias=False, rngs=rngs)
+
+    def __call__(self, x: Array, context: Context) -> Array:
+        value = upcast(self.value(x))
+        if context.cache is None:
+            sums = value.cumsum(axis=1)
+        else:
+            sums = context.cache["sum"][:, None] + held_tokens(value, context.valid_lengths).cumsum(axis=1)
+            context.cache["sum"] = sums[:, -1]
+        mean: Array = context.tap("output", (sums / (context.positions[..., None] + 1)).astype(x.dtype))
+        return mean
+
+
+class EmbedNibbles(nnx.Module):
+    """The sum of a row for the high four bits of each byte, and a row for the low four."""
+
+    def __init__(self, config: TransformerConfig, stack: str, *, rngs: nnx.Rngs) -> None:
+        self.high_nibble, self.low_nibble = (nnx.Embed(16, config.embed_dim, rngs=rngs) for _ in range(2))
+
+    def __call__(self, tokens: Array, tap: Tap = identity) -> Array:
+        return self.high_nibble.embedding[tokens // 16] + self.low_nibble.embedding[tokens % 16]
+
+
+class EmbedFeatures(nnx.Module):
+    """x Wᵀ + b."""
+
+    def __init__(self, config: TransformerConfig, stack: str, *, rngs: nnx.Rngs) -> None:
+        self.feature_projection = nnx.Linear(config.mel_bins or 0, config.embed_dim, rngs=rngs)
+
+    def __call__(self, x: Array, tap: Tap = identity) -> Array:
+        return self.feature_projection(x.astype(self.feature_projection.kernel.dtype))
+
+
+def root_frequencies(config: TransformerConfig) -> np.ndarray:
+    """frequency / √factor."""
+    frequencies: np.ndarray = plain_frequencies(config)
+    return frequencies / math.sqrt(config.rotary_factor)
+
+
+ROWS = (
+    (MIXERS, "mean", MeanOfPast),
+    (INPUTS, "nibbles", EmbedNibbles),
+    (INPUTS, "features", EmbedFeatures),
+    (SCALINGS, "root", root_frequencies),
+)

@@ -21,8 +21,7 @@ from transparity.training import Training
 from transparity_flax.arithmetic.changes import dropping, rounding
 from transparity_flax.decoding.beams import beam_search
 from transparity_flax.decoding.generation import generate
-from transparity_flax.decoding.steps import _prefill as prefill_split
-from transparity_flax.decoding.steps import step
+from transparity_flax.decoding.steps import compiled_prefill, step
 from transparity_flax.fast.fast_linear import for_training, packed
 from transparity_flax.fast.sharding import can_shard, replicate, shard
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights, split
@@ -195,7 +194,7 @@ class FlaxForward(DifferentiableForward):
     @in_its_precision
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
         capacity, given = self.config.max_length, (self._array(source), self._array(source_mask))
-        return self._in_mode(prefill_split)(self.structure, self.weights, batch, capacity, *given)
+        return self._in_mode(compiled_prefill)(self.structure, self.weights, batch, capacity, *given)
 
     @in_its_precision
     def _step(

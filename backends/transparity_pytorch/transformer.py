@@ -40,7 +40,7 @@ class Stack(nn.Module):
 
     token_embedding: nn.Embedding
 
-    def __init__(self, config: TransformerConfig, name: str) -> None:
+    def __init__(self, name: str, config: TransformerConfig) -> None:
         super().__init__()
         self.name, self.config = name, config
         for part, module in embedding_parts(config, name).items():
@@ -89,9 +89,9 @@ class Transformer(nn.Module):
         self.config = config
         self.dropout = nn.Dropout(config.dropout)
         if config.has_encoder:
-            self.encoder = Stack(config, "encoder")
+            self.encoder = Stack("encoder", config)
         if config.has_decoder:
-            self.decoder = Stack(config, "decoder")
+            self.decoder = Stack("decoder", config)
         if config.has_pooler:
             self.pooler = nn.Linear(config.embed_dim, config.embed_dim)
         if config.head_transform:

@@ -57,11 +57,13 @@ MODULES = {
     "mixers.recurrence": {"recurrence", "chunk_decays", "in_chunks", "in_a_row"},
     "norms.norm": {"initial_gain"},
     "state.context": {"mask"},
+    "decoding.steps": {"compiled_prefill"},
+    "training.optimization": {"optimizer", "optimizer_step"},
     "arithmetic.changes": {"dropped"},
 }
-"""Names that only the frameworks have, by file. These functions share parameters, return a mask with its kind, or apply
-given dropout masks. PyTorch also has functions `…_parts`, which return the modules of an input or a head; NumPy
-receives the parameters of these modules."""
+"""Names that only the frameworks have, by file. These functions share parameters, return a mask with its kind, apply
+given dropout masks, or are compiled. PyTorch also has functions `…_parts`, which return the modules of an input or a
+head; NumPy receives the parameters of these modules."""
 
 
 MODULE_ARGUMENTS = {

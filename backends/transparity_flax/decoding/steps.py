@@ -112,7 +112,7 @@ def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: Sou
     config, structure, weights = split
     if not config.prefixes_agree or longest > config.max_length:
         return None
-    return _prefill(structure, weights, len(tokens), min(tokens.shape[1], config.max_length), source)
+    return compiled_prefill(structure, weights, len(tokens), min(tokens.shape[1], config.max_length), source)
 
 
 def next_logits(
@@ -135,7 +135,7 @@ def next_logits(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _prefill(
+def compiled_prefill(
     structure: ModelStructure,
     weights: Weights,
     batch: int,

@@ -56,20 +56,20 @@ def train(
 
 
 def _on_one_device(training: Training, rates: Float[Array, " steps"], parameters: State) -> tuple[optax.OptState, Any]:
-    """Return an optimizer's state on the parameters' device, as after a step; otherwise `_step` is compiled twice."""
+    """Return an optimizer's state on the parameters' device, as after a step, so that a step is compiled only once."""
     home = jax.tree.leaves(parameters)[0].sharding
-    return jax.device_put(_start(training, rates, parameters), home), _step
+    return jax.device_put(_start(training, rates, parameters), home), optimizer_step
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _start(training: Training, rates: Float[Array, " steps"], parameters: State) -> optax.OptState:
-    return _optimizer(training, rates).init(parameters)
+    return optimizer(training, rates).init(parameters)
 
 
 # The arguments are not donated, because the step would then have to allocate scratch memory each time. This takes more
 # memory but less time.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _step(
+def optimizer_step(
     loss_of: Loss,
     structure: ModelStructure,
     training: Training,
@@ -85,11 +85,11 @@ def _step(
     loss, gradients = jax.value_and_grad(loss_at)(parameters)
     if training.max_norm is not None:
         gradients = clip_by_global_norm(gradients, training.max_norm)
-    updates, state = _optimizer(training, rates).update(gradients, state, parameters)
+    updates, state = optimizer(training, rates).update(gradients, state, parameters)
     return loss, optax.apply_updates(parameters, updates), state
 
 
-def _optimizer(training: Training, rates: Float[Array, " steps"]) -> optax.GradientTransformation:
+def optimizer(training: Training, rates: Float[Array, " steps"]) -> optax.GradientTransformation:
     def rate(count: Array) -> Array:
         return rates[count]
 

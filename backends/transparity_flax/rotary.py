@@ -1,6 +1,6 @@
 """Rotary positions (Su et al. 2021): each pair of features is rotated by an angle that grows with the position.
 
-Each scaling of the angles is a function in `frequencies.py`, or in its own file, and a row of `SCALINGS`.
+Each scaling of the angles is a function in `scalings.py`, or in its own file, and a row of `SCALINGS`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,7 @@ from jax import Array
 from jaxtyping import Float, Float64
 
 from transparity.config import RopeLayout, TransformerConfig
-from transparity_flax.frequencies import (
-    linear_frequencies,
-    llama3_frequencies,
-    longrope_frequencies,
-    plain_frequencies,
-    yarn_frequencies,
-)
+from transparity_flax import scalings
 from transparity_flax.shapes import Heads, Positions, RotaryTables
 
 
@@ -37,11 +31,11 @@ def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
 
 
 SCALINGS: dict[str, Callable[..., Float64[np.ndarray, " pairs"]]] = {
-    "none": plain_frequencies,
-    "linear": linear_frequencies,
-    "llama3": llama3_frequencies,
-    "yarn": yarn_frequencies,
-    "longrope": longrope_frequencies,
+    "none": scalings.plain_frequencies,
+    "linear": scalings.linear_frequencies,
+    "llama3": scalings.llama3_frequencies,
+    "yarn": scalings.yarn_frequencies,
+    "longrope": scalings.longrope_frequencies,
 }
 
 

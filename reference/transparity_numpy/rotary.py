@@ -1,6 +1,6 @@
 """Rotary positions (Su et al. 2021): each pair of features is rotated by an angle that grows with the position.
 
-Each scaling of the angles is a function in `frequencies.py`, or in its own file, and a row of `SCALINGS`.
+Each scaling of the angles is a function in `scalings.py`, or in its own file, and a row of `SCALINGS`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,7 @@ from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
 from transparity.config import RopeLayout, TransformerConfig
-from transparity_numpy.frequencies import (
-    linear_frequencies,
-    llama3_frequencies,
-    longrope_frequencies,
-    plain_frequencies,
-    yarn_frequencies,
-)
+from transparity_numpy import scalings
 from transparity_numpy.shapes import Heads, Positions, RotaryTables
 
 
@@ -37,11 +31,11 @@ def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
 
 
 SCALINGS: dict[str, Callable[..., Float64[Array, " pairs"]]] = {
-    "none": plain_frequencies,
-    "linear": linear_frequencies,
-    "llama3": llama3_frequencies,
-    "yarn": yarn_frequencies,
-    "longrope": longrope_frequencies,
+    "none": scalings.plain_frequencies,
+    "linear": scalings.linear_frequencies,
+    "llama3": scalings.llama3_frequencies,
+    "yarn": scalings.yarn_frequencies,
+    "longrope": scalings.longrope_frequencies,
 }
 
 

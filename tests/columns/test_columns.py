@@ -58,7 +58,7 @@ MODULES = {
     "norms.norm": {"initial_gain"},
     "state.context": {"mask"},
     "decoding.steps": {"compiled_prefill"},
-    "training.optimization": {"optimizer", "optimizer_step"},
+    "training.optimization": {"optimizer_of", "optimizer_step"},
     "arithmetic.changes": {"dropped"},
 }
 """Names that only the frameworks have, by file. These functions share parameters, return a mask with its kind, apply

@@ -63,7 +63,7 @@ def _on_one_device(training: Training, rates: Float[Array, " steps"], parameters
 
 @functools.partial(jax.jit, static_argnums=0)
 def _start(training: Training, rates: Float[Array, " steps"], parameters: State) -> optax.OptState:
-    return optimizer(training, rates).init(parameters)
+    return optimizer_of(training, rates).init(parameters)
 
 
 # The arguments are not donated, because the step would then have to allocate scratch memory each time. This takes more
@@ -85,11 +85,11 @@ def optimizer_step(
     loss, gradients = jax.value_and_grad(loss_at)(parameters)
     if training.max_norm is not None:
         gradients = clip_by_global_norm(gradients, training.max_norm)
-    updates, state = optimizer(training, rates).update(gradients, state, parameters)
+    updates, state = optimizer_of(training, rates).update(gradients, state, parameters)
     return loss, optax.apply_updates(parameters, updates), state
 
 
-def optimizer(training: Training, rates: Float[Array, " steps"]) -> optax.GradientTransformation:
+def optimizer_of(training: Training, rates: Float[Array, " steps"]) -> optax.GradientTransformation:
     def rate(count: Array) -> Array:
         return rates[count]
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transparity.training import Training
 from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.parallel.sharding import Root
-from transparity_pytorch.training.optimization import _optimizer, clip_by_global_norm
+from transparity_pytorch.training.optimization import clip_by_global_norm, optimizer_of
 from transparity_pytorch.transformer import Transformer
 
 IGNORED = -100
@@ -52,7 +52,7 @@ def train(
     """
     parameters = dict(root.model.named_parameters())
     shards = {name: nn.Parameter(_local(parameter)) for name, parameter in parameters.items()}
-    optimizer, losses = _optimizer(list(shards.values()), training), []
+    optimizer, losses = optimizer_of(list(shards.values()), training), []
     for step, batch in enumerate(batches, 1):
         loss, gradients = loss_and_gradients(root, mesh, **batch)
         if training.max_norm is not None:

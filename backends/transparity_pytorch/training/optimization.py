@@ -30,7 +30,7 @@ def train(
     Batch norms normalize by the batch, and running statistics do not change.
     """
     parameters = dict(model.named_parameters())
-    optimizer = _optimizer(list(parameters.values()), training)
+    optimizer = optimizer_of(list(parameters.values()), training)
     losses = [
         _step(model, training, training.rate(step, model.config.embed_dim), parameters, optimizer, batch)
         for step, batch in enumerate(batches, 1)
@@ -57,7 +57,7 @@ def _step(
     return float(loss)
 
 
-def _optimizer(parameters: list[torch.nn.Parameter], training: Training) -> torch.optim.Optimizer:
+def optimizer_of(parameters: list[torch.nn.Parameter], training: Training) -> torch.optim.Optimizer:
     if training.optimizer == "sgd":
         return torch.optim.SGD(parameters, momentum=training.momentum, fused=True)
     betas, eps = training.betas, training.eps

@@ -72,10 +72,6 @@ def _check_frames(config: TransformerConfig) -> None:
     check_needed(config, needed, why)
 
 
-def _pixel_axes(config: TransformerConfig) -> tuple[int, ...]:
-    return config.image_channels, config.image_size, config.image_size
-
-
 def _pixel_sizes(config: TransformerConfig) -> dict[str, Any]:
     return {"source_vocab_size": None, "patch_size": 2, "max_length": 9 + config.class_token}  # 3 × 3 patches
 
@@ -90,7 +86,7 @@ PATCHES = Input(
     patches,
     lambda config, stack: config.patch_size is not None,
     name="pixels",
-    axes=_pixel_axes,
+    axes=lambda config: (config.image_channels, config.image_size, config.image_size),
     expected="(batch, channels, height, width), {} channels of {} × {} pixels",
     positions=lambda config: config.max_length,
     check=_check_pixels,

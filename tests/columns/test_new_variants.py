@@ -11,7 +11,7 @@ from tests.columns.made_up import described
 from tests.helpers import tiny
 
 from transparity.config import TransformerConfig
-from transparity.errors import ConfigError
+from transparity.errors import ConfigError, InputError
 from transparity.parameters import initialize_parameters
 from transparity.protocol import Backend
 from transparity_conformance.oracle.oracle import forward_oracle
@@ -59,6 +59,15 @@ def test_a_forward_pass_agrees(backend: Backend) -> None:
 
 def test_a_forward_pass_of_an_input_with_its_own_name_agrees(backend: Backend) -> None:
     assert_agrees(backend, encoder(), {"features": np.random.default_rng(3).normal(size=(2, 6, 3))})
+
+
+def test_a_wrong_shape_of_a_new_input_is_refused(backend: Backend) -> None:
+    config = encoder()
+    forward = backend(config, initialize_parameters(config))
+    with pytest.raises(
+        InputError, match=r"^features has .* expected \(batch, frames, mel_bins\), 6 frames of 3 bins\.$"
+    ):
+        forward(features=np.ones((1, 5, 3)))
 
 
 def test_steps_agree_with_the_forward_pass(backend: Backend) -> None:

@@ -1,4 +1,4 @@
-"""What a variant of a model says about itself: a mixer, an input, or a scaling of rotary angles.
+"""The descriptions of variants of a model: mixers, inputs, and scalings of rotary angles.
 
 `parts/tables.py` has a row for each variant. The configuration reads these tables and is imported here only for types.
 """
@@ -43,7 +43,7 @@ class Held(NamedTuple):
 
 
 class Mixer(NamedTuple):
-    """A value of `config.mixer`: what mixes the positions in a layer."""
+    """A value of `config.mixer`, which mixes the positions in a layer."""
 
     part: Callable[[TransformerConfig, str], Part]
     state: Callable[[TransformerConfig], dict[str, Held]]
@@ -58,7 +58,7 @@ class Mixer(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What a stack reads; `config.input_kind(stack)` is the last one whose `is_read` holds."""
+    """An input of a stack; `config.input_kind(stack)` is the last one whose `is_read` holds."""
 
     part: Callable[[TransformerConfig, str, str], Part]
     is_read: Callable[[TransformerConfig, str], bool]

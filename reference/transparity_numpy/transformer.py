@@ -22,15 +22,7 @@ from transparity_numpy.masks import padding_mask, target_mask, visible_keys
 from transparity_numpy.norms.norm import norm
 from transparity_numpy.positions.bias import query_temperature, score_bias, window_mask
 from transparity_numpy.rotary import rotary_tables
-from transparity_numpy.shapes import (
-    Hidden,
-    Input,
-    IsToken,
-    Parameters,
-    Source,
-    SourceIds,
-    TokenIds,
-)
+from transparity_numpy.shapes import Hidden, Input, IsToken, Parameters, Source, SourceIds, TokenIds
 from transparity_numpy.state.context import Context
 
 

@@ -101,12 +101,11 @@ def _numbers(field: dataclasses.Field[Any], value: Any) -> tuple[float, ...]:
 def check_together(config: Any) -> None:
     """Raise `ConfigError` if the fields of a `TransformerConfig` (whose file imports this one) do not fit together."""
     checks = (
-        _check_inputs,
+        _check_variants,
         _check_pooling,
         _check_vocabularies,
         _check_heads,
         _check_latent,
-        _check_mixer,
         _check_positions,
         _check_scaling,
         _check_relative,
@@ -115,12 +114,13 @@ def check_together(config: Any) -> None:
         check(config)
 
 
-def _check_inputs(config: Any) -> None:
-    """Check what each stack reads."""
+def _check_variants(config: Any) -> None:
+    """Check the mixer, and what each stack reads."""
     if config.class_token and not config.reads_pixels:
         raise ConfigError("class_token is true, but patch_size is absent; set patch_size too.")
     for stack in config.stacks:
         INPUTS[config.input_kind(stack)].check(config)
+    MIXERS[config.mixer].check(config)
 
 
 def _check_pooling(config: Any) -> None:
@@ -180,10 +180,6 @@ def _check_latent(config: Any) -> None:
             "rotary_dim < head_dim, projection 'full', num_key_value_heads = num_heads, no qkv_bias and no "
             "query_key_norm."
         )
-
-
-def _check_mixer(config: Any) -> None:
-    MIXERS[config.mixer].check(config)
 
 
 def _check_positions(config: Any) -> None:

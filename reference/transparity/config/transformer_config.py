@@ -628,7 +628,13 @@ class TransformerConfig:
 
     def input_kind(self, stack: str) -> str:
         """Return what a stack reads, a key of `INPUTS`."""
-        return next(kind for kind in reversed(INPUTS) if INPUTS[kind].is_read(self, stack))
+        return self._input_kinds[stack]
+
+    @functools.cached_property
+    def _input_kinds(self) -> dict[str, str]:
+        return {
+            stack: next(kind for kind in reversed(INPUTS) if INPUTS[kind].is_read(self, stack)) for stack in self.stacks
+        }
 
     def input_of(self, name: str) -> Input:
         """Return the form of the input `name`."""
@@ -658,14 +664,14 @@ class TransformerConfig:
         """How many numbers a patch has; 0 if the input is no image."""
         return self.image_channels * (self.patch_size or 0) ** 2
 
-    @property
+    @functools.cached_property
     def input_names(self) -> tuple[str, ...]:
         """The names of the model's main inputs: `source` and `target`, or `tokens`, or `pixels`."""
         if self.architecture == "encoder-decoder":
             return ("source", "target")
         return (INPUTS[self.input_kind(self.stacks[0])].name,)
 
-    @property
+    @functools.cached_property
     def token_inputs(self) -> tuple[str, ...]:
         """The inputs that are token ids; images and audio are not."""
         return tuple(name for name in self.input_names if self.input_of(name).axes is None)

@@ -49,7 +49,7 @@ class Stack(nnx.Module):
         self.name, self.config = name, config
         # The decoder's table may be the encoder's; it is then passed as an argument.
         is_shared = name == "decoder" and config.shared_embedding
-        self.input = None if is_shared else INPUTS[config.input_kind(name)](config, name, rngs=rngs)
+        self.input = None if is_shared else INPUTS[config.input_kinds[name]](config, name, rngs=rngs)
         if name == "encoder" and config.num_token_types:
             self.token_type_embedding = nnx.Embed(config.num_token_types, config.embed_dim, rngs=rngs)
         if (layer_config := config.for_stack(name)).positions == "learned":

@@ -28,7 +28,7 @@ class EmbedTokens(nnx.Module):
 
 
 INPUTS: dict[str, Callable[..., Any]] = {"tokens": EmbedTokens, "patches": EmbedPatches, "frames": EmbedFrames}
-"""The class for each `config.input_kind(stack)`."""
+"""The class for each `config.input_kinds[stack]`."""
 
 
 def embed(stack: str, module: Any, tokens: Source, context: Context, *, reader: EmbedTokens | None = None) -> Hidden:

@@ -32,12 +32,12 @@ INPUTS: dict[str, tuple[Callable[..., dict[str, nn.Module]], Callable[..., Hidde
     "patches": (patch_parts, embed_patches),
     "frames": (frame_parts, embed_frames),
 }
-"""For each `config.input_kind(stack)`, the function that makes its modules, and the function that applies them."""
+"""For each `config.input_kinds[stack]`, the function that makes its modules, and the function that applies them."""
 
 
 def embedding_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
     """Return the modules of a stack that `embed` uses."""
-    parts, _ = INPUTS[config.input_kind(stack)]
+    parts, _ = INPUTS[config.input_kinds[stack]]
     modules, config = parts(config, stack), config.for_stack(stack)
     if config.num_token_types and stack == "encoder":
         modules["token_type_embedding"] = nn.Embedding(config.num_token_types, config.embed_dim)
@@ -48,7 +48,7 @@ def embedding_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Modul
 
 def embed(stack: str, module: Any, tokens: Source, context: Context) -> Hidden:
     """Return the sum of the input's embedding and, if configured, the embeddings of token types and positions."""
-    (_, function), config = INPUTS[module.config.input_kind(stack)], module.config.for_stack(stack)
+    (_, function), config = INPUTS[module.config.input_kinds[stack]], module.config.for_stack(stack)
     check_length(config, context.positions.shape[1])
     x = function(config, module, tokens, context.tap)
     if config.token_scale != 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +49,3 @@ def whole(default: int | None, *tried: int | None, least: int = 1, most: int = L
     """Return a dataclass field for a whole number from `least` to `most`; `tried` is explained at `number`."""
     limits = Range(lambda x: least <= x <= most, f"between {least} and {most}")
     return dataclasses.field(default=default, metadata={"range": limits, "tried": tried})
-
-
-def chosen(default: str, table: Mapping[str, Any]) -> Any:
-    """Return a dataclass field for a key of `table`."""
-    return dataclasses.field(default=default, metadata={"choices": table})

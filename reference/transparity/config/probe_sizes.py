@@ -38,7 +38,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"attention_head_dim": 10, "rotary_dim": 4, "kv_lora_rank": 9, "num_key_value_heads": None}
         sizes |= {"q_lora_rank": config.q_lora_rank and 7, "value_head_dim": config.value_head_dim and 6}
     for stack in config.stacks:
-        sizes |= INPUTS[config.input_kind(stack)].probe_sizes(config)
+        sizes |= INPUTS[config.input_kinds[stack]].probe_sizes(config)
     if config.sliding_window:
         sizes |= {"sliding_window": 4}
     if config.head == "classes":

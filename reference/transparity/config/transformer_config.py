@@ -16,17 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
 from transparity.config.earlier import renamed
-from transparity.config.fields import (
-    NOT_NEGATIVE,
-    NOT_POSITIVE,
-    POSITIVE,
-    PROBABILITY,
-    SHARE,
-    chosen,
-    number,
-    numbers,
-    whole,
-)
+from transparity.config.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, numbers, whole
 from transparity.config.layer_kinds import ALIKE, Overrides, differing, kinds_of
 from transparity.config.probe_sizes import feed_forward_width, longrope_factors, probe_sizes, shared_expert_width
 from transparity.config.validation import check_of, check_together
@@ -249,7 +239,7 @@ class TransformerConfig:
 
     # Recurrence
 
-    mixer: str = chosen("attention", MIXERS)
+    mixer: str = dataclasses.field(default="attention", metadata={"choices": MIXERS})
     """How a layer mixes positions. `attention`: self-attention. `gated-delta`: a recurrence that decays and corrects
     its state (Yang et al. 2025, Qwen3-Next). `state-space`: a recurrence that decays its state and adds to it (Dao and
     Gu 2024, Mamba-2). Recurrences require a decoder-only model."""
@@ -306,7 +296,7 @@ class TransformerConfig:
     """The base theta of the angles: pair i has the angle position / theta^(2 i / features)."""
     rotary_dim: int | None = whole(None, None, 2)
     """Number of leading features of each head that are rotated. None means all features."""
-    rotary_scaling: str = chosen("none", SCALINGS)
+    rotary_scaling: str = dataclasses.field(default="none", metadata={"choices": SCALINGS})
     """Scaling of the rotary angles for long sequences. `linear` divides positions by `rotary_factor`. `llama3` divides
     only slow angles, with a smooth transition to the fast angles (Llama 3.1). In `yarn`, the transition is linear in
     the pairs of features (Peng et al. 2024). `longrope` divides each angle by its own factor, and by another factor in
@@ -626,19 +616,16 @@ class TransformerConfig:
         assert size is not None  # checked on construction
         return size
 
-    def input_kind(self, stack: str) -> str:
-        """Return what a stack reads, a key of `INPUTS`."""
-        return self._input_kinds[stack]
-
     @functools.cached_property
-    def _input_kinds(self) -> dict[str, str]:
+    def input_kinds(self) -> dict[str, str]:
+        """What each stack reads, a key of `INPUTS`."""
         return {
             stack: next(kind for kind in reversed(INPUTS) if INPUTS[kind].is_read(self, stack)) for stack in self.stacks
         }
 
     def input_of(self, name: str) -> Input:
         """Return the form of the input `name`."""
-        return INPUTS[self.input_kind(self.input_stack(name))]
+        return INPUTS[self.input_kinds[self.input_stack(name)]]
 
     @property
     def reads_pixels(self) -> bool:
@@ -669,7 +656,7 @@ class TransformerConfig:
         """The names of the model's main inputs: `source` and `target`, or `tokens`, or `pixels`."""
         if self.architecture == "encoder-decoder":
             return ("source", "target")
-        return (INPUTS[self.input_kind(self.stacks[0])].name,)
+        return (INPUTS[self.input_kinds[self.stacks[0]]].name,)
 
     @functools.cached_property
     def token_inputs(self) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ def _check_variants(config: Any) -> None:
     if config.class_token and not config.reads_pixels:
         raise ConfigError("class_token is true, but patch_size is absent; set patch_size too.")
     for stack in config.stacks:
-        INPUTS[config.input_kind(stack)].check(config)
+        INPUTS[config.input_kinds[stack]].check(config)
     MIXERS[config.mixer].check(config)
 
 
@@ -134,7 +134,7 @@ def _check_pooling(config: Any) -> None:
 
 def _check_vocabularies(config: Any) -> None:
     for stack, name in (("encoder", "source_vocab_size"), ("decoder", "target_vocab_size")):
-        reads_tokens = stack in config.stacks and INPUTS[config.input_kind(stack)].axes is None
+        reads_tokens = stack in config.stacks and INPUTS[config.input_kinds[stack]].axes is None
         if reads_tokens and getattr(config, name) is None:
             raise ConfigError(f"{name} is missing: the architecture {config.architecture!r} needs it.")
 

@@ -64,7 +64,7 @@ def embedding(config: TransformerConfig, stack: str, length: str) -> Part:
     own, width = config.for_stack(stack), config.embed_dim
     types, rows = config.num_token_types, own.num_positions
     return joined(
-        INPUTS[config.input_kind(stack)].part(config, stack, length),
+        INPUTS[config.input_kinds[stack]].part(config, stack, length),
         linear("token_type_embedding", types, width, bias=False) if types else NOTHING,
         linear("position_embedding", rows, width, bias=False) if own.positions == "learned" else NOTHING,
         tapped({"embedding": ("batch", length, width)}),

@@ -10,7 +10,7 @@ MIXERS: dict[str, Mixer] = {"attention": ATTENTION, "gated-delta": GATED_DELTA, 
 """The values of `config.mixer`."""
 
 INPUTS: dict[str, Input] = {"tokens": TOKENS, "patches": PATCHES, "frames": FRAMES}
-"""The values of `config.input_kind(stack)`."""
+"""The values of `config.input_kinds[stack]`."""
 
 SCALINGS: dict[str, Scaling] = {
     "none": Scaling(),

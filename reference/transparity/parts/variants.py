@@ -58,7 +58,7 @@ class Mixer(NamedTuple):
 
 
 class Input(NamedTuple):
-    """An input of a stack; `config.input_kind(stack)` is the last one whose `is_read` holds."""
+    """An input of a stack; `config.input_kinds[stack]` is the last one whose `is_read` holds."""
 
     part: Callable[[TransformerConfig, str, str], Part]
     is_read: Callable[[TransformerConfig, str], bool]

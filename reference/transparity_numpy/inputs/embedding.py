@@ -20,12 +20,12 @@ def embed_tokens(config: TransformerConfig, parameters: Parameters, tokens: Toke
 
 
 INPUTS: dict[str, Callable[..., Hidden]] = {"tokens": embed_tokens, "patches": embed_patches, "frames": embed_frames}
-"""The function for each `config.input_kind(stack)`."""
+"""The function for each `config.input_kinds[stack]`."""
 
 
 def embed(stack: str, config: TransformerConfig, parameters: Parameters, tokens: Source, context: Context) -> Hidden:
     """Return the sum of the input's embedding and, if configured, the embeddings of token types and positions."""
-    config, kind = config.for_stack(stack), config.input_kind(stack)
+    config, kind = config.for_stack(stack), config.input_kinds[stack]
     check_length(config, context.positions.shape[1])
     x = INPUTS[kind](config, parameters, tokens, context.tap)
     if config.token_scale != 1:

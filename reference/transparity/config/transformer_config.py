@@ -618,7 +618,7 @@ class TransformerConfig:
 
     @functools.cached_property
     def input_kinds(self) -> dict[str, str]:
-        """What each stack reads, a key of `INPUTS`."""
+        """The key of `INPUTS` for each stack."""
         return {
             stack: next(kind for kind in reversed(INPUTS) if INPUTS[kind].is_read(self, stack)) for stack in self.stacks
         }

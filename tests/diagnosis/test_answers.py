@@ -95,7 +95,7 @@ def test_activations_that_were_taken_for_others_explain_nothing(probes: dict[str
     faulty = [tap for tap in next(iter(results.values())).order if any(tap in each.wrong for each in results.values())]
     answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
     answer.single()
-    told = explain_all(results, faulty, "float32", lambda *_: None, Clock(), answer=answer)
+    told = explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
     assert taken <= {*faulty} and taken.isdisjoint(each.where for each in told) and "logits" in faulty
     assert {cause.mistake for each in told for cause in each.causes} == {"attention-scale"}
     assert all(cause.residual <= each.budget for each in told for cause in each.causes)
@@ -108,7 +108,7 @@ def test_a_fault_at_no_activation_that_was_found_is_told_all_the_same(probes: di
         taps |= {tap: taps[tap][..., ::-1].copy() for tap in scores}
     answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
     answer.single()
-    told = explain_all(results_of(probes, actual), scores, "float32", lambda *_: None, Clock(), answer=answer)
+    told = explain_all(results_of(probes, actual), scores, lambda *_: None, Clock(), answer=answer)
     assert [cause.mistake for each in told for cause in each.causes] == ["attention-scale"]
 
 
@@ -131,7 +131,7 @@ def test_a_norm_that_is_found_after_the_rotation_is_not_called_missing_before_it
     answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
     norm = "decoder.layers.0.self_attention.query_norm"
     assert norm in faulty and fed_by(norm, results) and not fed_by(norm, results, (order,))
-    told = explain_all(results, faulty, "float32", lambda *_: None, Clock(), answer=answer)
+    told = explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
     assert {cause.mistake for each in told for cause in each.causes} == {ORDER[0]}
     assert norm not in {each.where for each in told} and unknown in {each.where for each in told}
 
@@ -150,11 +150,11 @@ def test_an_operation_in_another_place_and_a_number_are_told_together() -> None:
     order = next(iter(results.values())).order
     faulty = [tap for tap in order if any(tap in each.wrong for each in results.values())]
     answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
-    end, joint = joined(results, faulty[0], faulty, answer.found, "float32")
+    end, joint = joined(results, faulty[0], faulty, answer.found)
     assert end.endswith(".scores") and not any(tap.endswith("query_norm") for tap in joint["one"].wrong)
     made = tuple(everywhere(next(iter(probes.values())), *fault)[0] for fault in (ORDER, WRONG[0]))
-    assert segment_of(joint, end, "float32").vanishes(made)
-    told = explain_all(results, faulty, "float32", lambda *_: None, Clock(), answer=answer)
+    assert segment_of(joint, end).vanishes(made)
+    told = explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
     assert {cause.mistake for each in told for cause in each.causes} == {ORDER[0], WRONG[0][0], GATE[0]}
     assert answer.contradicts  # the tap that was mistaken for a norm
 

@@ -19,6 +19,7 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis import walk as walking
 from transparity_conformance.diagnosis.explain import _split_by
 from transparity_conformance.diagnosis.judge import judge
+from transparity_conformance.diagnosis.probe_result import compare_segments
 from transparity_conformance.diagnosis.resume import Start
 from transparity_conformance.diagnosis.segment import Segment
 from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
@@ -100,7 +101,7 @@ def test_a_mistake_that_leaves_out_the_tap_explains_nothing_at_it() -> None:
 def test_mistakes_that_exclude_each_other_are_contradicted_by_what_is_right() -> None:
     probe, one, other = excluding("pre-norm")
     (tap,) = one.sites
-    segment = dataclasses.replace(segment_of(probe, tap, "logits"), right={probe.name: {tap: 1e9}})
+    segment = segment_of(probe, tap, "logits", budgets={tap: 1e9, "logits": 0.0})
     assert segment.is_contradicted(probe, (one, other))
     assert not segment.is_contradicted(probe, (one,))
 
@@ -115,9 +116,10 @@ def test_a_probe_on_which_one_of_two_causes_cannot_be_made_tells_them_apart() ->
     assert _split_by(segment, (one,), (harmless,), (harmless,), others) is None
 
 
-def segment_of(probe: Probe, *taps: str) -> Segment:
+def segment_of(probe: Probe, *taps: str, budgets: dict[str, float] | None = None) -> Segment:
     recorded = {tap: probe.oracle.expected[tap] for tap in taps}
-    return Segment(taps[-1], [probe], {probe.name: recorded}, {probe.name: 1e-6}, "float32")
+    result = compare_segments(probe, recorded, "float32")
+    return Segment(taps[-1], {probe.name: dataclasses.replace(result, budgets=budgets or dict.fromkeys(taps, 1e-6))})
 
 
 ROUTER = "decoder.layers.1.feed_forward.router.weight"

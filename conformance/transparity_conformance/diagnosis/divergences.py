@@ -25,7 +25,6 @@ from transparity_conformance.diagnosis.search.search import BEAM, PAIR
 from transparity_conformance.diagnosis.segment import Combination, Segment, joined, layer_of, scope_of, segment_of
 from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
 from transparity_conformance.diagnosis.walk import Impossible, dependents, walk
-from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause, Divergence
 
@@ -39,7 +38,6 @@ MOST_EXPLAINED = 40
 def explain_all(
     results: Results,
     faulty: list[str],
-    dtype: str,
     progress: Progress,
     clock: Clock,
     ranks: int = 1,
@@ -54,7 +52,7 @@ def explain_all(
     """
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
-    segments = _BySegment(results, dtype, clock, ranks, answer)
+    segments = _BySegment(results, clock, ranks, answer)
     fewest, divergences = segments.run(faulty, progress), segments.divergences
     if answer and answer.is_wrong:
         every = [fewest] if fewest else answer.pairs()
@@ -126,7 +124,7 @@ def _by_answer(
     elsewhere = [each for each in told if not {*each.sites} & {*faulty}]
     divergences, explanations = list[Divergence](), dict[str, Explanation]()
     for tap in faulty:
-        segment = segment_of(results, tap, answer.dtype, answer.ranks)
+        segment = segment_of(results, tap, answer.ranks)
         there = tuple(each for each in told if tap in each.sites)
         best = next((each for each in [*((one,) for one in told), there, told] if segment.vanishes(each)), ())
         if any(tap in each.sites or each in elsewhere for each in best):
@@ -156,8 +154,8 @@ class _BySegment:
     """Explains each segment separately, until the faults reproduce the logits. If a segment has no cause, its whole
     sublayer is searched as one segment."""
 
-    def __init__(self, results: Results, dtype: str, clock: Clock, ranks: int, answer: Answer | None) -> None:
-        self.results, self.dtype, self.clock, self.ranks, self.answer = results, dtype, clock, ranks, answer
+    def __init__(self, results: Results, clock: Clock, ranks: int, answer: Answer | None) -> None:
+        self.results, self.clock, self.ranks, self.answer = results, clock, ranks, answer
         self.others = {result.probe.name: result.probe for result in results.values()}
         self.divergences: list[Divergence] = []
         self.explanations: dict[str, Explanation] = {}
@@ -167,10 +165,10 @@ class _BySegment:
 
     def run(self, faulty: Sequence[str], progress: Progress) -> Combination:
         """Explain the segments; return the fewest faults that reproduce the logits, if any were found."""
-        self.known = _whole_model_fault(self.results, [*faulty], self.dtype)
+        self.known = _whole_model_fault(self.results, [*faulty])
         if self.known:
             self.divergences.append(_whole_model_divergence(self.results, faulty[0], self.known))
-            faulty = still_wrong(self.results, self.known, self.dtype)
+            faulty = still_wrong(self.results, self.known)
         answer, new = self.answer, Combination()
         for done, tap in enumerate(faulty):
             progress("looking for causes", done, len(faulty))
@@ -191,12 +189,10 @@ class _BySegment:
 
     def _is_known(self, tap: str) -> bool:
         is_joint = self.joint.get(scope_of(tap), Explanation()).chosen
-        return bool(
-            is_joint or (self.known and segment_of(self.results, tap, self.dtype, self.ranks).vanishes(self.known))
-        )
+        return bool(is_joint or (self.known and segment_of(self.results, tap, self.ranks).vanishes(self.known)))
 
     def _explain(self, tap: str, faulty: Sequence[str]) -> None:
-        segment, scope = segment_of(self.results, tap, self.dtype, self.ranks), scope_of(tap)
+        segment, scope = segment_of(self.results, tap, self.ranks), scope_of(tap)
         sites = candidate_sites(_worst(self.results, tap), tap)
         found = explain(segment, sites, self.known, self.others, self.explanations, self.clock)
         if self.answer and not found.chosen and scope not in self.joint:
@@ -206,16 +202,16 @@ class _BySegment:
                 self.divergences = [each for each in self.divergences if scope_of(each.where) != scope]
                 self.explanations = {at: each for at, each in self.explanations.items() if scope_of(at) != scope}
         self.explanations[tap], self.known = found, (*self.known, *found.chosen)
-        self.divergences.append(divergence_of(self.results, tap, found, self.dtype))
+        self.divergences.append(divergence_of(self.results, tap, found, with_profile=True))
         if found.remains:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
         """Explain the sublayer of a tap as one segment, without the faults that were already found in it."""
-        end, results = joined(self.results, tap, faulty, found, self.dtype)
+        end, results = joined(self.results, tap, faulty, found)
         if not end:
             return Explanation()
-        segment, sites = segment_of(results, end, self.dtype, self.ranks), candidate_sites(_worst(results, end), end)
+        segment, sites = segment_of(results, end, self.ranks), candidate_sites(_worst(results, end), end)
         return explain(segment, sites, self._outside(scope_of(tap)), self.others, self.joint, self.clock, PAIR)
 
     def _outside(self, scope: str) -> Combination:
@@ -232,21 +228,21 @@ def _worst(results: Results, tap: str) -> ProbeResult:
     return max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
 
 
-def divergence_of(results: Results, tap: str, found: Explanation, dtype: str = "") -> Divergence:
-    """Return the divergence of a segment; with `dtype` and without a cause, it gets the error's profile."""
+def divergence_of(results: Results, tap: str, found: Explanation, *, with_profile: bool = False) -> Divergence:
+    """Return the divergence of a segment; `with_profile` adds the error's profile if there is no cause."""
     worst, profile = _worst(results, tap), {}
     is_misshapen = tap in worst.misshapen
-    if dtype and not found.causes:
-        ours, shown = walk(worst.probe, worst.recorded, until=tap)[tap], worst.recorded
-        profile = error_profile(judged(worst.probe, tap, shown[tap], ours, dtype, shown), ours)
+    if with_profile and not found.causes:
+        ours = walk(worst.probe, worst.recorded, until=tap)[tap]
+        profile = error_profile(worst.judged(tap, ours), ours)
     numbers = worst.errors[tap], worst.budgets[tap]
     ties = found.indistinguishable, found.split_by
     return Divergence(tap, *numbers, found.causes, *ties, worst.probe.name, profile, is_misshapen)
 
 
-def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str, clock: Clock) -> list[str]:
+def departures_note(results: Results, divergences: Sequence[Divergence], clock: Clock) -> list[str]:
     """If the port shows only wrong logits without a cause, return a note on fields that probably differ."""
-    segment = segment_of(results, "logits", dtype)
+    segment = segment_of(results, "logits")
     if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
         return []
     if not segment.is_whole_model:
@@ -270,11 +266,11 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
 def _remaining(segment: Segment, known: Combination) -> Divergence:
     """Return the divergence that remains with the faults `known`, on the probe where it is largest."""
     probe = max(segment.probes, key=lambda probe: segment.share(probe, known))
-    recorded = segment.recorded[probe.name]
-    ours = walk(probe, recorded, known, until=segment.tap)[segment.tap]
-    actual = judged(probe, segment.tap, recorded[segment.tap], ours, segment.dtype, recorded)
-    budget, profile = segment.budgets[probe.name], error_profile(actual, ours)
-    return Divergence(segment.tap, gap(actual, ours), budget, probe=probe.name, profile=profile)
+    result = segment.results[probe.name]
+    ours = walk(probe, result.recorded, known, until=segment.tap)[segment.tap]
+    actual = result.judged(segment.tap, ours)
+    profile = error_profile(actual, ours)
+    return Divergence(segment.tap, gap(actual, ours), segment.budget(probe), probe=probe.name, profile=profile)
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
@@ -314,13 +310,13 @@ def _alone(explanation: Explanation | None) -> Fault | None:
     return explanation.chosen[0].fault if explanation and len(explanation.chosen) == 1 else None
 
 
-def _whole_model_fault(results: Results, faulty: list[str], dtype: str) -> Combination:
+def _whole_model_fault(results: Results, faulty: list[str]) -> Combination:
     """Return the fault of the whole model that leaves the fewest segments wrong, and at most half of them."""
     if len(faulty) < 2:
         return ()
     config = next(iter(results.values())).probe.config
     candidates = [hypothesis for hypothesis in whole_model(config) if hypothesis.fault.id != "low-precision"]
-    best, _ = fewest_wrong(results, candidates, dtype, min(len(faulty) // 2, len(faulty) - 2))
+    best, _ = fewest_wrong(results, candidates, min(len(faulty) // 2, len(faulty) - 2))
     return () if best is None else (best,)
 
 

@@ -19,7 +19,7 @@ from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.search.fitting import fittables
 from transparity_conformance.diagnosis.search.search import DEEPEST, PAIR, Search, screen_of
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
-from transparity_conformance.diagnosis.walk import Impossible, walk
+from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import Cause
@@ -210,20 +210,11 @@ def _split_by(
     """Return the first probe that distinguishes two combinations of faults: the values differ by more than rounding, or
     only one combination is possible."""
     for name, probe in others.items():
-        one, other = (_value(segment, probe, (*known, *each)) for each in (chosen, rival))
+        one, other = (segment.value(probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:
             if one is not other:
                 return name
             continue
-        budget = segment.budgets.get(name)
-        if gap(one, other) > (probe.oracle.budget(segment.tap, segment.dtype) if budget is None else budget):
+        if gap(one, other) > segment.budget(probe):
             return name
     return None
-
-
-def _value(segment: Segment, probe: Probe, combination: Combination) -> np.ndarray | None:
-    """Return the reference's value with these faults; None if they exclude each other or remove the tap."""
-    try:
-        return walk(probe, segment.recorded.get(probe.name, {}), combination, until=segment.tap).get(segment.tap)
-    except Impossible:
-        return None

@@ -144,49 +144,49 @@ def _verdict(
     """Return the report; its verdict is `agrees` only if `complete`."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
-    faulty, equivalent = faulty_segments(results, dtype)
+    faulty, equivalent = faulty_segments(results)
     notes = [message for result in results.values() for message in result.misshapen.values()]
     notes += [*convention_notes(results), *near_tie_notes(results, dtype)]
     notes += [f"{tap} has an equivalent form, which does not change later activations" for tap in equivalent]
     if all(item.share <= 1 for item in measured if item.tap == "logits"):
-        wrong = wrong_at_tokens(results, faulty, dtype)
+        wrong = wrong_at_tokens(results, faulty)
         if not wrong:
             notes += [f"{tap} differs from the reference only at padding, which no logit depends on" for tap in faulty]
             if hidden := _hidden_in_rounding(results, measured, dtype, notes):
-                return report("diverges", "logits", with_impact(results, hidden, dtype), notes=tuple(notes))
+                return report("diverges", "logits", with_impact(results, hidden), notes=tuple(notes))
             return report("agrees" if complete else "inconclusive", None, notes=tuple(notes))
     else:
         wrong = []
     if rounding := find_rounding(results, dtype):
         where = first or "logits"
         found = _undeclared(results, measured, rounding, where, dtype, notes)
-        return report("diverges", where, with_impact(results, found, dtype), notes=tuple(notes))
+        return report("diverges", where, with_impact(results, found), notes=tuple(notes))
     if wrong and any(item.tap == "logits" for item in measured):
         notes.append("the logits agree: these faults do not change them")
     places = wrong or faulty or ["logits"]
     unexplained = tuple(divergence_of(results, tap, Explanation()) for tap in places)
     search.located(report("diverges", first, unexplained, notes=tuple(notes)))
-    divergences, remarks, others = _explained(results, places, dtype, search)
+    divergences, remarks, others = _explained(results, places, search)
     said = {"notes": (*notes, *remarks), "other_fields": others}
-    explained = report("diverges", first, with_impact(results, divergences, dtype), **said)
+    explained = report("diverges", first, with_impact(results, divergences), **said)
     if search.clock.is_interrupted:
         raise Interrupted(explained)
     return explained
 
 
 def _explained(
-    results: Results, places: list[str], dtype: str, search: _Search
+    results: Results, places: list[str], search: _Search
 ) -> tuple[Sequence[Divergence], Sequence[str], Mapping[str, tuple[object, object]]]:
     """Return the divergences with the causes found in time, notes on the search, and fields that differ."""
     clock, others = search.clock, dict[str, tuple[object, object]]()
     is_large = any(result.probe.is_large for result in results.values())
     clock.begin(1 if is_large else STAGES)  # the search for rounding may have used up the time
     with clock.interruptible():
-        divergences = explain_all(results, places, dtype, search.progress, clock, search.ranks, search.answer)
+        divergences = explain_all(results, places, search.progress, clock, search.ranks, search.answer)
         remarks = [clock.note] * clock.ran_out
         if not clock.is_interrupted and len(results) > 1:  # a single call does not determine a configuration
-            remarks += departures_note(results, divergences, dtype, clock)
-            others = several_fields(results, places, divergences, dtype, clock)
+            remarks += departures_note(results, divergences, clock)
+            others = several_fields(results, places, divergences, clock)
     return divergences, remarks, others
 
 

@@ -12,13 +12,11 @@ from functools import partial
 
 import numpy as np
 
-from transparity.limits.stored import chosen
 from transparity_conformance.catalogue.sites import ENDS, is_norm
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, real_positions
 from transparity_conformance.diagnosis.thresholds import EQUIVALENT_ULPS
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_DRAWN, epsilon
-from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged_gap, undetermined_positions
 from transparity_conformance.report.comparison import share
 
@@ -37,7 +35,7 @@ def is_internal(tap: str) -> bool:
     return tap.rpartition(".")[2] in INTERNAL
 
 
-def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]:
+def faulty_segments(results: Results) -> tuple[list[str], list[str]]:
     """List the wrong segments, and those that differ only in form, each in the order of the forward pass.
 
     A tap inside a sublayer differs only in form if it passes `is_equivalent` and the sublayer's end is right. A port
@@ -48,13 +46,13 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
     equivalent: dict[str, None] = {}
     order = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     suspects = {tap for result in results.values() for tap in result.wrong if is_internal(tap)}
-    healed = _healed(results, suspects, dtype) if suspects else set()
+    healed = _healed(results, suspects) if suspects else set()
     inside = {tap for tap in suspects if tap.rpartition(".")[2] in INSIDE}
     if inside and any(tap not in inside and (key, tap) not in healed for key, tap in _wrong(results)):
-        healed |= _healed(results, inside, dtype, INSIDE)
+        healed |= _healed(results, inside, INSIDE)
     norms = {tap for result in results.values() for tap in result.wrong if is_norm(result.probe.config, tap)}
     if norms:
-        healed |= _healed(results, suspects | norms, dtype)
+        healed |= _healed(results, suspects | norms)
     for key, tap in _wrong(results):
         (equivalent if (key, tap) in healed else faulty)[tap] = None
     only_equivalent = (tap for tap in equivalent if tap not in faulty)
@@ -65,46 +63,37 @@ def _wrong(results: Results) -> list[tuple[str, str]]:
     return [(key, tap) for key, result in results.items() for tap in result.wrong]
 
 
-def _healed(
-    results: Results, suspects: set[str], dtype: str, without: Collection[str] = INTERNAL
-) -> set[tuple[str, str]]:
+def _healed(results: Results, suspects: set[str], without: Collection[str] = INTERNAL) -> set[tuple[str, str]]:
     """Return (probe, tap) for each of `suspects` that differs only in form. The reference computes the suspects itself,
     without the port's values, as well as the kinds of taps in `without`."""
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
         ours = walk(result.probe, _outer(result, suspects, without))
         for tap in suspects & set(result.recorded):
-            rows = ~_depends_on_convention(result.probe, tap, dtype)
+            rows = ~_depends_on_convention(result, tap)
             pair = _comparable(result, tap, ours)[rows], ours[tap][rows]
             pairs.setdefault((tap, id(result.probe.parameters)), []).append(pair)
-    tolerance = EQUIVALENT_ULPS * epsilon(dtype)
-    accepted = {
-        tap_and_model for tap_and_model, some in pairs.items() if is_equivalent(tap_and_model[0], some, tolerance)
-    }
+    tolerance = EQUIVALENT_ULPS * max(epsilon(result.dtype) for result in results.values())
+    accepted = {(tap, model) for (tap, model), some in pairs.items() if is_equivalent(tap, some, tolerance)}
     healed: set[tuple[str, str]] = set()
     for key, result in results.items():
         model = id(result.probe.parameters)
         if taps := {tap for tap in suspects & set(result.recorded) if (tap, model) in accepted}:
             outer = _outer(result, suspects, without)
-            right = _right(result, outer, dtype)
+            right = _right(result, outer)
             healed |= {(key, tap) for tap in taps if _ends_right(result, tap, outer, right)}
     return healed
 
 
 def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) -> Mapping[str, np.ndarray]:
-    given = [tap for tap in result.recorded if tap.rpartition(".")[2] not in without and tap not in suspects]
-    return chosen(result.recorded, given)
+    return result.without({tap for tap in result.recorded if tap.rpartition(".")[2] in without} | suspects).recorded
 
 
-def _right(result: ProbeResult, outer: Mapping[str, np.ndarray], dtype: str) -> dict[str, bool]:
+def _right(result: ProbeResult, outer: Mapping[str, np.ndarray]) -> dict[str, bool]:
     """Return, for each tap, whether the port's value is right if the reference gets only the values in `outer`."""
-    ours = walk(result.probe, outer)
     neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one point is too few near a tie of large scores
-    budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)
-    return {
-        tap: judged_gap(result.probe, tap, value, ours[tap], dtype, outer) <= max(budgets[tap], result.budgets[tap])
-        for tap, value in result.recorded.items()
-    }
+    budgets = segment_budgets(result.probe, outer, result.dtype, neighbours=neighbours)
+    return {tap: error <= max(budgets[tap], result.budgets[tap]) for tap, error in result.gaps_from(outer).items()}
 
 
 def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], right: Mapping[str, bool]) -> bool:
@@ -112,10 +101,10 @@ def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], 
     return ends if is_internal(tap) else all(right[name] for name in outer)
 
 
-def _depends_on_convention(probe: Probe, tap: str, dtype: str) -> np.ndarray:
+def _depends_on_convention(result: ProbeResult, tap: str) -> np.ndarray:
     """Return the rows of the batch in which a tap depends on a query whose keys are all masked."""
-    rows = len(next(iter(probe.inputs.values())))
-    free = undetermined_positions(probe, dtype).get(tap)
+    rows = len(next(iter(result.probe.inputs.values())))
+    free = undetermined_positions(result.probe, result.dtype).get(tap)
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
 
 
@@ -140,21 +129,21 @@ def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -
     return np.where(visible, recorded, ours[tap] + shift)
 
 
-def wrong_at_tokens(results: Results, faulty: list[str], dtype: str) -> list[str]:
+def wrong_at_tokens(results: Results, faulty: list[str]) -> list[str]:
     """List the taps in `faulty` that differ at tokens, and not only at padding."""
     found: dict[str, None] = {}
     for result in results.values():
         found |= dict.fromkeys(result.misshapen)
         for tap in faulty:
-            if tap in result.recorded and result.share(tap) > 1 and (is_internal(tap) or _differs(result, tap, dtype)):
+            if tap in result.recorded and result.share(tap) > 1 and (is_internal(tap) or _differs(result, tap)):
                 found[tap] = None
     return sorted(found, key=lambda tap: faulty.index(tap) if tap in faulty else -1)
 
 
-def _differs(result: ProbeResult, tap: str, dtype: str) -> bool:
+def _differs(result: ProbeResult, tap: str) -> bool:
     oracle, tokens = result.probe.oracle, real_positions(result.probe, tap)[..., None]
-    error = judged_gap(result.probe, tap, result.recorded[tap] * tokens, oracle.expected[tap] * tokens, dtype)
-    return share(error, oracle.budget(tap, dtype)) > 1
+    error = judged_gap(result.probe, tap, result.recorded[tap] * tokens, oracle.expected[tap] * tokens, result.dtype)
+    return share(error, oracle.budget(tap, result.dtype)) > 1
 
 
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:

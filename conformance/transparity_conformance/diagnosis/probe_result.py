@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from transparity_conformance.catalogue.sites import reads_tokens
 from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.oracle.undetermined import judged_gap, padding_at
+from transparity_conformance.oracle.undetermined import judged, judged_gap, padding_at
 from transparity_conformance.report.comparison import gap, share
 
 MOST_FEATURES = 4096
@@ -38,6 +39,30 @@ class ProbeResult:
     """The largest difference at each tap, except positions that a convention decides."""
     everywhere: dict[str, float]
     """The largest difference at each tap, including positions that a convention decides."""
+    dtype: str
+    """The precision whose budgets apply."""
+
+    def judged(self, tap: str, ours: np.ndarray) -> np.ndarray:
+        """Return the port's value, with `ours` where a convention or a near-tie decides."""
+        return judged(self.probe, tap, self.recorded[tap], ours, self.dtype, self.recorded)
+
+    def gap(self, tap: str, ours: np.ndarray) -> float:
+        """Return the largest difference between the port's value and `ours`."""
+        return gap(self.judged(tap, ours), ours)
+
+    def gaps_from(self, given: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return the largest difference at each tap, if the reference continues only with the values in `given`."""
+        ours = walk(self.probe, given)
+        return {
+            tap: judged_gap(self.probe, tap, value, ours[tap], self.dtype, given)
+            for tap, value in self.recorded.items()
+        }
+
+    def without(self, taps: Collection[str]) -> ProbeResult:
+        """Return the result of a port that does not show `taps`."""
+        recorded = chosen(self.recorded, [tap for tap in self.recorded if tap not in taps])
+        errors = {tap: error for tap, error in self.errors.items() if tap not in taps}
+        return dataclasses.replace(self, recorded=recorded, errors=errors)
 
     def share(self, tap: str) -> float:
         return share(self.errors[tap], self.budgets[tap])
@@ -86,6 +111,7 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
         errors={tap: judged_gap(probe, tap, value, ours[tap], dtype, recorded) for tap, value in recorded.items()}
         | dict.fromkeys(misshapen, math.inf),
         everywhere={tap: gap(value, ours[tap]) for tap, value in recorded.items()},
+        dtype=dtype,
     )
 
 
@@ -100,21 +126,21 @@ def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
     return {name: error.max(axis=rest).tolist() for name, rest in others.items()}
 
 
-def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most: int = 10_000) -> list[str]:
+def still_wrong(results: Results, known: Sequence[Hypothesis], most: int = 10_000) -> list[str]:
     """List the segments that exceed their budget with the faults `known`; stop after more than `most`."""
     wrong: dict[str, None] = {}
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
-        errors = {
-            tap: judged_gap(probe, tap, value, ours[tap], dtype, recorded) if tap in ours else math.inf
-            for tap, value in recorded.items()
-        }
-        shares = {tap: share(error, result.budgets[tap]) for tap, error in errors.items()}
-        wrong |= dict.fromkeys(tap for tap in errors if shares[tap] > REMEASURED_WITHIN[dtype])
+        errors = {tap: result.gap(tap, ours[tap]) if tap in ours else math.inf for tap in recorded}
+        shares, within = (
+            {tap: share(errors[tap], result.budgets[tap]) for tap in errors},
+            REMEASURED_WITHIN[result.dtype],
+        )
+        wrong |= dict.fromkeys(tap for tap in errors if shares[tap] > within)
         if len(wrong) > most:
             break
-        if near := [tap for tap in errors if 1 < shares[tap] <= REMEASURED_WITHIN[dtype]]:
-            budgets = segment_budgets(probe, recorded, dtype, known, neighbours=min(2, probe.neighbours))
+        if near := [tap for tap in errors if 1 < shares[tap] <= within]:
+            budgets = segment_budgets(probe, recorded, result.dtype, known, neighbours=min(2, probe.neighbours))
             wrong |= dict.fromkeys(tap for tap in near if share(errors[tap], budgets[tap]) > 1)
         if len(wrong) > most:
             break
@@ -125,7 +151,7 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
     """Return the largest error of the last recorded segment, usually the logits, with the faults `known`."""
     return max(
-        judged_gap(each.probe, each.last, each.recorded[each.last], walk(each.probe, each.recorded, known)[each.last])
+        each.gap(each.last, walk(each.probe, each.recorded, known)[each.last])
         for each in results.values()
         if each.recorded
     )

@@ -33,7 +33,7 @@ def find_rounding(results: Results, dtype: str) -> Cause | None:
     """Return a rounding to fewer bits that explains every difference. No rounding explains a wrong shape."""
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
-    return _rounded_weights(results, dtype) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
+    return _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
 
 
 def _is_beyond_rounding(results: Results) -> bool:
@@ -58,10 +58,10 @@ def how_to_declare(rounding: Cause) -> str:
     return "switch this rounding off (in PyTorch: torch.backends.cuda.matmul.allow_tf32 = False)"
 
 
-def _rounded_weights(results: Results, dtype: str) -> Cause | None:
+def _rounded_weights(results: Results) -> Cause | None:
     config = next(iter(results.values())).probe.config
     for fault, chosen in ((hypothesis.fault, (hypothesis,)) for hypothesis in whole_model(config)):
-        if fault.id == "low-precision" and not still_wrong(results, chosen, dtype, most=0):
+        if fault.id == "low-precision" and not still_wrong(results, chosen, most=0):
             return Cause("low-precision", fault.description, None, logits_error(results, chosen), 1.0)
     return None
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from transparity.limits.stored import chosen as chosen_of
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
 from transparity_conformance.diagnosis.thresholds import LUCK, REMEASURED_WITHIN
 from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, dependents, segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.oracle.undetermined import judged, judged_gap
 from transparity_conformance.report.comparison import less, share
 
 Combination = tuple[Hypothesis, ...]
@@ -26,78 +24,85 @@ class Segment:
     """A tap at which the port differs from the reference, on every probe with this tap."""
 
     tap: str
-    probes: Sequence[Probe]
-    recorded: Mapping[str, Mapping[str, np.ndarray]]
-    """The port's activations, by probe and tap."""
-    budgets: Mapping[str, float]
-    """The segment's budget on each probe."""
-    dtype: str
-    right: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """The budgets of the right segments, by probe and tap."""
+    results: Mapping[str, ProbeResult]
+    """The port's activations and their budgets, by the probe's name."""
     ranks: int = 1
     """The port's ranks; 1 if the sharding does not cause the difference."""
     _bases: dict[str, Base] = field(default_factory=dict, init=False)
     _sizes: dict[tuple[Any, ...], tuple[Combination, float, float]] = field(default_factory=dict, init=False)
 
+    @functools.cached_property
+    def probes(self) -> list[Probe]:
+        return [each.probe for each in self.results.values()]
+
     @property
     def is_whole_model(self) -> bool:
         """Return whether the port shows only this tap, so that the segment is the whole model."""
-        return all(len(recorded) == 1 for recorded in self.recorded.values())
+        return all(len(each.recorded) == 1 for each in self.results.values())
+
+    def budget(self, probe: Probe) -> float:
+        """Return the segment's budget; for a probe without this tap, the budget of the whole model up to the tap."""
+        having = self.results.get(probe.name)
+        if having is None:
+            return probe.oracle.budget(self.tap, next(iter(self.results.values())).dtype)
+        return having.budgets[self.tap]
 
     def _base(self, probe: Probe) -> Base | None:
         """Return the walk without faults, from which others start; None if the port shows several activations."""
-        if len(self.recorded[probe.name]) > 1:
+        recorded = self.results[probe.name].recorded
+        if len(recorded) > 1:
             return None
         if probe.name not in self._bases:
-            self._bases[probe.name] = base_of(probe, self.recorded[probe.name])
+            self._bases[probe.name] = base_of(probe, recorded)
         return self._bases[probe.name]
+
+    def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
+        """Return the reference's value with these faults; None if they exclude each other or remove the tap."""
+        given = self.results[probe.name].recorded if probe.name in self.results else {}
+        base = self._base(probe) if given else None
+        try:
+            return walk(probe, given, chosen, until=self.tap, base=base).get(self.tap)
+        except Impossible:
+            return None
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
         """Return the port's value minus the reference's value with these faults; 0 where a convention decides."""
-        recorded = self.recorded[probe.name]
-        try:
-            ours = walk(probe, recorded, chosen, until=self.tap, base=self._base(probe)).get(self.tap)
-        except Impossible:
-            ours = None
+        ours = self.value(probe, chosen)
         if ours is None:  # a fault may remove the tap, such as another position of norms
             return np.array([np.inf])
-        return less(judged(probe, self.tap, recorded[self.tap], ours, self.dtype, recorded), ours)
+        return less(self.results[probe.name].judged(self.tap, ours), ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
         """Return the remaining difference, relative to the budget. If it slightly exceeds the budget, the budget is
         measured again with the faults: at two points, then at as many points as without faults."""
-        error, budget = self.largest(probe, chosen), self.budgets[probe.name]
-        others = [name for name in self.recorded[probe.name] if name != self.tap]
-        for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[self.dtype]), (probe.neighbours, LUCK)):
+        error, budget, result = self.largest(probe, chosen), self.budget(probe), self.results[probe.name]
+        for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[result.dtype]), (probe.neighbours, LUCK)):
             if budget < error < within * budget:
-                recorded = chosen_of(self.recorded[probe.name], others)
-                changed = segment_budgets(probe, recorded, self.dtype, chosen, until=self.tap, neighbours=points)
+                others = result.without([self.tap]).recorded
+                changed = segment_budgets(probe, others, result.dtype, chosen, until=self.tap, neighbours=points)
                 budget = max(budget, changed[self.tap])
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
         """Return whether the faults make a right segment wrong, or raise an error. For example, a fault of all layers
         is ruled out if an earlier layer is right."""
-        recorded, right = self.recorded[probe.name], self.right.get(probe.name, {})
-        if not right:
+        result = self.results[probe.name]
+        if not result.right:
             return False
         try:
-            computed = walk(probe, recorded, chosen, until=self.tap)
+            computed = walk(probe, result.recorded, chosen, until=self.tap)
         except Impossible:
             return True
-        errors = (
-            (judged_gap(probe, tap, recorded[tap], computed[tap], self.dtype, recorded), tap)
-            for tap in right
-            if tap in computed
-        )
-        return any(error > REMEASURED_WITHIN[self.dtype] * right[tap] for error, tap in errors)
+        errors = ((result.gap(tap, computed[tap]), tap) for tap in result.right if tap in computed)
+        return any(error > REMEASURED_WITHIN[result.dtype] * result.budgets[tap] for error, tap in errors)
 
     def rms(self, probe: Probe, chosen: Combination) -> float:
         return self._size(probe, chosen)[0]
 
     def is_near(self, probe: Probe, chosen: Combination) -> bool:
         """Return whether the difference is within the largest budget that `share` may measure."""
-        return self.largest(probe, chosen) <= REMEASURED_WITHIN[self.dtype] * (self.budgets[probe.name] or 1)
+        within = REMEASURED_WITHIN[self.results[probe.name].dtype]
+        return self.largest(probe, chosen) <= within * (self.budget(probe) or 1)
 
     def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
         """Return whether the difference is within the budget on all `probes`, by default on every probe."""
@@ -120,18 +125,9 @@ class Segment:
         self._sizes[probe.name, *map(id, chosen)] = chosen, rms(left), largest
 
 
-def segment_of(results: Results, tap: str, dtype: str, ranks: int = 1) -> Segment:
+def segment_of(results: Results, tap: str, ranks: int = 1) -> Segment:
     """Return the segment that ends at a tap, on the probes with this tap."""
-    having = [result for result in results.values() if tap in result.recorded]
-    return Segment(
-        tap,
-        [result.probe for result in having],
-        {result.probe.name: result.recorded for result in having},
-        {result.probe.name: result.budgets[tap] for result in having},
-        dtype,
-        {result.probe.name: result.right for result in having},
-        ranks,
-    )
+    return Segment(tap, {each.probe.name: each for each in results.values() if tap in each.recorded}, ranks)
 
 
 def rms(left: np.ndarray) -> float:
@@ -150,9 +146,7 @@ def layer_of(tap: str) -> str:
     return ".".join(tap.split(".")[:3])
 
 
-def joined(
-    results: Results, tap: str, faulty: Sequence[str], found: Collection[str], dtype: str
-) -> tuple[str, Results]:
+def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[str]) -> tuple[str, Results]:
     """Join the wrong activations of a sublayer to one segment: return its end, and the results without the others.
 
     Activations that were found by value may be matched wrongly, and operations in another order change several
@@ -163,31 +157,23 @@ def joined(
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
     if not having or not inside <= {*found}:
         return "", {}
-    wrong = set[str]().union(*(_wrong(result, scope_of(tap), dtype) for result in having.values()))
+    wrong = set[str]().union(*(_wrong(result, scope_of(tap)) for result in having.values()))
     end = _end(next(iter(having.values())), wrong, inside)
-    kept = {key: _without(result, wrong - {end}) for key, result in having.items() if end in result.recorded}
+    kept = {key: result.without(wrong - {end}) for key, result in having.items() if end in result.recorded}
     return (end, kept) if wrong - {end} else ("", {})
 
 
-def _wrong(result: ProbeResult, scope: str, dtype: str) -> set[str]:
+def _wrong(result: ProbeResult, scope: str) -> set[str]:
     """Return a sublayer's wrong activations, if the reference computes the sublayer only from its input."""
     inside = {tap for tap in result.recorded if scope_of(tap) == scope}
-    outer = chosen_of(result.recorded, [tap for tap in result.recorded if tap not in inside])
-    ours, within = walk(result.probe, outer), REMEASURED_WITHIN[dtype]
-    errors = {tap: judged_gap(result.probe, tap, result.recorded[tap], ours[tap], dtype, outer) for tap in inside}
-    return {tap for tap, error in errors.items() if error > within * result.budgets[tap]}
+    errors, within = result.gaps_from(result.without(inside).recorded), REMEASURED_WITHIN[result.dtype]
+    return {tap for tap in inside if errors[tap] > within * result.budgets[tap]}
 
 
 def _end(result: ProbeResult, wrong: Collection[str], inside: Collection[str]) -> str:
     """Return the first wrong tap that all taps `inside` a sublayer feed, or an empty string."""
-    given = _without(result, wrong).recorded
+    given = result.without(wrong).recorded
     ours, common = walk(result.probe, given), {*wrong}
     for tap in {*inside} & result.recorded.keys():
         common &= {tap, *dependents(result.probe, {**given, tap: result.recorded[tap]}, ours, tap)}
     return min(common, key=result.order.index, default="")
-
-
-def _without(result: ProbeResult, wrong: Collection[str]) -> ProbeResult:
-    recorded = chosen_of(result.recorded, [tap for tap in result.recorded if tap not in wrong])
-    errors = {tap: error for tap, error in result.errors.items() if tap not in wrong}
-    return dataclasses.replace(result, recorded=recorded, errors=errors)

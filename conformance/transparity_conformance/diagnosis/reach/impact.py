@@ -15,13 +15,13 @@ from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.report import Divergence, Impact
 
 
-def with_impact(results: Results, divergences: Sequence[Divergence], dtype: str) -> tuple[Divergence, ...]:
+def with_impact(results: Results, divergences: Sequence[Divergence]) -> tuple[Divergence, ...]:
     """Add the impact of each divergence; divergences with the same cause share one impact."""
     groups: dict[Any, list[str]] = {}
     for number, divergence in enumerate(divergences):
         groups.setdefault(_cause(divergence, number), []).append(divergence.where)
     alone = len(groups) == 1
-    impacts = {key: _impact(results, () if alone else taps, dtype) for key, taps in groups.items()}
+    impacts = {key: _impact(results, () if alone else taps) for key, taps in groups.items()}
     return tuple(
         dataclasses.replace(divergence, impact=impacts[_cause(divergence, number)])
         for number, divergence in enumerate(divergences)
@@ -32,7 +32,7 @@ def _cause(divergence: Divergence, number: int) -> Any:
     return tuple((cause.mistake, cause.says) for cause in divergence.causes) or number
 
 
-def _impact(results: Results, taps: Sequence[str], dtype: str) -> Impact | None:
+def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
     """Return the impact of the deviations at `taps`, or of all if empty; None if logits are missing."""
     real = changed = moved = padded = 0
     for result in results.values():
@@ -40,8 +40,8 @@ def _impact(results: Results, taps: Sequence[str], dtype: str) -> Impact | None:
             return None
         probe, expected = result.probe, result.probe.oracle.expected["logits"]
         logits = _injected(result, taps) if taps else result.recorded["logits"]
-        off = ~(np.abs(logits - expected) <= probe.oracle.budget("logits", dtype))
-        if (free := undetermined_positions(probe, dtype).get("logits")) is not None:
+        off = ~(np.abs(logits - expected) <= probe.oracle.budget("logits", result.dtype))
+        if (free := undetermined_positions(probe, result.dtype).get("logits")) is not None:
             off &= ~(free & np.isfinite(logits))
         wrong, tokens = off.any(-1), np.broadcast_to(real_positions(probe, "logits"), off.shape[:-1])
         real, changed, padded = real + int(tokens.sum()), changed + int(wrong[tokens].sum()), padded + int(wrong.sum())

@@ -15,6 +15,7 @@ from typing import Self
 
 import numpy as np
 
+from transparity.limits.stored import chosen as chosen_of
 from transparity_conformance.catalogue import faults_at
 from transparity_conformance.catalogue.fault import Fault, Hypothesis, groups
 from transparity_conformance.diagnosis.locate import candidate_sites
@@ -44,19 +45,19 @@ class Answer:
     contradicts: Sequence[str] = ()
     """The taps that these faults leave wrong, because they were matched to other activations."""
 
-    def __init__(self, alone: Results, dtype: str, clock: Clock, ranks: int = 1) -> None:
-        self.alone, self.dtype, self.clock, self.ranks = alone, dtype, clock, ranks
+    def __init__(self, alone: Results, clock: Clock, ranks: int = 1) -> None:
+        self.alone, self.clock, self.ranks = alone, clock, ranks
         self.tried: set[frozenset[str]] = set()
 
     @classmethod
     def of(cls, probes: Mapping[str, Probe], actual: Taps, dtype: str, clock: Clock, ranks: int) -> Self:
         shown = {key: {"logits": actual[key]["logits"]} for key in probes if "logits" in actual.get(key, {})}
         finite = [key for key in shown if np.isfinite(probes[key].oracle.budget("logits", dtype))]
-        return cls({key: compare_segments(probes[key], shown[key], dtype) for key in finite}, dtype, clock, ranks)
+        return cls({key: compare_segments(probes[key], shown[key], dtype) for key in finite}, clock, ranks)
 
     @functools.cached_property
     def segment(self) -> Segment:
-        return segment_of(self.alone, "logits", self.dtype, self.ranks)
+        return segment_of(self.alone, "logits", self.ranks)
 
     @property
     def is_large(self) -> bool:
@@ -87,7 +88,7 @@ class Answer:
     def wrong_with(self, results: Results, faulty: Sequence[str], chosen: Combination) -> list[str]:
         """Return the activations that the faults leave wrong, except equivalent forms."""
         in_form = {tap for each in results.values() for tap in each.wrong} - {*faulty}
-        return [tap for tap in still_wrong(results, chosen, self.dtype) if tap not in in_form]
+        return [tap for tap in still_wrong(results, chosen) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
         """Return the fewest faults of `told` that reproduce the logits and include a fault of `last`; otherwise ().
@@ -149,10 +150,12 @@ class Answer:
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str]) -> bool:
         """Return whether the faults reproduce the logits if the taps `given` have the port's values."""
-        having = [each for key, each in results.items() if key in self.alone and {*given} <= each.recorded.keys()]
-        recorded = {each.probe.name: {tap: each.recorded[tap] for tap in [*given, "logits"]} for each in having}
-        segment = dataclasses.replace(self.segment, probes=[each.probe for each in having], recorded=recorded)
-        return bool(having) and segment.vanishes(chosen)
+        having = {
+            each.probe.name: dataclasses.replace(self.alone[key], recorded=chosen_of(each.recorded, [*given, "logits"]))
+            for key, each in results.items()
+            if key in self.alone and {*given} <= each.recorded.keys()
+        }
+        return bool(having) and dataclasses.replace(self.segment, results=having).vanishes(chosen)
 
 
 def _complete(search: Search, deepest: int) -> list[Combination]:

@@ -65,7 +65,7 @@ def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], c
 
 
 def several_fields(
-    results: Results, places: Sequence[str], divergences: Sequence[Divergence], dtype: str, clock: Clock
+    results: Results, places: Sequence[str], divergences: Sequence[Divergence], clock: Clock
 ) -> dict[str, tuple[Any, Any]]:
     """Find two or more fields whose change makes most wrong taps (`places`) right; return each field's configured value
     and the port's. Each step adds the field that leaves the fewest taps wrong. If all divergences have the same cause,
@@ -76,7 +76,7 @@ def several_fields(
     chosen, left, config = Fields(), len(places), next(iter(results.values())).probe.config
     while left and clock.left:
         tried = [changed(chosen | change) for change in single_changes(config, chosen)]
-        best, left = fewest_wrong(results, tried, dtype, left - 1)
+        best, left = fewest_wrong(results, tried, left - 1)
         if best is None:
             break
         chosen = {**(best.fault.fields or {})}
@@ -85,12 +85,12 @@ def several_fields(
     return {name: (getattr(config, name), value) for name, value in chosen.items()}
 
 
-def fewest_wrong(results: Results, tried: Sequence[Hypothesis], dtype: str, most: int) -> tuple[Hypothesis | None, int]:
+def fewest_wrong(results: Results, tried: Sequence[Hypothesis], most: int) -> tuple[Hypothesis | None, int]:
     """Return the hypothesis that leaves the fewest taps wrong, and the number of these taps. If every hypothesis leaves
     more than `most` taps wrong, return (None, `most` + 1)."""
     best = None
     for hypothesis in tried:
         with contextlib.suppress(Impossible):
-            if (count := len(still_wrong(results, (hypothesis,), dtype, most))) <= most:
+            if (count := len(still_wrong(results, (hypothesis,), most))) <= most:
                 best, most = hypothesis, count - 1
     return best, most + 1

@@ -326,9 +326,7 @@ class Search:
 def screen_of(segment: Segment, known: Combination) -> Probe:
     """Return the probe with the largest difference, relative to its budget. A probe of the first probe's configuration
     comes first if its difference exceeds the budget."""
-    shares = {
-        probe.name: segment.largest(probe, known) / (segment.budgets[probe.name] or 1) for probe in segment.probes
-    }
+    shares = {probe.name: segment.largest(probe, known) / (segment.budget(probe) or 1) for probe in segment.probes}
     ordinary = [
         probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1
     ]

@@ -15,6 +15,7 @@ from tests.helpers import run_python
 from tests.looping import for_each
 
 from transparity_conformance.diagnosis import thresholds
+from transparity_conformance.oracle import budgets
 
 FRAMEWORKS = {"torch", "jax", "flax"}
 
@@ -157,7 +158,9 @@ def test_no_tolerance_is_typed_into_a_judgment(package: Path) -> None:
 
 
 def test_every_threshold_says_what_it_was_measured_on() -> None:
-    tables = [value if isinstance(value, dict) else {"": value} for value in vars(thresholds).values()]
+    tables = [
+        value if isinstance(value, dict) else {"": value} for value in (vars(thresholds) | vars(budgets)).values()
+    ]
     every = [each for table in tables for each in table.values() if isinstance(each, thresholds.Threshold)]
     assert every and all(any(map(str.isdigit, each.provenance)) for each in every)
 

@@ -27,6 +27,7 @@ from transparity_conformance.catalogue.masks import scores_at, sinks_at
 from transparity_conformance.catalogue.position_bias import bias_at
 from transparity_conformance.catalogue.rotary import rotated
 from transparity_conformance.catalogue.sites import Value, apply_linear, normalized_and_rotated, sublayer_input
+from transparity_conformance.oracle.budgets import FITTED_WIDTH
 from transparity_conformance.oracle.undetermined import own_config, right_mask, split
 from transparity_numpy.arithmetic.precision import apply_softcap
 from transparity_numpy.mixers.attention import attention_scores, attention_weights, merge_heads, repeat_heads
@@ -78,10 +79,10 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 """Factors by which ports multiply scores, the most likely factors first."""
 
 
-def named_scale(scale: float, tolerance: float = 1e-4) -> str:
+def named_scale(scale: float) -> str:
     """Return a name such as `1/√48` for 0.1443, or an empty string if no such name fits."""
     width = round(scale**-2) if scale > 0 else 0
-    return f"1/√{width}" if width > 1 and math.isclose(width, scale**-2, rel_tol=tolerance) else ""
+    return f"1/√{width}" if width > 1 and math.isclose(width, scale**-2, rel_tol=FITTED_WIDTH) else ""
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
@@ -103,8 +104,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Recompute a tap of attention with changed settings.
 
-    Queries, keys and values have the setting `split`. Scores have `scale`, `cap`, `capping` and `temperature`. Keys
-    also have `rotated` and `tiled`, values `tiled`, and the context `merge`.
+    Queries, keys and values have the setting `split`. Scores have `scale`, `attention_softcap`, `capping` and
+    `temperature`. Keys also have `rotated` and `tiled`, values `tiled`, and the context `merge`.
     """
     tap = site.rpartition(".")[2]
     if tap == "weights":
@@ -128,7 +129,7 @@ def _scored(settings: Settings, state: WalkState, site: str) -> Value:
     query = _sharpened(settings, config, site, query)
     key = _shared(settings, key, config)
     scale = settings["scale"](config) if "scale" in settings else config.score_scale
-    cap, bias = settings.get("cap", config.attention_softcap), bias_at(state, site)
+    cap, bias = settings.get("attention_softcap", config.attention_softcap), bias_at(state, site)
     if "capping" not in settings:
         return attention_scores(query, key, scale, cap, bias)
     if cap is None:
@@ -156,9 +157,9 @@ def tiled_heads(x: Value, heads: int) -> Value:
     return np.tile(x, (1, heads // x.shape[1], 1, 1))
 
 
-CAP = Number("attention-cap", "attention_softcap", "scores are softcapped at {v:.6g}{instead}", attended, setting="cap")
+CAP = Number("attention-cap", "attention_softcap", "scores are softcapped at {v:.6g}{instead}", attended)
 _cap = partial(row, "attention-cap", when=lambda config: config.attention_softcap is not None)
-CAP_MISSING = (_cap("missing", cap=None),)
+CAP_MISSING = (_cap("missing", attention_softcap=None),)
 CAPS = (
     _cap("clipped", capping=lambda products, scale, cap: np.clip(products * scale, -cap, cap)),
     _cap("not scaled back", capping=lambda products, scale, cap: np.tanh(products * scale / cap)),
@@ -189,17 +190,13 @@ def interleaved(x: Value, num_heads: int) -> Value:
     return x.reshape(batch, length, features // num_heads, num_heads).transpose(0, 3, 1, 2)
 
 
-def merged_by_view(heads: Value, config: TransformerConfig) -> Value:
-    return heads.reshape(heads.shape[0], heads.shape[2], -1)
-
-
 def merged_interleaved(heads: Value, config: TransformerConfig) -> Value:
     return heads.transpose(0, 2, 3, 1).reshape(heads.shape[0], heads.shape[2], -1)
 
 
 SPLITS = (row("head-split", "split by view", split=view), row("head-order", "split by interleaved", split=interleaved))
 MERGES = (
-    row("head-split", "merged by view", merge=merged_by_view),
+    row("head-split", "merged by view", merge=lambda heads, config: heads.reshape(len(heads), heads.shape[2], -1)),
     row("head-order", "merged by interleaved", merge=merged_interleaved),
 )
 INTERLEAVED = row("head-order", "split and merged interleaved", split=interleaved, merge=merged_interleaved)
@@ -276,9 +273,8 @@ TEMPERATURES = (
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
-    of_scores = partial(NumericFault, lambda site: site.endswith(".scores"))
+    is_site: Callable[[str], bool] = lambda site: site.endswith(".scores")
     grid = [config.score_scale * 2.0**power for power in range(-8, 9)]
-    yield of_scores(grid, lambda scale: scaled(config, scale, named_scale(scale)))
+    yield NumericFault(is_site, grid, lambda scale: scaled(config, scale, named_scale(scale)))
     if config.attention_softcap is not None:
-        grid = [config.attention_softcap * 2.0**power for power in range(-4, 7)]
-        yield of_scores(grid, partial(CAP.fault, config))
+        yield CAP.fitted(config, is_site, 2.0, range(-4, 7))

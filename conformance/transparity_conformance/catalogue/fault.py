@@ -199,14 +199,20 @@ class Number:
     """The description; `{v}` is the wrong value, and `{instead}` names the right value."""
     formula: Formula
     variant: str = "{v:.6g}"
-    setting: str = ""
-    """The name of the wrong number in the formula's settings; an empty string means the name `field`."""
 
     def fault(self, config: TransformerConfig, v: float) -> Fault:
         right = getattr(config, self.field)
         instead = ", and should not be" if right is None else f" instead of {right:g}"
-        says, settings = self.says.format(v=v, instead=instead), {self.setting or self.field: v}
+        says, settings = self.says.format(v=v, instead=instead), {self.field: v}
         return Fault(self.id, self.variant.format(v=v), says, formula=self.formula, settings=settings, value=v)
+
+    def fitted(
+        self, config: TransformerConfig, is_site: Callable[[str], bool], times: float, powers: range, around: float = 0
+    ) -> NumericFault:
+        """Return these faults, with their number to be fitted; the grid has powers of `times` around the right value,
+        or around another number."""
+        grid = [(around or getattr(config, self.field)) * times**power for power in powers]
+        return NumericFault(is_site, grid, functools.partial(self.fault, config))
 
     def usual(self, config: TransformerConfig) -> Iterator[Fault]:
         for v in usual(self.field):

@@ -11,7 +11,17 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import ROUTER_CHOSEN
-from transparity_conformance.catalogue.fault import OTHER_FACTORS, Fault, Number, Settings, WalkState, fault, made, row
+from transparity_conformance.catalogue.fault import (
+    OTHER_FACTORS,
+    Fault,
+    Formula,
+    Number,
+    Settings,
+    WalkState,
+    fault,
+    made,
+    row,
+)
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.activations import ACTIVATIONS as RIGHT
@@ -113,6 +123,17 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
     "none": (lambda x: x, "no activation"),
 }
 """The reference's activations, and other activations that ports use."""
+
+
+def other_activations(
+    identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
+) -> Iterator[Fault]:
+    """Yield a fault for each activation except the right one; `where` is the end of the description. The identity has
+    the name `missing`, besides its name among the activations."""
+    for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
+        if name != right:
+            description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"
+            yield fault(identity, name, says=description, formula=formula, function=function)
 
 
 def _given(settings: Settings, state: WalkState, scope: str) -> Value:

@@ -13,7 +13,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.embedding import right_ids, right_positions
 from transparity_conformance.catalogue.fault import Alter, Fault, Settings, WalkState, fault, variants
-from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
+from transparity_conformance.catalogue.feed_forward import ACTIVATIONS, other_activations
 from transparity_conformance.catalogue.masks import weighed
 from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.undetermined import Call, Mask, given_mask, padding_at
@@ -128,10 +128,7 @@ ENDS: Mapping[str, Ends] = {
 def frame_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site not in (FIRST, SECOND):
         return
-    for name, (function, says) in ACTIVATIONS.items():
-        if name != "gelu":
-            description = f"{says} instead of {ACTIVATIONS['gelu'][1]} after the convolution"
-            yield fault("convolution-activation", name, says=description, formula=convolution, function=function)
+    yield from other_activations("convolution-activation", "gelu", convolution, " after the convolution")
     yield from variants("convolution-kernel", KERNELS, convolution, "kernel")
     yield from variants("convolution-padding", ENDS, convolution, "ends")
     if site == FIRST:

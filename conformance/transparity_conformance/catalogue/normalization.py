@@ -53,7 +53,7 @@ class NormForm:
     statistics: str = "features"
     """The axes of the statistics: `features`, `heads` (heads and features), `batch` (batch and positions), or, if
     `running`, the stored statistics."""
-    eps: float = 0.0
+    norm_eps: float = 0.0
     factor: float = 1.0
     """The factor by which the input is multiplied."""
 
@@ -172,9 +172,9 @@ def form_at(config: TransformerConfig, site: str) -> NormForm:
     if config.norm == "rms" or sites.is_head_norm(site) or sites.is_latent(site):
         together = sites.is_head_norm(site) and config.query_key_norm_over == "projection"
         statistics = "heads" if together else "features"
-        return NormForm(centered=False, biased=False, more=more, eps=config.norm_eps, statistics=statistics)
+        return NormForm(centered=False, biased=False, more=more, norm_eps=config.norm_eps, statistics=statistics)
     unbiased, statistics = config.norm == "layer-unbiased", "running" if config.norm == "batch" else "features"
-    form = NormForm(biased=config.norm_bias, statistics=statistics, more=more, eps=config.norm_eps)
+    form = NormForm(biased=config.norm_bias, statistics=statistics, more=more, norm_eps=config.norm_eps)
     return dataclasses.replace(form, correction=1, outside=True) if unbiased else form
 
 
@@ -199,13 +199,13 @@ def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> 
 
 _formed = partial(fault, formula=norm_with)
 
-EPS = Number("norm-eps", "norm_eps", "eps is {v:.3g}{instead}", norm_with, "{v:.3g}", setting="eps")
+EPS = Number("norm-eps", "norm_eps", "eps is {v:.3g}{instead}", norm_with, "{v:.3g}")
 
 
 def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
     parameters = sites.parameters_of(state, sites.norm_scope(site))
     number = x.dtype.type
-    x, eps = x * number(form.factor), number(form.eps)
+    x, eps = x * number(form.factor), number(form.norm_eps)
     weight = parameters["weight"] + number(form.more) if form.gained else number(1)
     if np.size(weight) not in (1, x.shape[-1]):  # The weight covers the features of all heads.
         weight = weight.reshape(x.shape[1], 1, x.shape[-1])
@@ -272,7 +272,7 @@ def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) ->
     y = x * gate if in_front else x
     counts = {"all": 1, "head": own.recurrent_heads, "group": own.recurrent_key_heads}
     groups = y.reshape(*y.shape[:2], counts[settings.get("over", "head" if is_delta else "group")], -1)
-    size = np.sqrt((groups * groups).mean(axis=-1, keepdims=True) + settings.get("eps", own.norm_eps))
+    size = np.sqrt((groups * groups).mean(axis=-1, keepdims=True) + settings.get("norm_eps", own.norm_eps))
     y = y if order in ("no norm", "weight") else (groups / size).reshape(y.shape)
     gain = settings.get("offset", 0.0) + state.parameters[f"{scope}.gated_norm.weight"]
     y = y if order == "no norm" else y * np.resize(gain, y.shape[-1])

@@ -85,7 +85,7 @@ def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Va
     if "scale" in settings:
         x = x * x.dtype.type(settings["scale"](state.config))
         changes |= {"head_scale": "none", "head_multiplier": 1.0}
-    cap = settings.get("cap", state.config.final_softcap)
+    cap = settings.get("final_softcap", state.config.final_softcap)
     if "capping" in settings and cap is None:
         raise KeyError("softcap")
     changes["final_softcap"] = None if "capping" in settings else cap
@@ -200,9 +200,9 @@ POOLINGS: dict[str, tuple[Pooled, str]] = {
 """Poolings that ports use, and their descriptions."""
 
 
-CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits, setting="cap")
+CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits)
 _cap = partial(row, "logit-cap", when=lambda c: c.final_softcap is not None)
-CAP_MISSING = (_cap("missing", cap=None),)
+CAP_MISSING = (_cap("missing", final_softcap=None),)
 CAPS = (
     _cap("clipped", capping=lambda x, cap: np.clip(x, -cap, cap)),
     _cap("not scaled back", capping=lambda x, cap: np.tanh(x / cap)),
@@ -211,5 +211,5 @@ CAPS = (
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     if config.head == "logits":
-        grid = [(config.final_softcap or usual("final_softcap")[1]) * 2.0**power for power in range(-4, 7)]
-        yield NumericFault(lambda site: site == "logits", grid, partial(CAP.fault, config))
+        right = config.final_softcap or usual("final_softcap")[1]
+        yield CAP.fitted(config, lambda site: site == "logits", 2.0, range(-4, 7), right)

@@ -89,8 +89,7 @@ def site_of(role: str, site: str) -> str:
 
 
 def _head_faults(config: TransformerConfig) -> Iterator[Fault]:
-    stacks = ["decoder", "encoder"] if config.architecture == "encoder-decoder" else [scope_of_head(config)]
-    shapes = parameter_shapes(config)
+    stacks, shapes = config.stacks[::-1], parameter_shapes(config)
     for stack in stacks[:1] if config.shared_embedding else stacks:
         if shapes[token_table(config, stack)] == shapes["head.weight"]:
             says = f"the head's weight is tied to the {stack}'s token embedding"
@@ -98,10 +97,6 @@ def _head_faults(config: TransformerConfig) -> Iterator[Fault]:
             if config.head_bias:
                 says, alter = f"{says}, and its bias is missing", partial(_tied, stack, bias=False)
                 yield fault("head-tied", f"{stack} without bias", says=says, alter=alter)
-
-
-def scope_of_head(config: TransformerConfig) -> str:
-    return "decoder" if config.has_decoder else "encoder"
 
 
 def _part(site: str) -> str:

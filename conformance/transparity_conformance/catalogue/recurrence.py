@@ -16,7 +16,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import sites
 from transparity_conformance.catalogue.attention import tiled_heads
 from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, fault, made, row, variants
-from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
+from transparity_conformance.catalogue.feed_forward import ACTIVATIONS, other_activations
 from transparity_conformance.catalogue.normalization import norm_with
 from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.undetermined import own_config, split
@@ -181,10 +181,7 @@ def _of_convolution(own: TransformerConfig, site: str) -> Iterator[Fault]:
             yield fault("recurrent-convolution", name, formula=_convolved, kernel=kernel)
     if own.mixer == "state-space" and own.decoder_mask == "causal-and-padding":
         yield fault("recurrent-padding", "in front", formula=_convolved, unpadded=False)
-    others = {name: row for name, row in ACTIVATIONS.items() if name != "silu"}
-    for name, (function, says) in {**others, "missing": (lambda x: x, "no activation")}.items():
-        description = f"{says} instead of {ACTIVATIONS['silu'][1]} after the convolution"
-        yield fault("recurrent-activation", name, says=description, formula=_convolved, function=function)
+    yield from other_activations("recurrent-activation", "silu", _convolved, " after the convolution", "missing")
 
 
 def _scope(site: str) -> str:

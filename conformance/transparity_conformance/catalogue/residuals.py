@@ -11,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import sites
 from transparity_conformance.catalogue.fault import OTHER_FACTORS, Fault, Patch, WalkState, fault, made, row
-from transparity_conformance.catalogue.feed_forward import ACTIVATIONS, activated, gate_faults, is_activated
+from transparity_conformance.catalogue.feed_forward import activated, gate_faults, is_activated, other_activations
 from transparity_conformance.catalogue.normalization import normed_input
 from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.budgets import rounded_to
@@ -51,10 +51,7 @@ PLACES = {
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     sublayer = split(site)[1]
     if is_activated(config, site):
-        for name, (function, description) in ACTIVATIONS.items():
-            if name != config.activation:
-                instead = f"{description} instead of {ACTIVATIONS[config.activation][1]}"
-                yield fault("activation", name, says=instead, formula=activated, function=function)
+        yield from other_activations("activation", config.activation, activated)
         if config.norm_position in ("post", "post-branch"):
             yield fault("residual-source", "parallel", formula=activated, source=sites.layer_input)
         if config.branches == "parallel-one-norm":

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import PER_LAYER, RopeLayout, TransformerConfig
+from transparity.config import FIELD_TYPES, PER_LAYER, RopeLayout, TransformerConfig
 from transparity_conformance.catalogue.fault import (
     Fault,
     FaultRow,
@@ -153,22 +153,14 @@ def _with_fields(config: TransformerConfig, **fields: Any) -> TransformerConfig:
     return dataclasses.replace(config, **fields)
 
 
-ROTATION = ("first", "sign", "shift", "frequencies", "in_half", "positions", "as_kind", "before_norm")
-"""Settings that are not fields of the configuration."""
-
-
 def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     """Rotate queries or keys as `config` requires, with changed `settings`."""
     is_latent = config.kv_lora_rank is not None and not settings.get("first")
     config = _with_fields(config, q_lora_rank=None, kv_lora_rank=None, value_head_dim=None)
     if "rotary_dim" in settings:
         config = config.with_sizes(rotary_dim=settings["rotary_dim"](config))
-    fields = {
-        name: value(config) if callable(value) else value
-        for name, value in settings.items()
-        if name not in (*ROTATION, "rotary_dim")
-    }
-    config = _with_fields(config, **fields)
+    fields = {name: value for name, value in settings.items() if name in FIELD_TYPES and name != "rotary_dim"}
+    config = _with_fields(config, **{name: each(config) if callable(each) else each for name, each in fields.items()})
     kind, part = settings.get("in_half", ("", ""))
     if x.shape[2] > config.rotary_original_length:
         config = _with_fields(config, rotary_short_factors=config.rotary_long_factors)
@@ -288,10 +280,8 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     for own in dict.fromkeys(config.layer_kinds.values()):
         is_site = lambda site, own=own: site.endswith("_rotated") and own_config(config, site) == own
         slowest = 1 if own.rotary_scaling == "yarn" else 0  # YaRN needs a base greater than 1.
-        yield NumericFault(is_site, [10.0**power for power in range(slowest, 9)], partial(BASE.fault, own))
+        yield BASE.fitted(own, is_site, 10.0, range(slowest, 9), 1)
         if own.rotary_attention_factor != 1:
-            grid = [own.rotary_attention_factor * 1.1**power for power in range(-8, 9)]
-            yield NumericFault(is_site, grid, partial(ATTENTION_FACTOR.fault, own))
+            yield ATTENTION_FACTOR.fitted(own, is_site, 1.1, range(-8, 9))
         if own.rotary_scaling not in ("none", "longrope"):
-            grid = [own.rotary_factor * 2.0**power for power in range(-6, 7)]
-            yield NumericFault(is_site, grid, partial(FACTOR.fault, own))
+            yield FACTOR.fitted(own, is_site, 2.0, range(-6, 7))

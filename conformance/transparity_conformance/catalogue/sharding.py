@@ -9,7 +9,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.catalogue.fault import Fault, WalkState, fault
+from transparity_conformance.catalogue.fault import Fault, Patch, WalkState, fault
 from transparity_conformance.catalogue.masks import layer_of, weighed
 from transparity_conformance.catalogue.parameters import of_layer, parts_at
 from transparity_conformance.catalogue.position_bias import bias_at, sloped
@@ -117,18 +117,14 @@ def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
     local = np.arange(config.num_heads) % (config.num_heads // ranks)
     says = f"heads are counted from 0 on each of {ranks} ranks, so every rank uses the bias of the first heads"
     if config.has_relative_bias:
-        yield _fault("heads-by-rank", "relative", says=says, patch=partial(_local_relative, local))
+        moved: Patch = lambda state, site, value: value - bias_at(state, site) + bias_at(state, site)[:, local]
+        yield _fault("heads-by-rank", "relative", says=says, patch=moved)
     if config.positions == "alibi":
         slopes = lambda heads: alibi_slopes(heads)[local]
         yield _fault("heads-by-rank", "alibi", says=says, patch=partial(sloped, slopes))
         says = f"slopes are computed for one rank's heads only, not for all heads of {ranks} ranks"
         of_a_rank = lambda heads: alibi_slopes(heads // ranks)[local]
         yield _fault("heads-by-rank", "alibi of fewer heads", says=says, patch=partial(sloped, of_a_rank))
-
-
-def _local_relative(local: np.ndarray, state: WalkState, site: str, value: Value) -> Value:
-    bias = bias_at(state, site)
-    return value - bias + bias[:, local]  # type: ignore[index]
 
 
 def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:

@@ -31,9 +31,6 @@ from transparity_conformance.report.report import Cause, Divergence
 Progress = Callable[[str, int, int], None]
 """Receives the name of a stage, the number of finished steps, and the number of all steps."""
 
-MOST_EXPLAINED = 40
-"""The number of segments whose causes are searched for; further segments are listed without a cause."""
-
 
 def explain_all(
     results: Results,
@@ -173,7 +170,7 @@ class _BySegment:
         for done, tap in enumerate(faulty):
             progress("looking for causes", done, len(faulty))
             before = self.known
-            if tap in _worst(self.results, tap).misshapen or done >= MOST_EXPLAINED:
+            if tap in _worst(self.results, tap).misshapen:
                 self.divergences.append(divergence_of(self.results, tap, Explanation()))
             elif not self._is_known(tap):
                 self._explain(tap, faulty)

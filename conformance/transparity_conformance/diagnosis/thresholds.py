@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-
-class Threshold(float):
-    """A number, and how it was measured."""
-
-    provenance: str
-
-    def __new__(cls, value: float, provenance: str) -> Threshold:
-        made = super().__new__(cls, value)
-        made.provenance = provenance
-        return made
-
+from transparity_conformance.oracle.budgets import Threshold
 
 CHANGED_BUDGET = (
     "budgets of logits were measured with each of 155 faults in three models. With a fault, a budget was at most 5.5 × "

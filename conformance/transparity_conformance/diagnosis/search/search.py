@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from transparity.limits.mapped import BLOCK
 from transparity_conformance.catalogue import hypotheses, whole_model, widest
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock
@@ -31,9 +32,6 @@ DEEPEST = 3
 PAIR = 2
 """The largest number of faults in a combination if only logits are known; more faults would overfit."""
 
-SAMPLE = 4096
-"""The number of random elements at which effects are added; all elements may not fit into memory."""
-
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
 """Faults that are preferred to others that explain a difference equally well."""
 
@@ -42,13 +40,14 @@ Round = tuple[Probe, Sequence[Combination]]
 
 
 class Effects:
-    """For each fault of a list, the difference that remains with this fault, at a sample of elements. If the effects of
-    two faults are independent, the difference with both is `left[one] + left[other] − before`."""
+    """For each fault of a list, the difference that remains with this fault. If the effects of two faults are
+    independent, the difference with both is `left[one] + left[other] − before`. If the differences do not fit into
+    memory, each has only a sample of its elements."""
 
-    def __init__(self, before: np.ndarray) -> None:
+    def __init__(self, before: np.ndarray, faults: int) -> None:
         """Store `before`, the difference between the port and the reference without faults."""
         self.shape = before.shape
-        self.drawn = np.random.default_rng(0).permutation(before.size)[:SAMPLE]
+        self.drawn = np.random.default_rng(0).permutation(before.size)[: BLOCK // max(faults, 1)]
         self.before = before.ravel()[self.drawn]
         self.left: list[np.ndarray] = []
 
@@ -281,7 +280,7 @@ class Search:
 
     @functools.cached_property
     def _effects(self) -> Effects:
-        return Effects(self.segment.left(self.screen, self.known))
+        return Effects(self.segment.left(self.screen, self.known), len(self.candidates))
 
     @property
     def _distinct(self) -> list[Hypothesis]:

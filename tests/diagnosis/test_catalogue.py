@@ -50,10 +50,12 @@ def test_every_sentence_is_said_of_some_fault() -> None:
     said = set()
     packed, batch = MODELS["gpt-oss"].with_sizes(embed_dim=32), preset("notes-lm").resized(norm="batch")
     of_words = dataclasses.replace(MODELS["masked-bert"], activation="relu")
+    even = MODELS["t5"].with_sizes(num_heads=2)
     presets = [preset(name).resized() for name in PRESETS]
-    for config in (*MODELS.values(), *presets, packed, batch, of_words):
+    for config in (*MODELS.values(), *presets, packed, batch, of_words, even):
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
-            said |= {(fault.id, fault.variant) for fault in catalogue.faults_at(config, site, ranks=2)}
+            every = [*catalogue.faults_at(config, site, ranks=2), *catalogue.masks.conventions(config, site)]
+            said |= {(fault.id, fault.variant) for fault in every}
         said |= {(each.fault.id, each.fault.variant) for each in catalogue.whole_model(config)}
     known = {(name, variant) for name, meaning in meanings().items() for variant in meaning.says if "{" not in variant}
     assert known - said == set(), "causes.toml has sentences for faults that do not exist"

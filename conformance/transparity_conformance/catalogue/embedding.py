@@ -39,11 +39,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.positions == "sinusoidal":
         yield from _sinusoid_faults(config)
     if is_padded:
-        description = f"the embedding of the padding token ({config.pad_id}) is zero"
-        yield fault("padding-row", "zeroed", says=description, alter=_zeroed)
+        yield fault("padding-row", "zeroed", words={"c": config}, alter=_zeroed)
         if config.tied_head or config.shared_embedding:
-            description += " in this lookup, but not in the shared weight"
-            yield fault("padding-row", "zeroed here", says=description, patch=_zeroed_here)
+            yield fault("padding-row", "zeroed here", words={"c": config}, patch=_zeroed_here)
 
 
 def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -68,8 +66,8 @@ def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
     right = TIMESCALES[config.sinusoidal_timescales]
     for name, exponents in EXPONENTS.items():
         if name != right:
-            says = f"the exponent of the positions' frequencies is {name} instead of {right}"
-            yield fault("position-frequency", name, says=says, patch=partial(_replaced, {"exponents": exponents}))
+            words, patch = {"name": name, "right": right}, partial(_replaced, {"exponents": exponents})
+            yield fault("position-frequency", "{name}", words=words, patch=patch)
 
 
 COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -103,10 +101,9 @@ def scaled(config: TransformerConfig, factor: float, named: str, what: str = "to
     return fault("embedding-scale", named, says=description, patch=change, value=factor)
 
 
-def based(config: TransformerConfig, base: float, named: str) -> Fault:
-    description = f"the base of the positions' frequencies is {named} instead of {config.rope_theta:g}"
-    change = partial(_replaced, {"base": base})
-    return fault("position-frequency", f"base {named}", says=description, patch=change, value=base)
+def based(config: TransformerConfig, base: float) -> Fault:
+    words, change = {"base": f"{base:.6g}", "c": config}, partial(_replaced, {"base": base})
+    return fault("position-frequency", "base {base}", words=words, patch=change, value=base)
 
 
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
@@ -206,4 +203,4 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     if "sinusoidal" in (config.positions, config.encoder_positions):
         grid = [10.0**power for power in np.linspace(0.5, 8, 31)]
         is_sinusoidal = lambda site: is_site(site) and stack_config(config, site).positions == "sinusoidal"
-        yield NumericFault(is_sinusoidal, grid, lambda base: based(config, base, f"{base:.6g}"))
+        yield NumericFault(is_sinusoidal, grid, partial(based, config))

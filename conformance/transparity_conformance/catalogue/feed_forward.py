@@ -46,12 +46,11 @@ def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
     if config.gate_limit is not None:
         yield from LIMIT.usual(config)
     if offset := config.up_offset:
-        other = partial(fault, "up-offset", formula=activated)
-        yield other("missing", says=f"{offset:g} is not added to the up projection", offset=0.0)
-        yield other("subtracted", says=f"{offset:g} is subtracted from the up projection, not added", offset=-offset)
-        says = f"{offset:g} is added to the activated gate, not to the up projection"
+        other = partial(fault, "up-offset", words={"c": config}, formula=activated)
+        yield other("missing", offset=0.0)
+        yield other("subtracted", offset=-offset)
         shifted = lambda function, gate, up: (function(gate) + gate.dtype.type(offset)) * up
-        yield other("of the gate", says=says, offset=0.0, gated=shifted)
+        yield other("of the gate", offset=0.0, gated=shifted)
 
 
 def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -183,8 +182,8 @@ def _choices(config: TransformerConfig) -> Iterator[Fault]:
     for number in dict.fromkeys(counts.values()):
         if 0 < number <= available and number != count:
             name = next(name for name, each in counts.items() if each == number)
-            says = f"{number} of {experts} experts are chosen for a token, not {count}"
-            yield chosen("router-count", name, says=says, experts_per_token=number)
+            words = {"name": name, "number": number, "c": config}
+            yield chosen("router-count", "{name}", words=words, experts_per_token=number)
     if count < experts:
         yield chosen("router-choice", "lowest", sign=-1)
         yield chosen("router-choice", "first", sign=0)
@@ -207,8 +206,7 @@ def _weights(config: TransformerConfig) -> Iterator[Fault]:
         yield weighted("router-weights", "softmax twice", weights="softmax twice")
     yield weighted("router-weights", "logits", weights="logits")
     other = next(name for name in SCORES if name != config.router_scores)
-    says = f"scores are the {other} of the router's logits, not the {config.router_scores}"
-    yield weighted("router-scores", other, says=says, router_scores=other, also_patched=(ROUTER_CHOSEN,))
+    yield weighted("router-scores", other, router_scores=other, also_patched=(ROUTER_CHOSEN,))
     if config.router_score_bias:
         yield weighted("router-correction", "in the weights", weights="corrected")
     for name, factor in OTHER_FACTORS.items() if right != 1 else ():

@@ -146,8 +146,7 @@ def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Ite
         yield _windowed("exchanged", _of_the_next_kind)
     for kind, other in kinds.items():
         if other.sliding_window is not None and _window(other) != _window(own):
-            description = f"this layer has the window of the layers of {kind}"
-            yield _windowed(kind, partial(_of_kind, kind), says=description)
+            yield _windowed("{kind}", partial(_of_kind, kind), kind=kind)
 
 
 WINDOWS: dict[WindowKind, tuple[str, str, WindowKind]] = {
@@ -176,9 +175,9 @@ def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fau
             yield _masked("window-begin", name, begin=begin)
 
 
-def _windowed(variant: str, of: Callable[[MaskParts], Window], says: str = "") -> Fault:
+def _windowed(variant: str, of: Callable[[MaskParts], Window], **words: str) -> Fault:
     settings: dict[str, Any] = {"window": lambda m: of(m)[0], "window_kind": lambda m: of(m)[1]}
-    return _masked("window-layers", variant, says=says, **settings)
+    return _masked("window-layers", variant, words=words, **settings)
 
 
 Window = tuple[int | None, WindowKind]
@@ -201,11 +200,11 @@ def _of_the_next_kind(m: MaskParts) -> Window:
     return next(window for window in others if window != own)
 
 
-def _hidden_row(name: str, description: str, blind: Patch) -> Fault:
+def _hidden_row(name: str, blind: Patch) -> Fault:
     def patch(state: WalkState, site: str, value: Value) -> Value:
         return np.where(right_mask(state, site).any(-1, keepdims=True), value, blind(state, site, value))
 
-    return fault("mask-wholly-hidden-row", name, says=f"a row with every key masked {description}", patch=patch)
+    return fault("mask-wholly-hidden-row", name, patch=patch)
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -215,17 +214,14 @@ def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
-        says = "a row with every key masked returns zeros"
-        yield fault("mask-wholly-hidden-row", "zero context", says=says, patch=_zero_context)
+        yield fault("mask-wholly-hidden-row", "zero context", patch=_zero_context)
     if tap != "weights":
         return
-    yield _hidden_row("zero", "has weights of zero", lambda state, site, value: value.dtype.type(0))
+    yield _hidden_row("zero", lambda state, site, value: value.dtype.type(0))
     if site.startswith("decoder") and sublayer == "self_attention":
-        says = "gives equal weights to the keys up to its own position"
-        yield _hidden_row("past", says, _equal_past)
+        yield _hidden_row("past", _equal_past)
     if config.mask_is_exact:
-        says = "weighs its keys by their scores, as if none were masked"
-        yield _hidden_row("by scores", says, lambda state, site, value: softmax(scores_at(state, site)))
+        yield _hidden_row("by scores", lambda state, site, value: softmax(scores_at(state, site)))
 
 
 def scores_at(state: WalkState, site: str) -> Value:
@@ -246,7 +242,7 @@ def _equal_past(state: WalkState, site: str, value: Value) -> Value:
     return past / past.sum(-1, keepdims=True)
 
 
-HIDDEN_ROW_IS_NAN = _hidden_row("NaN", "becomes NaN", lambda state, site, value: value.dtype.type(math.nan))
+HIDDEN_ROW_IS_NAN = _hidden_row("NaN", lambda state, site, value: value.dtype.type(math.nan))
 
 
 SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {

@@ -92,8 +92,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     # Scaling the input of a norm equals changing eps, except with running statistics.
     ties = ("norm-eps",) if config.norm != "batch" or sites.is_head_norm(site) else ()
     for factor in (2.0, 0.5):
-        says = f"the input of this norm is {factor:g} × ours"
-        yield _formed("norm-input-scale", f"{factor:g}", says=says, factor=factor, equivalents=ties)
+        words = {"factor": f"{factor:g}"}
+        yield _formed("norm-input-scale", "{factor}", words=words, factor=factor, equivalents=ties)
 
 
 def _taken(name: str, other: str) -> Iterator[Fault]:

@@ -92,11 +92,10 @@ def _head_faults(config: TransformerConfig) -> Iterator[Fault]:
     stacks, shapes = config.stacks[::-1], parameter_shapes(config)
     for stack in stacks[:1] if config.shared_embedding else stacks:
         if shapes[token_table(config, stack)] == shapes["head.weight"]:
-            says = f"the head's weight is tied to the {stack}'s token embedding"
-            yield fault("head-tied", stack, says=says, alter=partial(_tied, stack))
+            tied = partial(fault, "head-tied", words={"stack": stack})
+            yield tied("{stack}", alter=partial(_tied, stack))
             if config.head_bias:
-                says, alter = f"{says}, and its bias is missing", partial(_tied, stack, bias=False)
-                yield fault("head-tied", f"{stack} without bias", says=says, alter=alter)
+                yield tied("{stack} without bias", alter=partial(_tied, stack, bias=False))
 
 
 def _part(site: str) -> str:
@@ -172,8 +171,7 @@ def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
     last = config.stack_num_layers(parts[0]) - 1
     for name, layer in {"first": 0, "last": last}.items():
         if int(parts[2]) != layer and (name == "first" or last > 1 or layer != 0):
-            says = f"the weights of the {name} layer are also used in this layer"
-            yield fault("layer-shared", name, says=says, alter=partial(of_layer, layer))
+            yield fault("layer-shared", "{name}", words={"name": name}, alter=partial(of_layer, layer))
 
 
 def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -203,12 +201,9 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield from _permuted_rows(config)
     if _is_packed(config, site):
         each = "head by head" if config.key_value_heads == config.num_heads else "group of heads by group"
-        description = f"queries, keys and values are packed {each}, but read one after the other"
-        yield fault("packed-order", "head by head", says=description, alter=partial(_packed_otherwise, by_group=True))
-        description = f"queries, keys and values are packed one after the other, but read {each}"
-        yield fault(
-            "packed-order", "one behind the other", says=description, alter=partial(_packed_otherwise, by_group=False)
-        )
+        packed = partial(fault, "packed-order", words={"each": each})
+        yield packed("head by head", alter=partial(_packed_otherwise, by_group=True))
+        yield packed("one behind the other", alter=partial(_packed_otherwise, by_group=False))
     if _is_packed(config, site) and config.key_value_heads == config.num_heads:
         for order in (("key", "value", "query"), ("value", "query", "key")):
             yield _cut_in_order(order)
@@ -216,10 +211,8 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 def _permuted_rows(config: TransformerConfig) -> Iterator[Fault]:
     """Yield faults of rows in the order of the wrong rotary layout, as in converted checkpoints of Meta."""
-    for layout, pairs in {"neighbours": "neighbors", "halves": "halves"}.items():
-        if config.rotated_dim > 2:  # With two features, both layouts are the same.
-            says = f"the rows of each head's weights are permuted, as for a rotation of {pairs}"
-            yield fault("rotary-rows", layout, says=says, alter=partial(_with_rows, layout))
+    if config.rotated_dim > 2:  # With two features, both layouts are the same.
+        yield from (fault("rotary-rows", each, alter=partial(_with_rows, each)) for each in ("neighbours", "halves"))
 
 
 def _with_rows(layout: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -246,11 +239,10 @@ PACKED = ("query", "key", "value")
 
 def _cut_in_order(order: tuple[str, ...]) -> Fault:
     source = dict(zip(order, PACKED, strict=True))
-    says = f"queries, keys and values are packed one after the other, but read in the order {', '.join(order)}"
     return fault(
         "packed-order",
-        ", ".join(order),
-        says=says,
+        "{order}",
+        words={"order": ", ".join(order)},
         alter=partial(_from_role, source),
         taken_from=lambda site: site_of(source[site.rpartition(".")[2]], site),
         is_mutual=True,

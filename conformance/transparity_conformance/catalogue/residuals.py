@@ -34,7 +34,7 @@ def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
             fields = {"norm_position": other, "final_norm": False}
             yield fault("norm-placement", f"{other}, no final norm", says=description, fields=fields)
     if config.is_recurrent and config.decoder_mask != config.target_mask:  # the mixers ignore the mask, too
-        yield fault("padding-ignored", "everywhere", says="no layer hides padding", fields={"padding": "token"})
+        yield fault("padding-ignored", "everywhere", fields={"padding": "token"})
     for name, bits in WEIGHT_BITS.items():
         yield fault("low-precision", f"{name} weights", alter=partial(_rounded, bits))
 
@@ -92,15 +92,11 @@ def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.branches != "sequential" and sublayer == "self_attention":
         return  # With parallel branches, both sublayers share one residual.
     if config.norm_position in ("pre", "sandwich") and sites.is_normed(config, site):
-        description = "the residual adds the normalized tensor instead of the tensor before the norm"
-        yield _residual("normalised", description, sites.sublayer_input)
-    yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
-    yield _residual("twice", "", lambda state, scope, name: 2 * sites.stream(state, scope, name))
+        yield _residual("normalised", sites.sublayer_input)
+    yield _residual("missing", lambda state, scope, name: 0)
+    yield _residual("twice", lambda state, scope, name: 2 * sites.stream(state, scope, name))
     if sublayer in ("feed_forward", "cross_attention") and config.branches == "sequential":
-        description = "the residual adds the layer's input instead of the residual stream before this sublayer"
-        yield _residual(
-            "layer input", description, lambda state, scope, name: sites.stream(state, scope, "self_attention")
-        )
+        yield _residual("layer input", lambda state, scope, name: sites.stream(state, scope, "self_attention"))
 
 
 def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, flow: Value) -> Value:
@@ -108,7 +104,7 @@ def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, f
     return flow * flow.dtype.type(factor(right) / right)
 
 
-def _residual(variant: str, description: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
+def _residual(variant: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
     """Return the fault of a residual that `source` computes from the state, the layer and the sublayer."""
 
     def downstream(state: WalkState, site: str, flow: Value) -> Value:
@@ -116,7 +112,7 @@ def _residual(variant: str, description: str, source: Callable[[WalkState, str, 
         change = source(state, scope, sublayer) - sites.stream(state, scope, sublayer)
         return flow + change / flow.dtype.type(state.config.residual_multiplier)
 
-    return fault("residual-source", variant, says=description, downstream=downstream)
+    return fault("residual-source", variant, downstream=downstream)
 
 
 WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}

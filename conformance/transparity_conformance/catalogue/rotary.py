@@ -56,8 +56,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield from made(SCALINGS, own, _turn, no="not " * own.rotary_truncate)
     for name, share in SHARES.items():
         if (dim := _turned_dim(share, own)) != own.rotated_dim:
-            says = f"{dim} of a head's {own.head_dim} features are rotated, not {own.rotated_dim}"
-            yield fault("rotary-partial", name, says=says, formula=_turn, rotary_dim=partial(_turned_dim, share))
+            words, turned_dim = {"name": name, "dim": dim, "c": own}, partial(_turned_dim, share)
+            yield fault("rotary-partial", "{name}", words=words, formula=_turn, rotary_dim=turned_dim)
     yield from made(ROTATIONS, own, _turn)
     yield from _position_faults(own)
     yield from made(PLACES, own, _turn)
@@ -68,9 +68,9 @@ def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
     for kind in HALF:
         exact = int(2 / epsilon(kind))
         if config.max_length > exact:
-            says = f"positions are rounded to {kind}, which does not represent every integer beyond {exact:,}"
+            words = {"kind": kind, "exact": exact}
             moved = lambda positions, kind=kind: rounded_to(positions.astype(np.float64), kind)
-            yield fault("rotary-precision", f"positions in {kind}", says=says, formula=_turn, positions=moved)
+            yield fault("rotary-precision", "positions in {kind}", words=words, formula=_turn, positions=moved)
     for size in (2**power for power in range(SHORTEST_TABLE, (config.max_length - 1).bit_length())):
         for name, (beyond, how) in BEYOND.items():
             says, moved = f"positions from {size:,} on {how}", partial(beyond, size)
@@ -97,8 +97,8 @@ def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Itera
     for kind, other in config.layer_kinds.items():
         for part, fields in PARTS.items() if other.positions == "rotary" else ():
             if any(getattr(other, name) != getattr(own, name) for name in fields):
-                says = f"this layer is rotated with the {part} of the layers of {kind}"
-                yield fault("rotary-layers", f"{part} of {kind}", says=says, formula=_turn, as_kind=(kind, fields))
+                words = {"part": part, "kind": kind}
+                yield fault("rotary-layers", "{part} of {kind}", words=words, formula=_turn, as_kind=(kind, fields))
 
 
 SCALING = tuple(name for name in PER_LAYER if name.startswith("rotary_"))
@@ -187,12 +187,7 @@ def _over_all_features(config: TransformerConfig) -> np.ndarray:
     return rotary_frequencies(whole)[:pairs] * scaling
 
 
-IN_HALF = {
-    "frequencies": "the frequencies of the rotary angles are rounded to {}",
-    "angles": "the rotary angles are computed in {}",
-    "tables": "the cosines and sines of the rotary angles are rounded to {}",
-    "everything": "the rotary angles, their cosines and their sines are computed in {}",
-}
+IN_HALF = ("frequencies", "angles", "tables", "everything")
 """Parts of the rotation that ports compute in half precision, for example by casting the whole model."""
 
 
@@ -258,11 +253,7 @@ ROTATIONS = (
     row("rotary-partial", "angles of all", lambda c: c.rotated_dim < c.head_dim, frequencies=_over_all_features),
     row("rotary-missing", "both", patch=_before_rotation),
     row("rotary-direction", "both", sign=-1),
-    *(
-        row("rotary-precision", f"{part} in {kind}", says=text.format(kind), in_half=(kind, part))
-        for kind in HALF
-        for part, text in IN_HALF.items()
-    ),
+    *(row("rotary-precision", f"{part} in {kind}", in_half=(kind, part)) for kind in HALF for part in IN_HALF),
 )
 PLACES = (
     row("rotary-part", "first", lambda c: bool(c.kv_lora_rank), first=True),

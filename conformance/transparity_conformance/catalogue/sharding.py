@@ -49,20 +49,15 @@ def _row_parallel(config: TransformerConfig, site: str, ranks: int) -> Iterator[
     parts = parts_at(config, site)
     shapes = parameter_shapes(config)
     if (role or site == "logits") and parts and f"{parts[0]}.bias" in shapes:
-        name = role or parts[0]
-        says = f"the {name} bias is added on every rank ({ranks} ×)"
-        yield _fault("bias-on-every-rank", name, says=says, alter=partial(_repeated, parts[0], ranks))
+        words, alter = {"name": role or parts[0], "ranks": ranks}, partial(_repeated, parts[0], ranks)
+        yield _fault("bias-on-every-rank", "{name}", words=words, alter=alter)
     if not role:
         return
-    yield _fault(
-        "reduced-twice",
-        "reduced twice",
-        says=f"a value that is whole on every rank is summed over the ranks again ({ranks} ×)",
-        patch=lambda state, site, value: value * value.dtype.type(ranks),
-    )
+    twice: Patch = lambda state, site, value: value * value.dtype.type(ranks)
+    yield _fault("reduced-twice", "reduced twice", words={"ranks": ranks}, patch=twice)
     if shapes.get(f"{parts[0]}.weight", (0, 1))[1] % ranks == 0:  # Experts are not sharded.
-        says = f"the sum over the ranks is missing: only rank 0 of {ranks} is used"
-        yield _fault("not-reduced", role, says=says, patch=partial(_of_one_rank, role, inputs, ranks))
+        words, patch = {"role": role, "ranks": ranks}, partial(_of_one_rank, role, inputs, ranks)
+        yield _fault("not-reduced", "{role}", words=words, patch=patch)
 
 
 def _repeated(part: str, ranks: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -86,8 +81,8 @@ def _fused(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
             continue
         names = [f"{scope}.{sublayer}.{role}.weight" for role in roles]
         if all(each in shapes and shapes[each][0] % ranks == 0 for each in names):
-            says = f"the rows of the fused {name} are cut into {ranks} parts as a whole, not matrix by matrix"
-            yield _fault("fused-cut-across", name, says=says, alter=partial(_cut_across, roles, ranks))
+            words, alter = {"name": name, "ranks": ranks}, partial(_cut_across, roles, ranks)
+            yield _fault("fused-cut-across", "{name}", words=words, alter=alter)
 
 
 def _cut_across(roles: Sequence[str], ranks: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -115,16 +110,15 @@ def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
     if (sublayer, tap) != ("self_attention", "scores") or config.num_heads % ranks:
         return
     local = np.arange(config.num_heads) % (config.num_heads // ranks)
-    says = f"heads are counted from 0 on each of {ranks} ranks, so every rank uses the bias of the first heads"
+    by_rank = partial(_fault, "heads-by-rank", words={"ranks": ranks})
     if config.has_relative_bias:
         moved: Patch = lambda state, site, value: value - bias_at(state, site) + bias_at(state, site)[:, local]
-        yield _fault("heads-by-rank", "relative", says=says, patch=moved)
+        yield by_rank("relative", patch=moved)
     if config.positions == "alibi":
         slopes = lambda heads: alibi_slopes(heads)[local]
-        yield _fault("heads-by-rank", "alibi", says=says, patch=partial(sloped, slopes))
-        says = f"slopes are computed for one rank's heads only, not for all heads of {ranks} ranks"
+        yield by_rank("alibi", patch=partial(sloped, slopes))
         of_a_rank = lambda heads: alibi_slopes(heads // ranks)[local]
-        yield _fault("heads-by-rank", "alibi of fewer heads", says=says, patch=partial(sloped, of_a_rank))
+        yield by_rank("alibi of fewer heads", patch=partial(sloped, of_a_rank))
 
 
 def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
@@ -137,13 +131,12 @@ def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]
         local = layer % (layers // stages)
         if local == layer:
             continue
-        says = f"layers are counted from 0 in each of {stages} stages, so this layer has the {{}} of another"
+        by_stage = partial(_fault, "layers-by-stage", words={"stages": stages})
         alter, window = partial(_of_local_layer, layers // stages), partial(_window_of, layers // stages)
-        yield _fault("layers-by-stage", f"weights, {stages} stages", says=says.format("weights"), alter=alter)
+        yield by_stage("weights, {stages} stages", alter=alter)
         own, others = (config.for_layer(parts[0], each).sliding_window for each in (layer, local))
         if parts[4:] == ["weights"] and own != others:
-            name = f"windows, {stages} stages"
-            yield _fault("layers-by-stage", name, says=says.format("window"), formula=weighed, window=window)
+            yield by_stage("windows, {stages} stages", formula=weighed, window=window)
 
 
 def _of_local_layer(size: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

@@ -235,9 +235,8 @@ def temperature_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     others = {kind: each.query_temperature for kind, each in config.layer_kinds.items()}
     for kind, other in others.items():
         if other != own.query_temperature:
-            says = f"the queries of this layer have the temperature of the layers of {kind}: {other:g}"
-            factor = partial(_with_temperature, other)
-            yield fault("query-temperature-layers", kind, says=says, formula=attended, temperature=factor)
+            words, factor = {"kind": kind, "other": other}, partial(_with_temperature, other)
+            yield fault("query-temperature-layers", "{kind}", words=words, formula=attended, temperature=factor)
     if len(set(others.values())) == 2:
         yield fault("query-temperature-layers", "exchanged", formula=attended, temperature=_exchanged)
 

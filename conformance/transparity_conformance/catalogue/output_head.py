@@ -36,10 +36,10 @@ from transparity_numpy.norms.norm import norm
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site == "pooled":
-        for name, (pooled, says) in _poolings(config):
-            if name != config.pooling:
-                instead = f"{says} is pooled, not {RIGHT[config.pooling]}"
-                yield fault("pooling", name, says=instead, patch=partial(_pooled, pooled))
+        for name, pooled in POOLINGS.items():
+            is_possible = config.token_inputs and (config.eos_id is not None or name not in OF_END)
+            if name != config.pooling and (is_possible or name not in (*OF_END, "largest")):
+                yield fault("pooling", name, words={"right": RIGHT[config.pooling]}, patch=partial(_pooled, pooled))
     if site != "logits":
         return
     for name, pooler in POOLERS.items() if config.has_pooler else ():
@@ -154,14 +154,6 @@ Pooled = tuple[Pooling, bool] | Callable[[WalkState], np.ndarray]
 """A pooling, and whether it counts padding as visible; or a function that returns the pooled position of each row."""
 
 
-def _poolings(config: TransformerConfig) -> Iterator[tuple[str, tuple[Pooled, str]]]:
-    """Yield the poolings that are possible; some need tokens or an end token."""
-    for name, pooled in POOLINGS.items():
-        by_end, by_token = name in ("eos", "last eos", "before eos"), name == "largest"
-        if not (by_end or by_token) or (config.token_inputs and not (by_end and config.eos_id is None)):
-            yield name, pooled
-
-
 def _pooled(pooled: Pooled, state: WalkState, site: str, value: Value) -> Value:
     x = _output(state)
     if callable(pooled):
@@ -179,25 +171,19 @@ RIGHT: dict[Pooling, str] = {
     "largest": "the first position of the largest token",
 }
 
-POOLINGS: dict[str, tuple[Pooled, str]] = {
-    **{name: ((name, False), says) for name, says in RIGHT.items()},
-    "mean of all": (("mean", True), "the mean of all positions, including padding,"),
-    "last of all": (("last", True), "the last position, even if it is padding,"),
-    "last by count": (
-        lambda state: np.maximum(_visible(state).sum(1), 1) - 1,
-        "the position whose index is the number of visible tokens",
-    ),
-    "first visible": (lambda state: _visible(state).argmax(1), "the first visible position"),
-    "before eos": (
-        lambda state: np.maximum(_ends(state).argmax(1) - 1, 0),
-        "the position before the first end token",
-    ),
-    "last eos": (
-        lambda state: _ends(state).shape[1] - 1 - _ends(state)[:, ::-1].argmax(1),
-        "the position of the last end token, or the last position,",
-    ),
+POOLINGS: dict[str, Pooled] = {
+    **{name: (name, False) for name in RIGHT},
+    "mean of all": ("mean", True),
+    "last of all": ("last", True),
+    "last by count": lambda state: np.maximum(_visible(state).sum(1), 1) - 1,
+    "first visible": lambda state: _visible(state).argmax(1),
+    "before eos": lambda state: np.maximum(_ends(state).argmax(1) - 1, 0),
+    "last eos": lambda state: _ends(state).shape[1] - 1 - _ends(state)[:, ::-1].argmax(1),
 }
-"""Poolings that ports use, and their descriptions."""
+"""Poolings that ports use."""
+
+OF_END = ("eos", "last eos", "before eos")
+"""Poolings that need an end token."""
 
 
 CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits)

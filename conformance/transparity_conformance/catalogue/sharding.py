@@ -112,13 +112,17 @@ def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
     local = np.arange(config.num_heads) % (config.num_heads // ranks)
     by_rank = partial(_fault, "heads-by-rank", words={"ranks": ranks})
     if config.has_relative_bias:
-        moved: Patch = lambda state, site, value: value - bias_at(state, site) + bias_at(state, site)[:, local]
-        yield by_rank("relative", patch=moved)
+        yield by_rank("relative", patch=partial(_local_relative, local))
     if config.positions == "alibi":
         slopes = lambda heads: alibi_slopes(heads)[local]
         yield by_rank("alibi", patch=partial(sloped, slopes))
         of_a_rank = lambda heads: alibi_slopes(heads // ranks)[local]
         yield by_rank("alibi of fewer heads", patch=partial(sloped, of_a_rank))
+
+
+def _local_relative(local: np.ndarray, state: WalkState, site: str, value: Value) -> Value:
+    bias = bias_at(state, site)
+    return value - bias + bias[:, local]  # type: ignore[index]
 
 
 def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:

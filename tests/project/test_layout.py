@@ -161,7 +161,7 @@ def test_every_threshold_says_what_it_was_measured_on() -> None:
     tables = [
         value if isinstance(value, dict) else {"": value} for value in (vars(thresholds) | vars(budgets)).values()
     ]
-    every = [each for table in tables for each in table.values() if isinstance(each, thresholds.Threshold)]
+    every = [each for table in tables for each in table.values() if isinstance(each, budgets.Threshold | budgets.Count)]
     assert every and all(any(map(str.isdigit, each.provenance)) for each in every)
 
 

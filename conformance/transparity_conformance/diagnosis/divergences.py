@@ -21,9 +21,8 @@ from transparity_conformance.diagnosis.probe_result import (
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import STAGES, Clock
 from transparity_conformance.diagnosis.search.fields import departures, fewest_wrong
-from transparity_conformance.diagnosis.search.search import BEAM, PAIR
 from transparity_conformance.diagnosis.segment import Combination, Segment, joined, layer_of, scope_of, segment_of
-from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
+from transparity_conformance.diagnosis.thresholds import BEAM, NO_EXPLANATION, PAIR
 from transparity_conformance.diagnosis.walk import Impossible, dependents, walk
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause, Divergence

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.catalogue import faults_at
-from transparity_conformance.catalogue.fault import Fault, Hypothesis
+from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
-from transparity_conformance.diagnosis.search.fitting import fittables
-from transparity_conformance.diagnosis.search.search import DEEPEST, PAIR, Search, screen_of
+from transparity_conformance.diagnosis.search.fitting import made_at
+from transparity_conformance.diagnosis.search.search import Search, screen_of
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
+from transparity_conformance.diagnosis.thresholds import DEEPEST, PAIR
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
@@ -128,18 +128,10 @@ def _made_before(
     for tap, each in earlier.items():
         if not each.chosen or tap_kind(tap) != tap_kind(segment.tap) or any(one.sites != (tap,) for one in each.chosen):
             continue
-        faults = [_made_at(one.fault, segment, screen) for one in each.chosen]
+        faults = [made_at(screen.config, one.fault, segment.tap, segment.ranks) for one in each.chosen]
         if None not in faults:
             made.append((tuple(Hypothesis(fault, (segment.tap,)) for fault in faults if fault is not None), each))
     return made
-
-
-def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
-    """Return the variant of a fault for this segment, or None."""
-    every = faults_at(screen.config, segment.tap, segment.ranks)
-    made = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
-    fitted = (each.make(1.0).id for each, _ in fittables(screen.config, [segment.tap]))
-    return made if fault.taken_from or made else fault if fault.id in fitted else None
 
 
 def tap_kind(tap: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transparity_conformance.oracle.budgets import Threshold
+from transparity_conformance.oracle.budgets import Count, Threshold
 
 CHANGED_BUDGET = (
     "budgets of logits were measured with each of 155 faults in three models. With a fault, a budget was at most 5.5 × "
@@ -61,3 +61,30 @@ COHERENT = Threshold(
     "in float32, because the budgets of float32 are narrow, and the ratio reached 1.93 in float32",
 )
 """The largest accepted projection of an error onto a fault's effect, relative to projections of rounding."""
+
+PAIRS = (
+    "in eight models, 12 pairs of faults were planted, and only the logits were shown. Among 640 to 2,173 single "
+    "faults, the better fault of each pair ranked first (11 pairs) or second"
+)
+BEAM = Count(8, PAIRS)
+"""The smallest number of combinations that are extended."""
+
+WALKS = Count(500, f"{PAIRS}. Among all pairs by added effects, 11 pairs ranked at most 375th, and one 31,228th")
+"""The combinations that are tried at each depth; limits how many are extended by every candidate."""
+
+DEEPEST = 3
+"""The largest number of faults in a combination."""
+
+PAIR = 2
+"""The largest number of faults in a combination if only logits are known; more faults would overfit."""
+
+FITS = (
+    "126 numbers were planted in seven models, and all kinds of numbers were fitted to each result. The fit accepts "
+    "112 of the 126 planted numbers, and 142 of 553 others, which leave at least 1.7e-4 of the difference. Of the "
+    "14 rejected numbers, 12 are an eps"
+)
+IMPROVED = Threshold(2, FITS)
+"""A fit is accepted if it leaves less than the best number of its grid by this factor."""
+
+BELOW_MEDIAN = Threshold(100, FITS)
+"""A fit is also accepted if it leaves less than the median of its grid by this factor."""

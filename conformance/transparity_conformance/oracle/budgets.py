@@ -41,6 +41,17 @@ class Threshold(float):
         return made
 
 
+class Count(int):
+    """A whole number, and how it was measured."""
+
+    provenance: str
+
+    def __new__(cls, value: int, provenance: str) -> Count:
+        made = super().__new__(cls, value)
+        made.provenance = provenance
+        return made
+
+
 FITTED_WIDTH = Threshold(
     1e-4,
     "scores were multiplied by 1/√width for five widths, in seven models with three probes each. The number fitted to "

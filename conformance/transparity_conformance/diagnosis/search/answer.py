@@ -16,14 +16,14 @@ from typing import Self
 import numpy as np
 
 from transparity.limits.stored import chosen as chosen_of
-from transparity_conformance.catalogue import faults_at
-from transparity_conformance.catalogue.fault import Fault, Hypothesis, groups
+from transparity_conformance.catalogue.fault import Hypothesis, groups
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
-from transparity_conformance.diagnosis.search.fitting import fittables
-from transparity_conformance.diagnosis.search.search import DEEPEST, PAIR, Search
+from transparity_conformance.diagnosis.search.fitting import made_at
+from transparity_conformance.diagnosis.search.search import Search
 from transparity_conformance.diagnosis.segment import Combination, Segment, segment_of
+from transparity_conformance.diagnosis.thresholds import DEEPEST, PAIR
 from transparity_conformance.oracle.probes import Probe
 
 Taps = Mapping[str, Mapping[str, np.ndarray]]
@@ -130,23 +130,14 @@ class Answer:
         """Return a fault at the taps where it was found, and at every larger group of taps."""
         fault, sites = found[0].fault, {site for each in found for site in each.sites}
         alike = {(each.fault.id, each.fault.variant) for each in found}
-        wide = groups(self._possible(fault)) if len(alike) == 1 else []
+        possible = (site for site in self.sites if made_at(self.search.screen.config, fault, site))
+        wide = groups(possible) if len(alike) == 1 else []
         return [found, *((Hypothesis(fault, each),) for each in wide if sites < {*each})]
-
-    def _possible(self, fault: Fault) -> list[str]:
-        """Return the taps at which a fault can be made."""
-        config = self.search.screen.config
-        made = ((each.make(1.0).id, sites) for each, sites in fittables(config, self.sites) if fault.value is not None)
-        numbers = [*dict.fromkeys(site for name, sites in made for site in sites if name == fault.id)]
-        kind = fault.id, fault.variant
-        return numbers or [
-            site for site in self.sites if any((each.id, each.variant) == kind for each in faults_at(config, site))
-        ]
 
     def _beside(self, known: Combination) -> list[Combination]:
         """Return each fault that, at all possible taps, reproduces the logits together with `known`."""
         clock = self.clock if known else self.clock.part()
-        return _complete(Search(self.segment, self.sites, known, clock, only_wide=True), 1)
+        return _complete(Search(self.segment, self.sites, known, clock), 1, only_wide=True)
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str]) -> bool:
         """Return whether the faults reproduce the logits if the taps `given` have the port's values."""
@@ -158,10 +149,10 @@ class Answer:
         return bool(having) and dataclasses.replace(self.segment, results=having).vanishes(chosen)
 
 
-def _complete(search: Search, deepest: int) -> list[Combination]:
+def _complete(search: Search, deepest: int, *, only_wide: bool = False) -> list[Combination]:
     """Return the combinations with which no difference remains; nothing if the time is over."""
     with contextlib.suppress(OutOfTime):
-        found, remains = search.run([], deepest)
+        found, remains = search.run([], deepest, only_wide=only_wide)
         return [] if remains else found
     return []
 

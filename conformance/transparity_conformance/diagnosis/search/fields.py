@@ -11,7 +11,7 @@ from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.probe_result import Results, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.diagnosis.search.search import DEEPEST, WALKS
+from transparity_conformance.diagnosis.thresholds import DEEPEST, WALKS
 from transparity_conformance.diagnosis.walk import Impossible
 from transparity_conformance.oracle.reach.features import is_choice, replaced
 from transparity_conformance.report.report import Divergence
@@ -51,13 +51,14 @@ def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
 
 def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
     """Find up to `DEEPEST` fields whose change leaves the smallest difference; return them and the share that remains.
-    `left` returns the difference with a fault. After the time is over, the best result so far counts."""
+    `left` returns the difference with a fault. The number of walks limits the search, not the time, so that a slow
+    computer finds the same fields. The search does nothing without any time, and an interruption ends it."""
     before = left(changed({}))
     found = beam = [(before, Fields())]
-    for _ in range(DEEPEST):
+    for _ in range(DEEPEST if clock.left else 0):
         more = [chosen | change for _, chosen in beam for change in single_changes(config, chosen)]
         distinct = {tuple(sorted(fields.items())): fields for fields in more}.values()
-        tried = ((left(changed(fields)), fields) for fields in distinct if clock.left)
+        tried = ((left(changed(fields)), fields) for fields in distinct if not clock.is_interrupted)
         beam = sorted(tried, key=lambda each: each[0])[: WALKS // len(alternatives())]
         found = [*found, *beam]
     least, fields = min(found, key=lambda each: each[0])

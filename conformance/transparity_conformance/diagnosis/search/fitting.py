@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue import numeric_faults
-from transparity_conformance.catalogue.fault import Hypothesis, NumericFault, WalkState, groups
+from transparity_conformance.catalogue import faults_at, numeric_faults
+from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFault, WalkState, groups
+from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
 """The steps after which the golden section has narrowed the number to 1/300 of the grid's spacing."""
 
 STEPS = 40
-"""The steps of the golden section."""
+"""The steps of the golden section, which narrow the number to 1/(2 × 10⁸) of the grid's spacing."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 """(fault with a number, the taps at which it acts)."""
@@ -62,6 +63,15 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
             yield numeric, chosen
 
 
+def made_at(config: TransformerConfig, fault: Fault, site: str, ranks: int = 1) -> Fault | None:
+    """Return the variant of a fault at the tap `site`; None if it cannot be made there. A fault with a fitted number is
+    its own variant."""
+    every = faults_at(config, site, ranks)
+    same = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
+    fitted = (numeric.make(1.0).id for numeric, _ in fittables(config, [site]))
+    return same or (fault if fault.value is not None and fault.id in fitted else None)
+
+
 def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> float | None:
     """Find the positive number that minimizes `function`: the best of a grid, refined by golden-section search.
 
@@ -72,7 +82,7 @@ def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> floa
         return None
     refined = golden_section(function, grid, int(np.nanargmin(values)))
     least = list(itertools.islice(refined, PROMISING + 1))[-1][1]
-    if least > max(min(values) / 2, float(np.nanmedian(values)) / 100):
+    if least > max(min(values) / IMPROVED, float(np.nanmedian(values)) / BELOW_MEDIAN):
         return None
     return list(itertools.islice(refined, STEPS - PROMISING))[-1][0]
 

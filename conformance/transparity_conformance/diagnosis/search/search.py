@@ -17,20 +17,8 @@ from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.fitting import Fittable, by_size, fit, fittables, of_each_kind
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
-from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
+from transparity_conformance.diagnosis.thresholds import BEAM, NO_EXPLANATION, WALKS
 from transparity_conformance.oracle.probes import Probe
-
-BEAM = 8
-"""The smallest number of combinations that are extended."""
-
-WALKS = 500
-"""The combinations that are tried at each depth; limits how many are extended by every candidate."""
-
-DEEPEST = 3
-"""The largest number of faults in a combination."""
-
-PAIR = 2
-"""The largest number of faults in a combination if only logits are known; more faults would overfit."""
 
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
 """Faults that are preferred to others that explain a difference equally well."""
@@ -76,39 +64,37 @@ class Effects:
 class Search:
     """A search for faults that explain the difference at `segment`. Every method may raise `OutOfTime`.
 
-    Faults may act at the taps `sites`; the faults `known` are already applied. With `only_wide`, each fault acts at all
-    possible taps together.
+    Faults may act at the taps `sites`; the faults `known` are already applied.
     """
 
-    def __init__(
-        self, segment: Segment, sites: list[str], known: Combination, clock: Clock, *, only_wide: bool = False
-    ) -> None:
-        self.segment, self.sites, self.known, self.clock, self.only_wide = segment, sites, known, clock, only_wide
+    def __init__(self, segment: Segment, sites: list[str], known: Combination, clock: Clock) -> None:
+        self.segment, self.sites, self.known, self.clock = segment, sites, known, clock
         self.screen = screen_of(segment, known)
         """The probe on which candidates are ranked."""
-        candidates = hypotheses(self.screen.config, sites, segment.ranks)
+        self.candidates = hypotheses(self.screen.config, sites, segment.ranks)
         if segment.tap == "logits":
-            candidates += whole_model(self.screen.config)
-        self.candidates = widest(candidates) if only_wide else candidates
+            self.candidates += whole_model(self.screen.config)
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
         """For each fitted fault, by `id`: the fault, and the fault with a number from which it was fitted."""
         self.fittables = list(fittables(self.screen.config, sites))
         self._fits: dict[tuple[int, ...], Hypothesis | None] = {}
         """The results of `_fit`, by the `id` of the fault and its partners, which `segment` and `fittables` store."""
 
-    def run(self, likely: Sequence[Combination], deepest: int) -> tuple[list[Combination], bool]:
+    def run(
+        self, likely: Sequence[Combination], deepest: int, *, only_wide: bool = False
+    ) -> tuple[list[Combination], bool]:
         """Return combinations of at most `deepest` faults, and whether a difference remains with them.
 
         All of them explain every probe or, if a difference remains, at least the probes of one size. The search stops
         at the smallest number of faults; preferred faults come first. `likely` are combinations that explain other
-        segments of this kind.
+        segments of this kind. With `only_wide`, each fault acts at all possible taps together.
         """
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
         for depth in range(deepest):
             rounds: list[list[Combination]] = []
             survivors: list[Combination] = []
-            for probe, ranked in self._rounds(best, likely):
+            for probe, ranked in self._wide_rounds() if only_wide else self._rounds(best, likely):
                 survivors = self._survivors(probe, ranked, self._same_size)
                 if found := [each for each in survivors if self.segment.vanishes((*self.known, *each))]:
                     return found, False
@@ -119,6 +105,8 @@ class Search:
                 rounds.append(ranked)
             if survivors and not depth:
                 return survivors, True
+            if depth + 1 == deepest:
+                break
             *_, rows, numbers = rounds
             if self.segment.is_whole_model:
                 best = [*numbers[: BEAM // 4], *((one,) for one in self._wide)]
@@ -134,16 +122,19 @@ class Search:
         If only logits are known, faults at all possible taps come first. Most ports run one line of code for all
         layers, and there are ten times as many candidates at some of the taps.
         """
-        if best == [()]:
-            if self.segment.is_whole_model and not self.only_wide:
-                wide: list[Combination] = [(hypothesis,) for hypothesis in widest(self.candidates)]
-                yield self.screen, self.by_rest(self.screen, wide)
-                yield self.screen, self._numbered(best, of_each_kind(self.fittables))
+        is_first, is_whole = best == [()], self.segment.is_whole_model
+        if is_first:
+            yield from self._wide_rounds() if is_whole else ()
             yield self.screen, self._ranked
         else:
             yield from ((probe, self.by_rest(probe, each)) for probe, each in self._extended(best, likely))
-        is_few = self.only_wide or (self.segment.is_whole_model and best[0] != ())
+        is_few = is_whole and not is_first
         yield self.screen, self._numbered(best, of_each_kind(self.fittables) if is_few else self.fittables)
+
+    def _wide_rounds(self) -> Iterator[tuple[Probe, list[Combination]]]:
+        """Yield single faults of the catalogue at all possible taps, then single faults with a fitted number."""
+        yield self.screen, self.by_rest(self.screen, [(hypothesis,) for hypothesis in widest(self.candidates)])
+        yield self.screen, self._numbered([()], of_each_kind(self.fittables))
 
     @property
     def _width(self) -> int:

@@ -24,7 +24,7 @@ from transparity_conformance.diagnosis.search.fields import departures, fewest_w
 from transparity_conformance.diagnosis.segment import Combination, Segment, joined, layer_of, scope_of, segment_of
 from transparity_conformance.diagnosis.thresholds import BEAM, NO_EXPLANATION, PAIR
 from transparity_conformance.diagnosis.walk import Impossible, dependents, walk
-from transparity_conformance.report.comparison import gap, share
+from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import Cause, Divergence
 
 Progress = Callable[[str, int, int], None]
@@ -163,7 +163,9 @@ class _BySegment:
         """Explain the segments; return the fewest faults that reproduce the logits, if any were found."""
         self.known = _whole_model_fault(self.results, [*faulty])
         if self.known:
-            self.divergences.append(_whole_model_divergence(self.results, faulty[0], self.known))
+            fault, residual = self.known[0].fault, logits_error(self.results, self.known)
+            everywhere = Explanation((Cause(fault.id, fault.description, fault.value, residual, 1.0),))
+            self.divergences.append(divergence_of(self.results, faulty[0], everywhere))
             faulty = still_wrong(self.results, self.known)
         answer, new = self.answer, Combination()
         for done, tap in enumerate(faulty):
@@ -314,10 +316,3 @@ def _whole_model_fault(results: Results, faulty: list[str]) -> Combination:
     candidates = [hypothesis for hypothesis in whole_model(config) if hypothesis.fault.id != "low-precision"]
     best, _ = fewest_wrong(results, candidates, min(len(faulty) // 2, len(faulty) - 2))
     return () if best is None else (best,)
-
-
-def _whole_model_divergence(results: Results, tap: str, known: Combination) -> Divergence:
-    fault = known[0].fault
-    worst = max(results.values(), key=lambda each: share(each.errors.get(tap, 0), each.budgets[tap]))
-    cause = Cause(fault.id, fault.description, fault.value, logits_error(results, known), 1.0)
-    return Divergence(tap, worst.errors[tap], worst.budgets[tap], (cause,), probe=worst.probe.name)

@@ -54,8 +54,8 @@ class Count(int):
 
 FITTED_WIDTH = Threshold(
     1e-4,
-    "scores were multiplied by 1/√width for five widths, in seven models with three probes each. The number fitted to "
-    "the float32 results gives the width with a relative error of at most 1.8e-5, or 3.4e-7 without large scores",
+    "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. Where a number "
+    "was fitted to the float32 results, it gives the width with a relative error of at most 1.8e-5",
 )
 """The largest relative difference between an integer and a width that was computed from a fitted 1/√width."""
 

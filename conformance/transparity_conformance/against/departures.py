@@ -172,7 +172,8 @@ class Departures:
         if first not in after.matched:
             names = {comparer.program.steps[number].name for number in comparer.missing(now)}
             unlike = [index for index in sorted(explained) if comparer.port.operations[index].name not in names]
-            of_content = (index for index in unlike if self._reads_content(index, now))
+            is_content = found.step.output in comparer.flow.passes
+            of_content = (index for index in unlike if is_content and self._reads_content(index, now))
             return next(of_content, next(iter(unlike), first % len(comparer.port.operations)))
         if found.edit.kind != "left out":
             return first

@@ -200,7 +200,8 @@ def tables(at: At, context: Context) -> Iterator[Edit]:
         for operation in alike[:MOST_TABLES]:
             theirs = torch.from_numpy(context.lost[operation]).reshape(ours.shape)
             says = functools.partial(_other_numbers, name, ours, theirs)
-            make = functools.partial(At.with_argument, place=place, change=lambda _, theirs=theirs: theirs)
+            change = lambda _, theirs=theirs: theirs
+            make = functools.partial(At.with_argument, place=place, change=change)
             yield Edit("number", says, make, rank=4, operation=operation)
 
 

@@ -66,6 +66,17 @@ CLIPPED = replaced(LARGE_SCORES, {"q @ k.mT * 0.5": "(q @ k.mT * 0.5).clamp(-5, 
 
 SCALE = "scores = q @ k.mT * 0.5"
 
+SLOPED = replaced(
+    THEIRS,
+    {
+        SCALE: f"""far = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        {SCALE} - self.slopes[:, None, None] * far""",
+        "        self.query, self.key": """        slopes = 0.5 ** torch.arange(1.0, 5.0)
+        self.register_buffer("slopes", slopes, persistent=False)
+        self.query, self.key""",
+    },
+)
+
 MISTAKES = {
     "swapped tables": (ROTATED, "cos, sin = self.table(x)", "sin, cos = self.table(x)", "swaps the result of `angles"),
     "swapped halves": (GATED, "gate, up =", "up, gate =", "swaps part 1 of the result of `self.up(h).chunk"),
@@ -80,7 +91,25 @@ MISTAKES = {
         LAYER_NORMS,
         "h = self.norm2(x)",
         "h = nn.functional.rms_norm(x, (16,), self.norm2.weight, 1e-5) + self.norm2.bias",
-        "divides by the root mean square and adds the bias",
+        "divides by the root mean square with the epsilon 1e-05 and adds the bias",
+    ),
+    "epsilon outside": (
+        THEIRS,
+        "h = self.norm2(x)",
+        "h = x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-3) * self.norm2.weight",
+        "divides by the root mean square plus 0.001",
+    ),
+    "n - 1": (
+        LAYER_NORMS,
+        "h = self.norm2(x)",
+        "h = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5) * self.norm2.weight + self.norm2.bias",
+        "divides by the standard deviation with n - 1 plus 1e-05",
+    ),
+    "table": (
+        SLOPED,
+        "self.slopes[",
+        "0.3 ** torch.arange(1.0, 5.0)[",
+        "has other numbers than layers.0.slopes: 4 of 4 differ; the first of them is 0.3 instead of 0.5",
     ),
     "mean": (
         THEIRS,

@@ -164,12 +164,17 @@ class Departures:
         step, report the operation before this step. If the edit matches nothing, report the first operation that only
         the port has."""
         comparer, after = self.comparer, found.after
+        if found.edit.operation >= 0:
+            return found.edit.operation
         explained = set(now.lost) - set(after.lost)
-        first = next((index for index in port if index in explained), port[0] if port else -1)
+        shown = [index for index in port if index in explained] or [*port[:1], -1][:1]
+        first = next((index for index in shown if index in after.matched), shown[0])
         if first not in after.matched:
             names = {comparer.program.steps[number].name for number in comparer.missing(now)}
-            unlike = (index for index in sorted(explained) if comparer.port.operations[index].name not in names)
-            return next(unlike, first % len(comparer.port.operations))
+            unlike = [index for index in sorted(explained) if comparer.port.operations[index].name not in names]
+            is_content = found.step.output in comparer.flow.passes
+            of_content = (index for index in unlike if is_content and self._reads_content(index, now))
+            return next(of_content, next(iter(unlike), first % len(comparer.port.operations)))
         if found.edit.kind != "left out":
             return first
         # If a function leaves out its last step, it returns the input of this step.
@@ -178,6 +183,12 @@ class Departures:
         givers = (index for index in comparer.port.operations[first].inputs if index in now.matched)
         in_function = (index for index in givers if left_out and left_out[0] in comparer.codes(now, index) - behind)
         return next(in_function, first)
+
+    def _reads_content(self, operation: int, now: Comparison) -> bool:
+        """Return whether an operation of the port reads a matched value that depends on the main input. Masks and
+        tables of positions do not depend on it."""
+        given = self.comparer.port.operations[operation].inputs
+        return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
         """Remove each difference without which the answers still agree. If necessary, the other differences get

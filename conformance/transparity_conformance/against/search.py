@@ -15,7 +15,7 @@ import numpy as np
 from transparity_conformance.against.comparer import Comparer, Comparison
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, short
 from transparity_conformance.against.edits.elements import masks, orders
-from transparity_conformance.against.edits.numbers import limits, numbers, roundings, scales
+from transparity_conformance.against.edits.numbers import limits, numbers, roundings, scales, tables
 from transparity_conformance.against.edits.operands import functions, operands
 from transparity_conformance.against.edits.parameters import layers, parameters, uses
 from transparity_conformance.against.edits.segments import elsewhere, operands_alone, segments, steps_before
@@ -36,6 +36,9 @@ SIMPLE: tuple[Maker, ...] = (
     layers,
     masks,
 )
+
+OF_TABLES: tuple[Maker, ...] = (uses, tables)
+"""Functions that change a constant table. They are tried first, because few steps read such a table."""
 
 LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 """Functions that yield many edits per step, or edits with numbers fitted to the port's values."""
@@ -67,8 +70,9 @@ class Explanation:
     @property
     def key(self) -> tuple[Any, ...]:
         """Return a sort key, smallest for the best explanation: first `worth`, then simpler edits and shorter segments.
-        A value comes before its view, and many edited steps before few."""
-        return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps))
+        A value comes before its view, many edited steps before few, and whole expressions before parts of them."""
+        parts = self.edit.says.count("` in `")
+        return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps), parts)
 
     @property
     def worth(self) -> tuple[bool, int, bool]:
@@ -98,14 +102,14 @@ class EditSearch:
         if found := self._of_order(now, port):
             return [found]
         lost = Known({index: self.port.prints[index] for index in now.lost})
-        context = Context(self.numbers, [print_ for index in port if (print_ := self.port.prints[index]) is not None])
+        wanted = [print_ for index in port if (print_ := self.port.prints[index]) is not None]
+        context = Context(self.numbers, wanted, {index: self.port.operations[index].value for index in now.lost})
         best: list[Explanation] = []
         self._reserved = self.clock.left / 2
         with contextlib.suppress(OutOfTime), float64_defaults():
-            further, passed = 0, deque[list[int]]([[]] * LAG)
-            for ring in itertools.chain(self._rings(now, port, steps), [[]] * LAG):
-                passed.append(ring)
-                for steps_of, makers in ((ring, SIMPLE), (passed.popleft(), LATER)):
+            further = 0
+            for tried in self._rounds(now, port, steps):
+                for steps_of, makers in tried:
                     for edit, number in self._shown(now, lost, context, steps_of, makers):
                         best += self._explaining(edit, number, now, port)
                 further += not all(each.is_denied for each in best)
@@ -158,6 +162,29 @@ class EditSearch:
             left = [each for each in scope if each in self.comparer.relevant and each not in now.changes]
             scopes += [] if left in scopes else [left]
         return scopes
+
+    def _rounds(
+        self, now: Comparison, port: Sequence[int], steps: Sequence[int]
+    ) -> Iterator[list[tuple[Sequence[int], Sequence[Maker]]]]:
+        """Yield the steps that are tried together, each group with the functions that yield its edits."""
+        yield [(self._readers_of_tables(now), OF_TABLES)]
+        passed = deque[list[int]]([[]] * LAG)
+        for ring in itertools.chain(self._rings(now, port, steps), [[]] * LAG):
+            passed.append(ring)
+            yield [(ring, SIMPLE), (passed.popleft(), LATER)]
+
+    def _readers_of_tables(self, now: Comparison) -> list[int]:
+        """Return the unmatched steps that read a constant table of numbers, one for each line."""
+        program, found = self.program, dict[Any, int]()
+        for number in sorted(self.comparer.missing(now)):
+            if number not in now.changes and any(self._is_table(index) for index in program.steps[number].inputs):
+                found.setdefault(program.steps[number].site, number)
+        return [*found.values()]
+
+    def _is_table(self, index: int) -> bool:
+        value = self.program.values[index]
+        is_constant = index in self.program.given and index not in self.program.parameters
+        return is_constant and index not in self.comparer.flow.passes and bool(value.is_floating_point())
 
     def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
         """Yield groups of steps by distance from the first difference, the nearest first. Groups extend forward over

@@ -6,7 +6,7 @@ import functools
 import itertools
 import linecache
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,8 @@ class Edit:
     """Edits with the same result at this step, which also change other steps."""
     view_of: int = -1
     """The position of an operand, if the edit leaves out the view that reorders this operand; otherwise -1."""
+    operation: int = -1
+    """The operation of the port whose value the edit uses, or -1."""
 
     @functools.cached_property
     def says(self) -> str:
@@ -136,6 +138,8 @@ class Context:
     """Numbers of the configuration."""
     wanted: Sequence[np.ndarray] = ()
     """Fingerprints of the port's first unmatched values."""
+    lost: Mapping[int, np.ndarray] = field(default_factory=dict)
+    """All unmatched values of the port, by operation."""
 
 
 def short(step: Step) -> str:

@@ -11,13 +11,27 @@ from typing import Any
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
-from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, as_shaped, part_of, result_of, short
+from transparity_conformance.against.edits.edit import (
+    VIEWS,
+    At,
+    Context,
+    Edit,
+    as_shaped,
+    given_of,
+    part_of,
+    references,
+    result_of,
+    short,
+)
 from transparity_conformance.listening.program import Change, Values, executed, filled
 from transparity_conformance.matching.values import fingerprint
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
 """Common factors, epsilons and rotary bases."""
+
+MOST_TABLES = 8
+"""The largest number of the port's values that are tried in place of a constant table, to limit time."""
 
 WITH_SIZES = frozenset(["view", "unsafe_view", "expand", "reshape", "as_strided", "new_zeros", "zeros", "ones", "full"])
 """Operations whose integer arguments are sizes."""
@@ -169,6 +183,36 @@ def scales(at: At, context: Context) -> Iterator[Edit]:
             says = _scale_in_words(a, b, float(np.abs(theirs).max()), result_of(at.step))
             change = lambda x, a=a, b=b: x * a + b
             yield Edit("scale", says, functools.partial(At.with_result, change=change), rank=3)
+
+
+def tables(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that use the numbers of an unmatched value of the port in place of a constant table."""
+    import torch
+
+    for place, item in references(at.step):
+        index, ours = given_of(at.program, item), at.program.values[item.index]
+        is_table = index >= 0 and index not in at.program.parameters and index not in at.flow.passes
+        if not is_table or not ours.is_floating_point() or ours.numel() < 2:
+            continue
+        name = at.program.names.get(index, f"the constant in `{at.line}`")
+        sizes = [size for size in ours.shape if size > 1]
+        alike = [each for each, value in context.lost.items() if [n for n in value.shape if n > 1] == sizes]
+        for operation in alike[:MOST_TABLES]:
+            theirs = torch.from_numpy(context.lost[operation]).reshape(ours.shape)
+            says = functools.partial(_other_numbers, name, ours, theirs)
+            change = lambda _, theirs=theirs: theirs
+            make = functools.partial(At.with_argument, place=place, change=change)
+            yield Edit("number", says, make, rank=4, operation=operation)
+
+
+def _other_numbers(name: str, ours: Any, theirs: Any) -> str:
+    a, b = ours.reshape(-1), theirs.reshape(-1)
+    differ = (a - b).abs() > RULES["float32"].budget(0, epsilon("float32"), float(a.abs().max()))
+    first = int(differ.int().argmax())
+    return (
+        f"has other numbers than {name}: {int(differ.sum())} of {a.numel()} differ; the first of them is "
+        f"{float(b[first]):.6g} instead of {float(a[first]):.6g}"
+    )
 
 
 CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])

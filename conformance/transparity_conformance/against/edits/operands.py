@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from transparity_conformance.against.edits.edit import (
     with_item,
 )
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
+from transparity_conformance.oracle.budgets import epsilon
 
 MOST = 24
 """The largest number of replacements that are tried for an operand, to limit time."""
@@ -214,27 +215,43 @@ def activations() -> dict[str, Function]:
     }
 
 
-EPSILONS = (1e-5, 1e-6, 1e-3, 1e-8, 1e-12)
-"""Common epsilons of norms."""
+EPSILONS = (1e-5, 1e-6, 1e-3, 1e-8, 1e-12, epsilon("float32"))
+"""Common epsilons of norms; the last is the default of PyTorch's norm by the root mean square."""
+
+
+LAYER_NORM = "the standard deviation with the epsilon"
+"""The first words of the labels of layer norms in `norms`."""
 
 
 def norms(numbers: Sequence[float]) -> dict[str, Function]:
-    def rms(x: Any, eps: float = 0.0) -> Any:
-        return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
+    def divided(size: Function, x: Any, eps: float = 0.0, outside: float = 0.0) -> Any:
+        return x / ((size(x.pow(2)) + eps).sqrt() + outside)
 
-    def layer(x: Any, eps: float = 0.0) -> Any:
-        return rms(x - x.mean(-1, keepdim=True), eps)
+    def mean(squares: Any) -> Any:
+        return squares.mean(-1, keepdim=True)
 
+    def unbiased(squares: Any) -> Any:
+        return squares.sum(-1, keepdim=True) / (squares.shape[-1] - 1)
+
+    kinds: dict[str, Callable[..., Any]] = {
+        "the root mean square{}": functools.partial(divided, mean),
+        "the standard deviation{}, after the mean is subtracted": lambda x, **eps: divided(mean, _centred(x), **eps),
+        "the standard deviation with n - 1{}, after the mean is subtracted": lambda x, **eps: divided(
+            unbiased, _centred(x), **eps
+        ),
+    }
     found: dict[str, Function] = {
-        "no norm": lambda x: x,
-        "the root mean square": rms,
-        "the standard deviation, after the mean is subtracted": layer,
+        **{says.format(""): function for says, function in kinds.items()},
         "the sum": lambda x: x / x.sum(-1, keepdim=True),
         "the length": lambda x: x / x.norm(dim=-1, keepdim=True),
         "the sum, after exponentiation (softmax)": lambda x: x.softmax(-1),
     }
     for eps in dict.fromkeys([*EPSILONS, *(number for number in numbers if 0 < number <= 1e-3)]):
-        found[f"the root mean square with the epsilon {eps:g}"] = functools.partial(rms, eps=eps)
-        says = f"the standard deviation with the epsilon {eps:g}, after the mean is subtracted"
-        found[says] = functools.partial(layer, eps=eps)
+        for says, function in kinds.items():
+            found[says.format(f" with the epsilon {eps:g}")] = functools.partial(function, eps=eps)
+            found[says.format(f" plus {eps:g}")] = functools.partial(function, outside=eps)
     return found
+
+
+def _centred(x: Any) -> Any:
+    return x - x.mean(-1, keepdim=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, Function, given_of, references, short
+from transparity_conformance.against.edits.operands import LAYER_NORM, norms
 from transparity_conformance.listening.program import Change, Program, Values, filled
-from transparity_conformance.oracle.budgets import epsilon
 
 BASES = (1e3, 1e4, 1e5, 5e5, 1e6)
 """Common rotary bases."""
@@ -34,9 +34,6 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
 
 DEFAULT_EPSILON = 1e-5
 
-EPSILONS = (1e-6, epsilon("float32"))
-"""Other common epsilons of a norm by the root mean square; PyTorch's default is the last."""
-
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that use the parameters of a sibling module, or that change the parameters of a layer norm."""
@@ -50,23 +47,24 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
         rename = functools.partial(_in_sibling, mine=module.rpartition(".")[2], theirs=other.rpartition(".")[2])
         yield Edit("parameter", says, functools.partial(_with_parameters, rename=rename), rank=2)
     if short(at.step) == "native_layer_norm":
-        yield from _other_norms(at)
+        yield from _other_norms(at, context.numbers)
 
 
-def _other_norms(at: At) -> Iterator[Edit]:
-    """Yield edits of a layer norm: other parameters or another epsilon, and the root mean square."""
+def _other_norms(at: At, numbers: Sequence[float]) -> Iterator[Edit]:
+    """Yield edits of a layer norm: other parameters or another epsilon, and other norms."""
     for says, change in NORMS.items():
         for with_epsilon in (False, True):
             what = f"{says}{' and the default epsilon' if with_epsilon else ''} in `{at.line}`"
             make = functools.partial(_layer_norm, change=change, with_epsilon=with_epsilon)
             yield Edit("normalization", what, make, rank=1)
-    for has_bias in (True, False) if at.step.args[3] is not None else (False,):
-        for eps in dict.fromkeys((at.step.args[4], DEFAULT_EPSILON, *EPSILONS)):
-            bias = "adds the bias" if has_bias else "adds no bias"
-            other = "" if eps == at.step.args[4] else f" with the epsilon {eps:g}"
-            what = f"divides by the root mean square{other} and {bias} in `{at.line}`"
-            make = functools.partial(_rms_norm, has_bias=has_bias, eps=eps)
-            yield Edit("normalization", what, make, rank=1)
+    *_, theirs, eps = at.step.args
+    for has_bias in (True, False) if theirs is not None else (False,):
+        bias = "adds the bias" if has_bias else "adds no bias"
+        others = norms([eps, *numbers])
+        for label in sorted(others, key=lambda label: f"{eps:g}" not in label):
+            make = functools.partial(_normed, norm=others[label], has_bias=has_bias)
+            if not label.startswith(LAYER_NORM):  # which `NORMS` covers
+                yield Edit("normalization", f"divides by {label} and {bias} in `{at.line}`", make, rank=1)
 
 
 def layers(at: At, context: Context) -> Iterator[Edit]:
@@ -164,12 +162,10 @@ def _layer_norm(at: At, change: Callable[[Any, Any], tuple[Any, Any]], with_epsi
     return at.with_arguments(changed)
 
 
-def _rms_norm(at: At, has_bias: bool, eps: float) -> Change:
+def _normed(at: At, norm: Function, has_bias: bool) -> Change:
     def changed(values: Values) -> Any:
-        x, shape, weight, bias, _ = filled(at.step.args, values)
-        axes = tuple(range(-len(shape), 0))
-        made = x * (x.pow(2).mean(axes, keepdim=True) + eps).rsqrt()
-        made = made if weight is None else made * weight
+        x, _, weight, bias, _ = filled(at.step.args, values)
+        made = norm(x) if weight is None else norm(x) * weight
         return made + bias if has_bias else made
 
     return changed

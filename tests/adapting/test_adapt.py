@@ -203,7 +203,6 @@ def test_the_command_says_in_one_sentence_what_it_cannot_use(tmp_path: Path) -> 
         (("adapt", f"{port}:Model"), "adapt needs the model's configuration; give exactly one"),
         (("adapt", f"{port}:Missing", "--family", "llama"), "has no 'Missing'"),
         (("check", f"{port}:Model", "--family", "llama", "--adapter", tmp_path / "no.toml"), "no.toml"),
-        (("check", "--command", "true", "--preset", "notes-lm", "--adapter", port), "--adapter needs a PORT"),
     ):
         result = invoke(*arguments)
         assert result.exit_code == 2, result.output

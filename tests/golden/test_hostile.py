@@ -118,7 +118,10 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
         ([REFERENCE, "--loss"], "--loss can only be given with --command"),
         (
             [REFERENCE, "--gradients"],
-            "--gradients can only be given with --command; leave this out, because all methods of a PORT are",
+            (
+                "--gradients can only be given with --command; leave this out, because all methods of a PORT are "
+                "compared anyway."
+            ),
         ),
         (
             ["model.onnx", "--ranks", "2"],

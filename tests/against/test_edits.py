@@ -197,8 +197,19 @@ MISTAKES: dict[float, dict[str, Mistake]] = {
 }
 """Mistakes by kind, for each budget in seconds in which a check explains them."""
 
+USUAL = (
+    "swapped tables",
+    "the parameters of another layer",
+    "two",
+    "two, of which longer calls show one",
+    "flattened answer",
+    "flattened answer and number",
+    "answer with swapped axes",
+)
+"""The rows of `nox -s tests`; `nox -s nightly` runs all."""
+
 CASES = [
-    pytest.param(each, budget, id=kind, marks=[pytest.mark.long] * (budget > 30))
+    pytest.param(each, budget, id=kind, marks=[pytest.mark.long] * (kind not in USUAL))
     for budget, rows in MISTAKES.items()
     for kind, each in rows.items()
 ]

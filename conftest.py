@@ -142,6 +142,7 @@ def write_seconds(path: Path, seconds: Mapping[str, Mapping[str, float]]) -> Non
 
 
 ROWS = (
+    "test_a_mistake_is_told_with_both_lines_and_an_edit_that_gives_the_ports_answer",
     "test_a_model_is_found_as_it_stands",
     "test_a_module_is_judged",
     "test_a_port_has_its_golden_report",

@@ -70,21 +70,6 @@ INPUTS = [
     {"tokens": np.random.default_rng(n).integers(0, 32, shape)} for n, shape in enumerate([(2, 7), (1, 1), (3, 12)])
 ]
 
-MISTAKES = {
-    "number": ("q @ k.mT * 0.5", "q @ k.mT * 0.25", "uses 0.25 instead of 0.5"),
-    "left out": ("h = self.norm2(x)", "h = x", "leaves out `self.norm2(x)`"),
-    "twice": ("h = self.norm(x)", "h = self.norm(self.norm(x))", "applies `self.norm(x)` twice"),
-    "operand": ("weights @ v", "weights @ k", "where the reference passes"),
-    "function": ("functional.silu", "functional.relu", "applies ReLU"),
-    "mask": (".tril()", ".tril(1)", "shows one later key"),
-    "axis": ("scores.softmax(-1)", "scores.softmax(-2).nan_to_num()", ""),
-    "sign": ("x + self.down(h)", "x - self.down(h)", "applies `sub`"),
-    "parameters": ("h = self.norm2(x)", "h = self.norm(x)", "parameters of layers.0.norm for"),
-    "rounding": ("context = weights @ v", "context = (weights @ v).bfloat16().float()", "to bfloat16"),
-    "order": ("unflatten(-1, (4, 4))", "unflatten(-1, (4, 4)).mT", "swaps the axes -2 and -1"),
-}
-"""Mistakes by kind: the text, its replacement, and the expected cause; the cause is empty if no edit explains it."""
-
 
 def written(folder: Path, name: str, text: str) -> str:
     (folder / f"{name}.py").write_text(text, encoding="utf-8")
@@ -96,22 +81,6 @@ def against_theirs(folder: Path, text: str, name: str = "port", reference: str =
     return check(load_port(port)(), against=load_port(theirs)(), inputs=INPUTS, budget=budget)
 
 
-@pytest.mark.parametrize("kind", MISTAKES)
-def test_a_mistake_is_told_with_both_lines_and_an_edit_that_gives_the_ports_answer(kind: str, tmp_path: Path) -> None:
-    old, new, says = MISTAKES[kind]
-    report = against_theirs(tmp_path, THEIRS.replace(old, new, 1), f"port_{kind.replace(' ', '_')}")
-    assert report.verdict == "diverges"
-    fault = report.faults[0]
-    line = next(number for number, text in enumerate(THEIRS.splitlines(), 1) if old in text)
-    assert fault.source is not None
-    assert fault.reference_source is not None
-    near = {fault.source["line"], fault.reference_source["line"]}
-    assert any(line <= each <= line + 3 for each in near), near
-    if says:
-        assert [each for each in report.faults if not each.causes] == []
-        assert says in fault.causes[0].says
-
-
 def test_right_ports_agree_however_they_are_written(tmp_path: Path) -> None:
     text = THEIRS.replace("q @ k.mT * 0.5", "(q * 0.5) @ k.mT").replace(
         "weights @ v", 'torch.einsum("bhqk,bhkd->bhqd", weights, v)'
@@ -121,31 +90,6 @@ def test_right_ports_agree_however_they_are_written(tmp_path: Path) -> None:
     report = against_theirs(tmp_path, text)
     assert (report.verdict, report.faults) == ("agrees", ())
     assert report.coverage.lengths == (1, 7, 12)
-
-
-def test_a_mistake_that_only_longer_calls_show_is_told_beside_one_that_all_show(tmp_path: Path) -> None:
-    theirs = THEIRS.replace(".tril()", ".tril().triu(-8)")
-    text = theirs.replace("k.mT * 0.5", "k.mT * 0.25").replace("triu(-8)", "triu(-9)")
-    report = against_theirs(tmp_path, text, reference=theirs)
-    says = [cause.says for fault in report.faults for cause in fault.causes]
-    assert len(report.faults) == len(says) == 2
-    assert "0.25 instead of 0.5" in says[0]
-    assert "one more key" in says[1] or "-9 for -8" in says[1]
-
-
-ONE_LAYER = {
-    "the parameters of layers.0 for layers.1": ("layer(x)", "self.layers[0](x)"),
-    "in layers.1.norm2 only": ("layer(x)", "layer(x, layer is self.layers[1])"),
-}
-"""Mistakes in one layer: the replaced text and its replacement, by the expected cause."""
-
-
-@pytest.mark.parametrize("says", ONE_LAYER)
-def test_a_mistake_in_one_layer_names_the_layer(says: str, tmp_path: Path) -> None:
-    text = THEIRS.replace(*ONE_LAYER[says]).replace("forward(self, x):", "forward(self, x, no_norm=False):")
-    text = text.replace("h = self.norm2(x)", "h = x if no_norm else self.norm2(x)")
-    (fault,) = against_theirs(tmp_path, text, f"port_{len(says)}").faults
-    assert says in fault.causes[0].says
 
 
 def test_an_explained_mistake_stays_explained_beside_one_that_is_not(tmp_path: Path) -> None:
@@ -323,43 +267,3 @@ def test_writes_in_place_make_new_versions() -> None:
     x = torch.arange(12.0, dtype=torch.float64).reshape(3, 4)
     program = record_program(Filling(), {"x": x}, lambda answer: answer)
     assert torch.equal(program.run()[program.answer], Filling()(x).double())
-
-
-def test_two_mistakes_are_told_in_one_run(tmp_path: Path) -> None:
-    text = THEIRS.replace("k.mT * 0.5", "k.mT * 0.25").replace("functional.silu", "functional.relu")
-    report = against_theirs(tmp_path, text)
-    assert len(report.faults) == 2
-    says = " ".join(cause.says for fault in report.faults for cause in fault.causes)
-    assert "0.25 instead of 0.5" in says
-    assert "ReLU" in says
-
-
-IN_ORDER = THEIRS.replace(
-    "    def attention(self, x):",
-    """    def scaled(self, x):
-        return nn.functional.normalize(x, dim=-1) * 2.0
-
-    def turned(self, x):
-        return x + 0.5 * x.cumsum(2)
-
-    def attention(self, x):""",
-).replace(
-    "        scores = q @",
-    """        q = self.turned(self.scaled(q))
-        k = self.turned(self.scaled(k))
-        scores = q @""",
-)
-
-
-@pytest.mark.parametrize(("old", "new"), [("* 2.0", "* 3.0"), ("0.5 * x.cumsum", "0.25 * x.cumsum")])
-def test_another_order_is_told_with_another_number_in_the_same_operations(old: str, new: str, tmp_path: Path) -> None:
-    port = IN_ORDER.replace("k = self.turned(self.scaled(k))", "k = self.scaled(self.turned(k))").replace(old, new)
-    first, second = against_theirs(tmp_path, port, f"port_{len(new)}", IN_ORDER, budget=60.0).faults
-    assert any(says in first.causes[0].says for says in ("by 1.5", "0.25 instead of 0.5"))
-    assert "the reference does the opposite" in second.causes[0].says
-
-
-def test_another_order_is_the_only_fault_where_the_rest_is_unchanged(tmp_path: Path) -> None:
-    port = IN_ORDER.replace("k = self.turned(self.scaled(k))", "k = self.scaled(self.turned(k))")
-    (fault,) = against_theirs(tmp_path, port, reference=IN_ORDER, budget=60.0).faults
-    assert "the reference does the opposite" in fault.causes[0].says

@@ -1,11 +1,14 @@
-"""Test that one edit explains each mistake, and that its words name the mistake."""
+"""Test the faults that a check against a reference tells: their lines, and an edit that explains each mistake."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.against.test_check import THEIRS, against_theirs, replaced
+
+from transparity_conformance.report.report import Report
 
 ROTATED = replaced(
     THEIRS,
@@ -60,12 +63,37 @@ BATCH_NORM = replaced(
     },
 )
 
+ONE_LAYER = replaced(
+    THEIRS,
+    {
+        "forward(self, x):": "forward(self, x, no_norm=False):",
+        "h = self.norm2(x)": "h = x if no_norm else self.norm2(x)",
+    },
+)
+
+WINDOW = replaced(THEIRS, {".tril()": ".tril().triu(-8)"})
+
+IN_ORDER = replaced(
+    THEIRS,
+    {
+        "    def attention(self, x):": """    def scaled(self, x):
+        return nn.functional.normalize(x, dim=-1) * 2.0
+
+    def turned(self, x):
+        return x + 0.5 * x.cumsum(2)
+
+    def attention(self, x):""",
+        "        scores = q @": """        q = self.turned(self.scaled(q))
+        k = self.turned(self.scaled(k))
+        scores = q @""",
+    },
+)
+
 LARGE_SCORES = replaced(THEIRS, {"noise / parameter.shape[-1] ** 0.5": "6 * noise / parameter.shape[-1] ** 0.5"})
 
 CLIPPED = replaced(LARGE_SCORES, {"q @ k.mT * 0.5": "(q @ k.mT * 0.5).clamp(-5, 5)"})
 
 SCALE = "scores = q @ k.mT * 0.5"
-
 SLOPED = replaced(
     THEIRS,
     {
@@ -76,102 +104,173 @@ SLOPED = replaced(
         self.query, self.key""",
     },
 )
-
-MISTAKES = {
-    "swapped tables": (ROTATED, "cos, sin = self.table(x)", "sin, cos = self.table(x)", "swaps the result of `angles"),
-    "swapped halves": (GATED, "gate, up =", "up, gate =", "swaps part 1 of the result of `self.up(h).chunk"),
-    "swapped parts": (ROTATED, "first, second = x.chunk", "second, first = x.chunk", "swaps part 2 of the result"),
-    "rms": (
-        LAYER_NORMS,
-        "h = self.norm2(x)",
-        "h = nn.functional.rms_norm(x, (16,), self.norm2.weight, 1e-5)",
-        "no bias",
-    ),
-    "rms and bias": (
-        LAYER_NORMS,
-        "h = self.norm2(x)",
-        "h = nn.functional.rms_norm(x, (16,), self.norm2.weight, 1e-5) + self.norm2.bias",
-        "divides by the root mean square with the epsilon 1e-05 and adds the bias",
-    ),
-    "epsilon outside": (
-        THEIRS,
-        "h = self.norm2(x)",
-        "h = x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-3) * self.norm2.weight",
-        "divides by the root mean square plus 0.001",
-    ),
-    "n - 1": (
-        LAYER_NORMS,
-        "h = self.norm2(x)",
-        "h = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5) * self.norm2.weight + self.norm2.bias",
-        "divides by the standard deviation with n - 1 plus 1e-05",
-    ),
-    "table": (
-        SLOPED,
-        "self.slopes[",
-        "0.3 ** torch.arange(1.0, 5.0)[",
-        "has other numbers than layers.0.slopes: 4 of 4 differ; the first of them is 0.3 instead of 0.5",
-    ),
-    "mean": (
-        THEIRS,
-        "h = self.norm2(x)",
-        "h = nn.functional.layer_norm(x, (16,), self.norm2.weight, eps=1e-3)",
-        "the standard deviation with the epsilon 0.001",
-    ),
-    "added twice": (
-        THEIRS,
-        "x = x + self.attention(h)",
-        "a = self.attention(h)\n        x = x + a + a",
-        "once more in",
-    ),
-    "residual twice": (THEIRS, "x = x + self.attention(h)", "x = x + self.attention(h) + x", "once more in"),
-    "clipped": (LARGE_SCORES, SCALE, f"{SCALE}\n        scores = scores.clamp(-5, 5)", "at least -5 and at most 5"),
-    "clipped above": (LARGE_SCORES, SCALE, f"{SCALE}\n        scores = scores.clamp(max=5)", "` to at most 5"),
-    "not clipped": (CLIPPED, ".clamp(-5, 5)", "", "leaves out `(q @ k.mT * 0.5).clamp(-5, 5)`"),
-    "other limits": (CLIPPED, ".clamp(-5, 5)", ".clamp(-9, 9)", "at least -9 and at most 9"),
-    "rotated in all layers": (
-        SOMETIMES_ROTATED,
-        "if self.turns:",
-        "if True:",
-        "`self.turned(q, cos, sin)`, which the reference applies only in other layers, in layers.1 and layers.3 only",
-    ),
-    "never rotated": (SOMETIMES_ROTATED, "if self.turns:", "if False:", "leaves out `self.turned(q, cos, sin)`"),
-    "batch norm": (BATCH_NORM, "eps=1e-3", "eps=1e-5", "uses 1e-05 instead of 0.001 in `native_batch_norm`"),
-}
-"""Mistakes: the reference, a part of its text, the port's text in its place, and words of the cause."""
-
-
-@pytest.mark.parametrize("kind", MISTAKES)
-def test_one_edit_explains_a_mistake(kind: str, tmp_path: Path) -> None:
-    theirs, old, new, says = MISTAKES[kind]
-    name = f"port_{kind.replace(' ', '_')}"
-    (fault,) = against_theirs(tmp_path, replaced(theirs, {old: new}), name, theirs, budget=30.0).faults
-    assert says in fault.causes[0].says
-    assert fault.source is not None
-
-
+HALF = {"k.mT * 0.5": "k.mT * 0.25"}
+OTHER_ORDER = {"k = self.turned(self.scaled(k))": "k = self.scaled(self.turned(k))"}
 ANSWER = "self.norm(x) @ self.embedding.weight.T"
 FLAT = replaced(THEIRS, {ANSWER: f"({ANSWER}).flatten(0, 1)"})
+ROOT_MEAN_SQUARE = "h = nn.functional.rms_norm(x, (16,), self.norm2.weight, 1e-5)"
+NUMBER, OPPOSITE = "0.25 instead of 0.5", "the reference does the opposite"
+SHAPE, TURNED = "your port returns the answer in the shape", "`self.turned(q, cos, sin)`"
 
 
-@pytest.mark.parametrize(("text", "theirs"), [(FLAT, THEIRS), (THEIRS, FLAT)], ids=["port", "reference"])
-def test_a_flattened_answer_is_a_fault_beside_the_others(text: str, theirs: str, tmp_path: Path) -> None:
-    (shape,) = against_theirs(tmp_path, text, "port_flat", theirs).faults
-    assert "your port returns the answer in the shape" in shape.causes[0].says
-    scale, shape = against_theirs(tmp_path, text.replace("k.mT * 0.5", "k.mT * 0.25"), "port_scaled", theirs).faults
-    assert "0.25 instead of 0.5" in scale.causes[0].says
-    assert "your port returns the answer in the shape" in shape.causes[0].says
+@dataclass(frozen=True)
+class Mistake:
+    edits: dict[str, str]
+    """The port's text by the text of the reference that it replaces."""
+    says: tuple[str | None, ...]
+    """Words of the cause of each fault, in order; None where no edit explains the fault."""
+    reference: str = THEIRS
+    line: str | None = None
+    """Text of the line of the reference where the first fault is; without it, the first replaced text."""
 
 
-def test_an_answer_with_swapped_axes_has_no_cause(tmp_path: Path) -> None:
-    report = against_theirs(tmp_path, replaced(THEIRS, {ANSWER: f"({ANSWER}).transpose(0, 1)"}), "port_swapped")
+def one(old: str, new: str, says: str | None, reference: str = THEIRS, line: str | None = None) -> Mistake:
+    return Mistake({old: new}, (says,), reference, line)
+
+
+MISTAKES: dict[float, dict[str, Mistake]] = {
+    5.0: {
+        "number": one("q @ k.mT * 0.5", "q @ k.mT * 0.25", f"uses {NUMBER}"),
+        "left out": one("h = self.norm2(x)", "h = x", "leaves out `self.norm2(x)`"),
+        "twice": one("h = self.norm(x)", "h = self.norm(self.norm(x))", "applies `self.norm(x)` twice"),
+        "operand": one("weights @ v", "weights @ k", "where the reference passes"),
+        "function": one("functional.silu", "functional.relu", "applies ReLU"),
+        "mask": one(".tril()", ".tril(1)", "shows one later key"),
+        "axis": one("scores.softmax(-1)", "scores.softmax(-2).nan_to_num()", "uses -2 instead of -1"),
+        "sign": one("x + self.down(h)", "x - self.down(h)", "applies `sub`"),
+        "parameters": one("h = self.norm2(x)", "h = self.norm(x)", "parameters of layers.0.norm for"),
+        "rounding": one("context = weights @ v", "context = (weights @ v).bfloat16().float()", "to bfloat16"),
+        "order": one("unflatten(-1, (4, 4))", "unflatten(-1, (4, 4)).mT", "swaps the axes -2 and -1"),
+        "the parameters of another layer": one(
+            "layer(x)", "self.layers[0](x)", "the parameters of layers.0 for layers.1", ONE_LAYER, "h = self.norm(x)"
+        ),
+        "in one layer": one(
+            "layer(x)", "layer(x, layer is self.layers[1])", "in layers.1.norm2 only", ONE_LAYER, "if no_norm"
+        ),
+        "two": Mistake(HALF | {"functional.silu": "functional.relu"}, (NUMBER, "ReLU")),
+        "two, of which longer calls show one": Mistake(
+            HALF | {"triu(-8)": "triu(-9)"}, (NUMBER, "one more key"), WINDOW
+        ),
+        "flattened answer": one(ANSWER, f"({ANSWER}).flatten(0, 1)", SHAPE),
+        "flattened answer and number": Mistake(HALF | {ANSWER: f"({ANSWER}).flatten(0, 1)"}, (NUMBER, SHAPE)),
+        "answer that only the reference flattens": one(f"({ANSWER}).flatten(0, 1)", ANSWER, SHAPE, FLAT),
+        "answer that only the reference flattens, and number": Mistake(
+            HALF | {f"({ANSWER}).flatten(0, 1)": ANSWER}, (NUMBER, SHAPE), FLAT
+        ),
+        "answer with swapped axes": one(ANSWER, f"({ANSWER}).transpose(0, 1)", None),
+    },
+    30.0: {
+        "swapped tables": one(
+            "cos, sin = self.table", "sin, cos = self.table", "swaps the result of `angles", ROTATED, "return x * cos"
+        ),
+        "swapped halves": one("gate, up =", "up, gate =", "swaps part 1 of the result of `self.up(h).chunk", GATED),
+        "swapped parts": one("first, second = x", "second, first = x", "swaps part 2 of the result", ROTATED),
+        "rms": one("h = self.norm2(x)", ROOT_MEAN_SQUARE, "no bias", LAYER_NORMS),
+        "rms and bias": one(
+            "h = self.norm2(x)",
+            f"{ROOT_MEAN_SQUARE} + self.norm2.bias",
+            "divides by the root mean square with the epsilon 1e-05 and adds the bias",
+            LAYER_NORMS,
+        ),
+        "epsilon outside": one(
+            "h = self.norm2(x)",
+            "h = x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-3) * self.norm2.weight",
+            "divides by the root mean square plus 0.001",
+        ),
+        "n - 1": one(
+            "h = self.norm2(x)",
+            "h = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5) * self.norm2.weight + self.norm2.bias",
+            "divides by the standard deviation with n - 1 plus 1e-05",
+            LAYER_NORMS,
+        ),
+        "table": one(
+            "self.slopes[",
+            "0.3 ** torch.arange(1.0, 5.0)[",
+            "has other numbers than layers.0.slopes: 4 of 4 differ; the first of them is 0.3 instead of 0.5",
+            SLOPED,
+        ),
+        "mean": one(
+            "h = self.norm2(x)",
+            "h = nn.functional.layer_norm(x, (16,), self.norm2.weight, eps=1e-3)",
+            "the standard deviation with the epsilon 0.001",
+        ),
+        "added twice": one("x = x + self.attention(h)", "a = self.attention(h)\n        x = x + a + a", "once more in"),
+        "residual twice": one("x = x + self.attention(h)", "x = x + self.attention(h) + x", "once more in"),
+        "clipped": one(
+            SCALE, f"{SCALE}\n        scores = scores.clamp(-5, 5)", "at least -5 and at most 5", LARGE_SCORES
+        ),
+        "clipped above": one(SCALE, f"{SCALE}\n        scores = scores.clamp(max=5)", "` to at most 5", LARGE_SCORES),
+        "not clipped": one(".clamp(-5, 5)", "", "leaves out `(q @ k.mT * 0.5).clamp(-5, 5)`", CLIPPED),
+        "other limits": one(".clamp(-5, 5)", ".clamp(-9, 9)", "at least -9 and at most 9", CLIPPED),
+        "rotated in all layers": one(
+            "if self.turns:",
+            "if True:",
+            f"{TURNED}, which the reference applies only in other layers, in layers.1 and layers.3 only",
+            SOMETIMES_ROTATED,
+            "first, second = x.chunk",
+        ),
+        "never rotated": one("if self.turns:", "if False:", f"leaves out {TURNED}", SOMETIMES_ROTATED),
+        "batch norm": one(
+            "eps=1e-3", "eps=1e-5", "uses 1e-05 instead of 0.001 in `native_batch_norm`", BATCH_NORM, "self.norm(x.mT)"
+        ),
+    },
+    60.0: {
+        "opposite order": Mistake(OTHER_ORDER, (OPPOSITE,), IN_ORDER),
+        "scale and opposite order": Mistake({"* 2.0": "* 3.0"} | OTHER_ORDER, ("by 1.5", OPPOSITE), IN_ORDER),
+        "number and opposite order": Mistake(
+            {"0.5 * x.cumsum": "0.25 * x.cumsum"} | OTHER_ORDER, (NUMBER, OPPOSITE), IN_ORDER
+        ),
+    },
+}
+"""Mistakes by kind, for each budget in seconds in which a check explains them."""
+
+USUAL = (
+    "swapped tables",
+    "the parameters of another layer",
+    "two",
+    "two, of which longer calls show one",
+    "flattened answer",
+    "flattened answer and number",
+    "answer with swapped axes",
+)
+"""The rows of `nox -s tests`; `nox -s nightly` runs all."""
+
+CASES = [
+    pytest.param(each, budget, id=kind, marks=[pytest.mark.long] * (kind not in USUAL))
+    for budget, rows in MISTAKES.items()
+    for kind, each in rows.items()
+]
+
+
+def checked(mistake: Mistake, folder: Path, budget: float = 5.0) -> Report:
+    text = replaced(mistake.reference, mistake.edits)
+    return against_theirs(folder, text, reference=mistake.reference, budget=budget)
+
+
+@pytest.mark.parametrize(("mistake", "budget"), CASES)
+def test_a_mistake_is_told_with_both_lines_and_an_edit_that_gives_the_ports_answer(
+    mistake: Mistake, budget: float, tmp_path: Path
+) -> None:
+    report = checked(mistake, tmp_path, budget)
     assert report.verdict == "diverges"
-    assert [cause for fault in report.faults for cause in fault.causes] == []
+    causes = [fault.causes[0].says if fault.causes else None for fault in report.faults]
+    assert len(causes) == len(mistake.says), causes
+    for cause, says in zip(causes, mistake.says, strict=True):
+        assert (cause is None) == (says is None)
+        assert (says or "") in (cause or "")
+    fault, text = report.faults[0], mistake.line or next(iter(mistake.edits))
+    if ANSWER in text:
+        return
+    line = next(number for number, each in enumerate(mistake.reference.splitlines(), 1) if text in each)
+    assert fault.source is not None
+    assert fault.reference_source is not None
+    near = {fault.source["line"], fault.reference_source["line"]}
+    assert any(line <= each <= line + 3 for each in near), (line, near)
 
 
 def test_one_answer_of_another_shape_is_a_fault_beside_wrong_numbers(tmp_path: Path) -> None:
-    text = replaced(THEIRS, {ANSWER: f"({ANSWER}).squeeze(0)", "k.mT * 0.5": "k.mT * 0.25"})
-    report = against_theirs(tmp_path, text, "port_squeezed")
+    report = checked(Mistake(HALF | {ANSWER: f"({ANSWER}).squeeze(0)"}, (NUMBER, SHAPE)), tmp_path)
     scale, shape = report.faults
-    assert "0.25 instead of 0.5" in scale.causes[0].says
-    assert "your port returns the answer in the shape" in shape.causes[0].says
+    assert NUMBER in scale.causes[0].says
+    assert SHAPE in shape.causes[0].says
     assert [each["share"] for each in report.as_dict()["taps"] if each["probe"].startswith("2")] == ["inf"]

@@ -432,13 +432,6 @@ def test_what_a_program_that_crashed_did_not_write_is_no_fault(program: Callable
     assert (report.verdict, report.faults) == ("inconclusive", ())
 
 
-def test_a_port_here_is_not_asked_for_sections() -> None:
-    result = invoke("check", "transparity_numpy.port:build", "--gradients")
-    assert result.exit_code == 2
-    says = "leave this out, because all methods of a PORT are compared anyway"
-    assert result.stderr == f"--gradients can only be given with --command; {says}.\n"
-
-
 def test_export_says_what_the_sections_are_for(tmp_path: Path) -> None:
     result = invoke("export", "walkthrough", tmp_path / "bundle", "--gradients", "--steps")
     assert result.exit_code == 0

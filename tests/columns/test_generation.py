@@ -136,6 +136,7 @@ def test_rows_of_different_lengths_need_a_mask_that_hides(name: str) -> None:
     [
         ({"temperature": 0}, "temperature is 0; it should be a finite number, at least 1e-30"),
         ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": 1e-40}, "temperature is 1e-40; it should be"),  # no float32 can be divided by it
         ({"top_k": 0}, "top_k is 0; it should be a whole number, at least 1"),
         ({"top_k": 1.5}, "top_k is 1.5"),
         ({"top_p": 0.0}, "top_p is 0.0; it should be above 0 and at most 1"),

@@ -32,9 +32,17 @@ from transparity_pytorch.port import build as pytorch_build
 transformers.logging.disable_progress_bar()
 
 
-@pytest.mark.parametrize("style", ["frames-as-products", "roots-of-the-scale", "scaled-query"])
-def test_right_styles_agree(style: str) -> None:
-    report = check(port_with(f"right-{style}", taps=False), config=AUDIO)
+@pytest.mark.parametrize(
+    ("style", "config"),
+    [
+        ("frames-as-products", AUDIO),
+        ("roots-of-the-scale", AUDIO),
+        ("scaled-query", AUDIO),
+        ("patches-as-a-convolution", IMAGES),
+    ],
+)
+def test_right_styles_agree(style: str, config: TransformerConfig) -> None:
+    report = check(port_with(f"right-{style}", taps=False), config=config)
     assert report.verdict == "agrees" and not report.faults, report.verdict
 
 
@@ -162,10 +170,6 @@ def test_the_fast_path_reads_images_and_may_write_into_memory_that_is_given(back
     np.testing.assert_array_equal(as_numbers(again), right)
     with pytest.raises(InputError, match=r"^out is of shape \(2,\); expected \("):
         forward.logits(pixels=pixels, out=np.empty(2, np.float32))
-
-
-def test_patches_as_a_convolution_agree() -> None:
-    assert check(port_with("right-patches-as-a-convolution", taps=False), config=IMAGES).verdict == "agrees"
 
 
 @pytest.mark.parametrize("column", installed())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from tests.fitting import decoders as ports
 from tests.helpers import invoke
-from tests.looping import for_each
 
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.parameters import parameter_shapes
@@ -19,7 +17,6 @@ from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.identify.fitting.answer import templates
 from transparity_conformance.identify.fitting.fit import fit, fit_port
-from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.report.fields import as_rows, meanings
 
 FILE = Path(__file__).with_name("decoders.py")
@@ -173,47 +170,6 @@ def test_a_model_is_fitted_adapted_and_checked(tmp_path: Path, wrong: bool, code
     result = invoke("check", port, "--config", config, "--adapter", adapter, "--budget", 5)
     assert result.exit_code == code, result.output
     assert ("chat.py:" in result.output) is wrong
-
-
-ROWS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "eps 1e-7": (lambda: ports.rms(1e-7), {"norm_eps": 1e-7}),
-    "eps 1e-8": (lambda: ports.rms(1e-8), {"norm_eps": 1e-8}),
-    "eps 3e-9": (lambda: ports.rms(3e-9), {"norm_eps": 3e-9}),
-    "a usual eps": (lambda: ports.rms(1e-6), {"norm_eps": 1e-6}),
-    "a buffer": (ports.buffered, {"num_heads": 3}),
-    "a buffer of sevens": (lambda: ports.buffered(fill=7.0), {}),
-    "a buffer, by hand": (lambda: ports.buffered(by_hand=True), {}),
-    "no buffer": (ports.Decoder, {"num_heads": 3, "max_length": 40}),
-    "two masks": (ports.TwoMasks, {"padding": "attention-mask"}),
-    "head by head": (ports.head_by_head, {"num_heads": 3}),
-    "padded to all places": (ports.padded, {"num_heads": 3, "max_length": 40}),
-    "rows second": (ports.RowsSecond, {"norm_position": "post"}),
-    "rows second, norms first": (lambda: ports.RowsSecond(norm_first=True), {"norm_position": "pre"}),
-    "rows second, GELU": (lambda: ports.RowsSecond(activation="gelu"), {"activation": "gelu"}),
-}
-
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "one length": (ports.whole, "when it was called with tokens (8, 9)"),
-    "a wider result": (ports.narrow, "Layer 1 of the decoder does not end with a feed-forward"),
-    "images by another name": (ports.Images, "The image embedding was not recognized"),
-}
-
-
-@pytest.mark.long
-@for_each(("name", "row"), ROWS.items())
-def test_a_port_that_hides_something_is_found_and_confirmed(name: str, row: tuple[Any, dict[str, Any]]) -> None:
-    make, fields = row
-    made = fit(make)
-    assert made.is_confirmed, (name, made.remarks)
-    assert {field: getattr(made.config, field) for field in fields} == fields, name
-
-
-@for_each(("name", "row"), REFUSED.items())
-def test_what_stops_a_fit_is_told_with_what_is_known(name: str, row: tuple[Any, str]) -> None:
-    make, says = row
-    with pytest.raises(FitError) as raised:
-        fit(make)
-    assert says in str(raised.value), (name, str(raised.value))
 
 
 def test_what_only_the_probes_of_a_check_show_is_not_confirmed() -> None:

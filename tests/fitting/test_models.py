@@ -263,6 +263,18 @@ LONG: dict[str, Found] = {
     ),
     "Whisper": Found(small_vision.Whisper, WHISPER | {"key_bias": False, "tied_head": True}, is_whole=True),
     "Whisper of transformers": Found(whisper, WHISPER, "whisper", differs=("pad_id",)),
+    "a usual eps": Found(lambda: decoders.rms(1e-6), {"norm_eps": 1e-6}),
+    **{f"eps {eps}": Found(functools.partial(decoders.rms, eps), {"norm_eps": eps}) for eps in (1e-7, 1e-8, 3e-9)},
+    "a buffer": Found(decoders.buffered, {"num_heads": 3}),
+    "a buffer of sevens": Found(lambda: decoders.buffered(fill=7.0), {}),
+    "a buffer, by hand": Found(lambda: decoders.buffered(by_hand=True), {}),
+    "no buffer": Found(decoders.Decoder, {"num_heads": 3, "max_length": 40}),
+    "two masks": Found(decoders.TwoMasks, {"padding": "attention-mask"}),
+    "head by head": Found(decoders.head_by_head, {"num_heads": 3}),
+    "padded to all places": Found(decoders.padded, {"num_heads": 3, "max_length": 40}),
+    "rows second": Found(decoders.RowsSecond, {"norm_position": "post"}),
+    "rows second, norms first": Found(lambda: decoders.RowsSecond(norm_first=True), {"norm_position": "pre"}),
+    "rows second, GELU": Found(lambda: decoders.RowsSecond(activation="gelu"), {"activation": "gelu"}),
 }
 
 EVERY = [
@@ -306,9 +318,12 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         FitError,
         "The residuals and norms of the encoder were not recognized",
     ),
+    "images by another name": (decoders.Images, FitError, "The image embedding was not recognized"),
 }
 
 REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
+    "one length": (decoders.whole, FitError, r"when it was called with tokens \(8, 9\)"),
+    "a wider result": (decoders.narrow, FitError, "Layer 1 of the decoder does not end with a feed-forward"),
     "scaled positions": (decoders.scaled, PortError, r"wpe\.weight are multiplied by 0\.25 before they are added"),
     "no correction": (
         small_recurrent.uncorrected,

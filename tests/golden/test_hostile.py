@@ -101,7 +101,7 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
         ([REFERENCE, "--preset", "my.json"], "my.json is not the name of a preset; give a configuration"),
         ([REFERENCE, "--config", "no.json"], "There is no file no.json."),
         ([REFERENCE, "--json", "/no/such/folder/x.json"], "/no/such/folder/x.json cannot be written"),
-        ([REFERENCE, "--preset", "notes-lm", "--length", "4096"], "--length needs a larger max_length"),
+        ([REFERENCE, "--preset", "notes-lm", "--length", "4096"], "--length needs a model with a large max_length"),
         (["--command", "true", "--config", "c.json", "--length", "4096"], "--length needs a PORT"),
         (["--command", "true", "--audit"], "--audit builds a PORT many times"),
         ([REFERENCE, "--quick", "--audit"], "--quick compares only the forward pass of a PORT"),
@@ -110,10 +110,19 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
             ["--command", "true", "--adapter", "a"],
             "--adapter needs a PORT that is a model in Python; a --command reads",
         ),
-        ([REFERENCE, "--by-layer"], "--by-layer and --layers make each layer"),
+        ([REFERENCE, "--by-layer"], "--by-layer and --layers check each layer of a checkpoint"),
         ([REFERENCE, "--head", "pooled"], "--head needs --checkpoint"),
         ([REFERENCE, "--checkpoint", "c", "--preset", "notes-lm"], "--checkpoint needs a PORT"),
+        ([REFERENCE, "--checkpoint", "c", "--config", "c.json"], "--checkpoint needs a PORT"),
+        (["--command", "true", "--checkpoint", "c"], "--checkpoint needs a PORT"),
         ([REFERENCE, "--loss"], "--loss can only be given with --command"),
+        (
+            [REFERENCE, "--gradients"],
+            (
+                "--gradients can only be given with --command; leave this out, because all methods of a PORT are "
+                "compared anyway."
+            ),
+        ),
         (
             ["model.onnx", "--ranks", "2"],
             "--ranks needs a PORT that is a model in Python, or a --command; model.onnx is",

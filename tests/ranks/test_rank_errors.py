@@ -171,13 +171,6 @@ def test_a_program_that_fails_on_a_rank_names_it(program: str) -> None:
     assert "ended with the exit code 3" in said
 
 
-def test_an_artefact_has_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("model.onnx").write_bytes(b"")
-    code, _, said = ran("model.onnx", "--ranks", "2", "--preset", "notes-lm")
-    assert (code, "--ranks needs a PORT that is a model in Python" in said) == (2, True)
-
-
 @pytest.mark.long
 def test_a_loader_is_given_folders_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -12,13 +12,14 @@ import numpy as np
 from meta.pool.bug import Bug, View
 from meta.trial import Answer, Measure
 from transparity_conformance.report.audit import CAUSES
-from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.report.check.findings import remedy
 from transparity_conformance.report.report import Divergence, Report
 
 Fault = Mapping[str, Any]
 """One divergence of an answer."""
 
-NOTHING_ELSE = "Nothing else differs."
+NOTHING_ELSE = "The rest agrees."
+"""The statement of a report that promises that nothing else differs."""
 
 Way = Literal["", "verdict", "error", "audit"]
 
@@ -35,7 +36,7 @@ def answer_of(report: Report, folder: Path) -> dict[str, Any]:
         "error": "",
         "faults": [_fault(fault, folder) for fault in report.faults],
         "audit": {name: outcome for name, outcome in found if outcome in CAUSES},
-        "nothing_else": NOTHING_ELSE in sentence(report),
+        "nothing_else": bool(remedy(report)),
         "not_compared": list(report.not_compared),
         "notes": list(report.notes),
     }
@@ -140,8 +141,8 @@ def _false_causes(bugs: Sequence[Bug], fault: Fault) -> list[str]:
 def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
     """Return the false statements in an answer about planted bugs.
 
-    False statements are wrong causes, right causes at wrong taps, and the claim that nothing else differs although a
-    bug is unnamed. A cause at the logits, such as dropout, says nothing about the taps before the logits.
+    False statements are wrong causes, right causes at wrong taps, and the claim that the rest agrees although a bug is
+    unnamed. A cause at the logits, such as dropout, says nothing about the taps before the logits.
     """
     told = [fault for fault in answer["faults"] if fault["causes"]]
     false = [name for fault in told for name in _false_causes(bugs, fault)]

@@ -134,7 +134,10 @@ def _by_answer(
             rivals = [each for each in ranked[1:] if len(each) == len(best) == 1 and segment.vanishes(each)]
             kept = earlier.get(tap)
             is_same = kept is not None and _ids(kept.chosen) == _ids(best)
-            explanations[tap] = kept if kept and is_same else explained_by(segment, (), [best, *rivals], probes)
+            if kept and is_same and _sites(best) <= {*_sites(kept.chosen), *faulty}:
+                explanations[tap] = kept
+            else:
+                explanations[tap] = explained_by(segment, (), [best, *rivals], probes)
             divergences.append(divergence_of(results, tap, explanations[tap]))
         elif tap in _worst(results, tap).misshapen:
             divergences.append(divergence_of(results, tap, Explanation()))
@@ -150,6 +153,10 @@ def _by_answer(
 
 def _ids(chosen: Combination) -> set[str]:
     return {each.fault.id for each in chosen}
+
+
+def _sites(chosen: Combination) -> set[str]:
+    return {site for each in chosen for site in each.sites}
 
 
 class _BySegment:

@@ -148,9 +148,12 @@ def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
     false = [name for fault in told for name in _false_causes(bugs, fault)]
     unnamed = {*bugs}
     for fault in told:
-        named = [bug for bug in bugs if {*names(fault), *(each["mistake"] for each in fault["causes"])} & {*bug.causes}]
+        said = {cause["mistake"] for cause in fault["causes"]}
+        named = [bug for bug in bugs if {*names(fault), *said} & {*bug.causes}]
         unnamed -= {*named}
-        place = place_of(fault)
+        # The place of a cause is not the place of another fault that would explain the same numbers.
+        is_said = all(said & {*bug.causes} for bug in named)
+        place = place_of(fault) if is_said else fault["where"]
         if named and place != "logits" and not any(bug.shows or bug.shows_at(place) for bug in named):
             false.append(f"{fault['causes'][0]['mistake']} at {place}")
     return [*dict.fromkeys(false), *[NOTHING_ELSE][: bool(answer.get("nothing_else") and unnamed)]]
@@ -224,8 +227,9 @@ def all_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def one_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first causes name every bug, or name one bug while the report says that an error remains."""
-    first = {fault["causes"][0]["mistake"] for fault in answer["faults"] if fault["causes"]}
+    """Return whether the first causes, or causes that are indistinguishable from them, name every bug, or name one bug
+    while the report says that an error remains."""
+    first = {name for fault in answer["faults"] for name in names(fault)}
     right = [bug for bug in bugs if first & set(bug.causes)]
     remains = any(not fault["causes"] or _remains(fault) for fault in answer["faults"])
     return len(right) == len(bugs) or (bool(right) and (remains or any("remain" in note for note in answer["notes"])))

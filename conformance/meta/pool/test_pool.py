@@ -251,6 +251,9 @@ def test_what_is_told_of_planted_bugs_is_judged() -> None:
     assert judge.falsehoods(both, {"faults": [told("logits")], "nothing_else": False}) == []
     false = told("decoder.layers.0.self_attention.query", "rotary-rows")
     assert judge.falsehoods(both, {"faults": [*right, false]}) == ["rotary-rows"]
+    tied = told("logits", "rotary-rows") | {"indistinguishable": ["rotary-missing"]}
+    tied["causes"][0]["at"] = "decoder.layers.0.feed_forward.hidden"
+    assert judge.falsehoods([keys], {"faults": [tied]}) == []
     elsewhere = told("decoder.layers.0.feed_forward.hidden", "attention-scale")
     assert judge.falsehoods([scale], {"faults": [elsewhere]}) == [
         "attention-scale at decoder.layers.0.feed_forward.hidden"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os.path
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,11 +91,21 @@ def explained_by(
     (chosen, *rest), screen = found, screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
     causes = (*causes[:-1], _with_others(causes[-1], chosen, rest))
-    rivals = [rival for rival in rest if rival[0].fault.id != chosen[0].fault.id] if len(chosen) == 1 else []
-    exact = chosen[0].fault.equivalents if len(chosen) == 1 else ()
-    ids = tuple(dict.fromkeys([*exact, *(rival[0].fault.id for rival in rivals)]))
-    splits = (_split_by(segment, known, chosen, rival, others) for rival in rivals)
+    rivals = _rivals(chosen, rest)
+    exact = [name for each in chosen for name in each.fault.equivalents]
+    ids = tuple(dict.fromkeys([*exact, *(name for new in rivals for name in new)]))
+    splits = (_split_by(segment, known, chosen, rival, others) for rival in rivals.values())
     return Explanation(causes, chosen, ids, next((name for name in splits if name), None), remains=remains)
+
+
+def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str, ...], Combination]:
+    """Return the combinations with faults that are not in `chosen`, one for each set of such faults, by their ids."""
+    own, rivals = {each.fault.id for each in chosen}, dict[tuple[str, ...], Combination]()
+    for rival in rest:
+        new = tuple(dict.fromkeys(each.fault.id for each in rival if each.fault.id not in own))
+        if new and len(rival) == len(chosen):
+            rivals.setdefault(new, rival)
+    return rivals
 
 
 def _uncontradicted_first(
@@ -204,9 +214,14 @@ def _other(fault: Fault, other: Fault) -> str:
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
     ours, theirs = fault.description.split(), other.description.split()
-    first = len(os.path.commonprefix([ours, theirs]))
-    last = len(os.path.commonprefix([ours[first:][::-1], theirs[first:][::-1]]))
+    first = _common(ours, theirs)
+    last = _common(ours[first:][::-1], theirs[first:][::-1])
     return " ".join(theirs[first : len(theirs) - last])
+
+
+def _common(words: Sequence[str], others: Sequence[str]) -> int:
+    """Return the number of words at the beginning that two descriptions share."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False)))
 
 
 def _location(sites: tuple[str, ...]) -> str:

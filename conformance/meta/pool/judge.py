@@ -227,8 +227,8 @@ def all_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def one_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first causes, or causes that are indistinguishable from them, name every bug, or name one bug
-    while the report says that an error remains."""
+    """Return whether the first causes name every bug, or name one bug while the report says that an error remains.
+    Causes that are indistinguishable from the first count, too."""
     first = {name for fault in answer["faults"] for name in names(fault)}
     right = [bug for bug in bugs if first & set(bug.causes)]
     remains = any(not fault["causes"] or _remains(fault) for fault in answer["faults"])

@@ -16,6 +16,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance.catalogue import hypotheses
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.checking.check import check
+from transparity_conformance.checking.stages.forward import changes_right_answers
 from transparity_conformance.diagnosis.divergences import explain_all, fed_by
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments
 from transparity_conformance.diagnosis.search.answer import Answer
@@ -134,6 +135,14 @@ def test_other_forms_of_a_fault_with_the_same_effect_are_told() -> None:
     probes = dict([*probes_of(MODELS["gpt-neox"], "gpt-neox").items()][:2])
     said = told_of(probes, ("attention-scale", "1/√rotary_dim"))
     assert said and all("1/√rotary_dim" in says and "1/√(head_dim − rotary_dim)" in says for says in said)
+
+
+def test_a_cause_at_another_size_does_not_contradict_right_answers(probes: dict[str, Probe]) -> None:
+    scale = everywhere(next(iter(probes.values())), *WRONG[0])[0]
+    elsewhere = Hypothesis(scale.fault, ("decoder.layers.9.self_attention.scores",))  # only a deeper model has this tap
+    assert changes_right_answers(probes, (scale,), "float32")
+    assert not changes_right_answers(probes, (elsewhere,), "float32")
+    assert not changes_right_answers(probes, (), "float32")
 
 
 ORDER, GATE = ("query-key-norm", "behind the rotation"), ("gate-swapped", "swapped")

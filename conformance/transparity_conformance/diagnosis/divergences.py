@@ -143,8 +143,7 @@ def _by_answer(
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
     if not _ids(told) <= placed:  # the other faults are at activations that were not found
         known = tuple(each for each in told if each.fault.id in placed)
-        having = [each for each in ranked if placed <= _ids(each)]
-        rests = [tuple(one for one in each if one.fault.id not in placed) for each in having]
+        rests = [_without(each, placed) for each in ranked if placed <= _ids(each)]
         explanations["logits"] = explained_by(answer.segment, known, rests, probes)
         divergences.append(divergence_of(results, "logits", explanations["logits"]))
     return _named(divergences, explanations)
@@ -154,6 +153,10 @@ def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) 
     """Return the combinations, and the single faults in them, that explain a segment as well as `best`."""
     parts = [part for each in others for part in (each, *((one,) for one in each))]
     return [part for part in parts if len(part) == len(best) and segment.vanishes(part)]
+
+
+def _without(chosen: Combination, ids: Collection[str]) -> Combination:
+    return tuple(each for each in chosen if each.fault.id not in ids)
 
 
 def _ids(chosen: Combination) -> set[str]:

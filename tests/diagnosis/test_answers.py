@@ -16,6 +16,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance.catalogue import hypotheses
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.checking.check import check
+from transparity_conformance.checking.stages.forward import changes_right_answers
 from transparity_conformance.diagnosis.divergences import explain_all, fed_by
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments
 from transparity_conformance.diagnosis.search.answer import Answer
@@ -110,6 +111,38 @@ def test_a_fault_at_no_activation_that_was_found_is_told_all_the_same(probes: di
     answer.single()
     told = explain_all(results_of(probes, actual), scores, lambda *_: None, Clock(), answer=answer)
     assert [cause.mistake for each in told for cause in each.causes] == ["attention-scale"]
+
+
+def told_of(probes: dict[str, Probe], fault: tuple[str, str]) -> list[str]:
+    """Return the sentences of the causes for a port with one fault, whose activations were found by value."""
+    actual = computed(probes, fault)
+    results, answer = results_of(probes, actual), answer_of(probes, actual)
+    order = next(iter(results.values())).order
+    faulty = [tap for tap in order if any(tap in each.wrong for each in results.values())]
+    answer.found = {*order} - {"logits"}
+    answer.single()
+    told = explain_all(results, faulty, "float32", lambda *_: None, Clock(), answer=answer)
+    return [cause.says for each in told for cause in each.causes]
+
+
+def test_a_fault_between_activations_is_told_at_all_of_its_places(probes: dict[str, Probe]) -> None:
+    [says] = told_of(probes, ("residual-source", "normalised"))
+    assert says.endswith("at decoder.layers.0–1.self_attention.output, decoder.layers.0–1.feed_forward.output")
+
+
+def test_other_forms_of_a_fault_with_the_same_effect_are_told() -> None:
+    """Half of the features of a head are rotated, so both scales are the same number."""
+    probes = dict([*probes_of(MODELS["gpt-neox"], "gpt-neox").items()][:2])
+    said = told_of(probes, ("attention-scale", "1/√rotary_dim"))
+    assert said and all("1/√rotary_dim" in says and "1/√(head_dim − rotary_dim)" in says for says in said)
+
+
+def test_a_cause_at_another_size_does_not_contradict_right_answers(probes: dict[str, Probe]) -> None:
+    scale = everywhere(next(iter(probes.values())), *WRONG[0])[0]
+    elsewhere = Hypothesis(scale.fault, ("decoder.layers.9.self_attention.scores",))  # only a deeper model has this tap
+    assert changes_right_answers(probes, (scale,), "float32")
+    assert not changes_right_answers(probes, (elsewhere,), "float32")
+    assert not changes_right_answers(probes, (), "float32")
 
 
 ORDER, GATE = ("query-key-norm", "behind the rotation"), ("gate-swapped", "swapped")

@@ -44,8 +44,9 @@ PAIRS: list[tuple[str, tuple[str, ...], View]] = [
     ("opt", ("head-silent",), "logits"),
     ("bloom", ("activation-sigmoid", "attention-scale-number"), "logits"),
     ("llama", ("rotary-base-77", "norm-eps-rms-3e-6"), "logits"),
+    ("last-token", ("attention-cap-unwanted", "rotary-layout-the-other"), "logits"),
 ]
-"""Pairs of faults, some with a fitted value, and faults outside the catalogue."""
+"""Pairs of faults, some with a fitted value or an equivalent fault, and faults outside the catalogue."""
 
 SINGLE: list[tuple[str, str, View]] = [
     *(

@@ -12,13 +12,14 @@ import numpy as np
 from meta.pool.bug import Bug, View
 from meta.trial import Answer, Measure
 from transparity_conformance.report.audit import CAUSES
-from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.report.check.findings import remedy
 from transparity_conformance.report.report import Divergence, Report
 
 Fault = Mapping[str, Any]
 """One divergence of an answer."""
 
-NOTHING_ELSE = "Nothing else differs."
+NOTHING_ELSE = "The rest agrees."
+"""The statement of a report that promises that nothing else differs."""
 
 Way = Literal["", "verdict", "error", "audit"]
 
@@ -35,7 +36,7 @@ def answer_of(report: Report, folder: Path) -> dict[str, Any]:
         "error": "",
         "faults": [_fault(fault, folder) for fault in report.faults],
         "audit": {name: outcome for name, outcome in found if outcome in CAUSES},
-        "nothing_else": NOTHING_ELSE in sentence(report),
+        "nothing_else": bool(remedy(report)),
         "not_compared": list(report.not_compared),
         "notes": list(report.notes),
     }
@@ -140,16 +141,19 @@ def _false_causes(bugs: Sequence[Bug], fault: Fault) -> list[str]:
 def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
     """Return the false statements in an answer about planted bugs.
 
-    False statements are wrong causes, right causes at wrong taps, and the claim that nothing else differs although a
-    bug is unnamed. A cause at the logits, such as dropout, says nothing about the taps before the logits.
+    False statements are wrong causes, right causes at wrong taps, and the claim that the rest agrees although a bug is
+    unnamed. A cause at the logits, such as dropout, says nothing about the taps before the logits.
     """
     told = [fault for fault in answer["faults"] if fault["causes"]]
     false = [name for fault in told for name in _false_causes(bugs, fault)]
     unnamed = {*bugs}
     for fault in told:
-        named = [bug for bug in bugs if {*names(fault), *(each["mistake"] for each in fault["causes"])} & {*bug.causes}]
+        said = {cause["mistake"] for cause in fault["causes"]}
+        named = [bug for bug in bugs if {*names(fault), *said} & {*bug.causes}]
         unnamed -= {*named}
-        place = place_of(fault)
+        # The place of a cause is not the place of another fault that would explain the same numbers.
+        is_said = all(said & {*bug.causes} for bug in named)
+        place = place_of(fault) if is_said else fault["where"]
         if named and place != "logits" and not any(bug.shows or bug.shows_at(place) for bug in named):
             false.append(f"{fault['causes'][0]['mistake']} at {place}")
     return [*dict.fromkeys(false), *[NOTHING_ELSE][: bool(answer.get("nothing_else") and unnamed)]]
@@ -223,8 +227,9 @@ def all_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def one_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first causes name every bug, or name one bug while the report says that an error remains."""
-    first = {fault["causes"][0]["mistake"] for fault in answer["faults"] if fault["causes"]}
+    """Return whether the first causes name every bug, or name one bug while the report says that an error remains.
+    Causes that are indistinguishable from the first count, too."""
+    first = {name for fault in answer["faults"] for name in names(fault)}
     right = [bug for bug in bugs if first & set(bug.causes)]
     remains = any(not fault["causes"] or _remains(fault) for fault in answer["faults"])
     return len(right) == len(bugs) or (bool(right) and (remains or any("remain" in note for note in answer["notes"])))

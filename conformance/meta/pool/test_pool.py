@@ -32,6 +32,7 @@ from meta.pool.trials import (
 )
 from meta.trial import Measure
 from transparity_conformance.capabilities.faults import FAULTS
+from transparity_conformance.report.report import Cause, Divergence, Report
 
 OF_CAPABILITIES = [fault for subject, faults in FAULTS.items() if subject != "sharding" for fault in faults]
 
@@ -246,11 +247,21 @@ def test_what_is_told_of_planted_bugs_is_judged() -> None:
     right += [told("decoder.layers.0.self_attention.key_rotated", "rotary-missing")]
     both = [scale, keys]
     assert judge.falsehoods(both, {"faults": right, "nothing_else": True}) == []
-    assert judge.falsehoods(both, {"faults": right[:1], "nothing_else": True}) == ["Nothing else differs."]
+    assert judge.falsehoods(both, {"faults": right[:1], "nothing_else": True}) == [judge.NOTHING_ELSE]
     assert judge.falsehoods(both, {"faults": [told("logits")], "nothing_else": False}) == []
     false = told("decoder.layers.0.self_attention.query", "rotary-rows")
     assert judge.falsehoods(both, {"faults": [*right, false]}) == ["rotary-rows"]
+    tied = told("logits", "rotary-rows") | {"indistinguishable": ["rotary-missing"]}
+    tied["causes"][0]["at"] = "decoder.layers.0.feed_forward.hidden"
+    assert judge.falsehoods([keys], {"faults": [tied]}) == []
     elsewhere = told("decoder.layers.0.feed_forward.hidden", "attention-scale")
     assert judge.falsehoods([scale], {"faults": [elsewhere]}) == [
         "attention-scale at decoder.layers.0.feed_forward.hidden"
     ]
+
+
+@pytest.mark.parametrize(("explained", "expected"), [(1.0, True), (0.5, False)])
+def test_a_report_that_promises_agreement_states_that_nothing_else_differs(explained: float, expected: bool) -> None:
+    cause = Cause("attention-scale", "s", None, 0.0, explained)
+    report = Report("llama", "diverges", "logits", (Divergence("logits", 1.0, 0.1, (cause,)),))
+    assert judge.answer_of(report, Path())["nothing_else"] is expected

@@ -125,25 +125,40 @@ def _by_answer(
         best = next((each for each in [*((one,) for one in told), there, told] if segment.vanishes(each)), ())
         if any(tap in each.sites or each in elsewhere for each in best):
             elsewhere = [each for each in elsewhere if each not in best]
-            rivals = [each for each in ranked[1:] if len(each) == len(best) == 1 and segment.vanishes(each)]
             kept = earlier.get(tap)
             is_same = kept is not None and _ids(kept.chosen) == _ids(best)
-            explanations[tap] = kept if kept and is_same else explained_by(segment, (), [best, *rivals], probes)
+            if kept and is_same and _sites(best) <= {*_sites(kept.chosen), *faulty}:
+                explanations[tap] = kept
+            else:
+                explanations[tap] = explained_by(segment, (), [best, *_rivals(segment, best, ranked[1:])], probes)
             divergences.append(divergence_of(results, tap, explanations[tap]))
         elif tap in _worst(results, tap).misshapen:
             divergences.append(divergence_of(results, tap, Explanation()))
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
-    if rest := tuple(
-        each for each in told if each.fault.id not in placed
-    ):  # these faults are at activations that were not found
-        others = tuple(each for each in told if each.fault.id in placed)
-        explanations["logits"] = explained_by(answer.segment, others, [rest], probes)
+    if not _ids(told) <= placed:  # the other faults are at activations that were not found
+        known = tuple(each for each in told if each.fault.id in placed)
+        rests = [_without(each, placed) for each in ranked if placed <= _ids(each)]
+        explanations["logits"] = explained_by(answer.segment, known, rests, probes)
         divergences.append(divergence_of(results, "logits", explanations["logits"]))
     return _named(divergences, explanations)
 
 
+def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) -> list[Combination]:
+    """Return the combinations, and the single faults in them, that explain a segment as well as `best`."""
+    parts = [part for each in others for part in (each, *((one,) for one in each))]
+    return [part for part in parts if len(part) == len(best) and segment.vanishes(part)]
+
+
+def _without(chosen: Combination, ids: Collection[str]) -> Combination:
+    return tuple(each for each in chosen if each.fault.id not in ids)
+
+
 def _ids(chosen: Combination) -> set[str]:
     return {each.fault.id for each in chosen}
+
+
+def _sites(chosen: Combination) -> set[str]:
+    return {site for each in chosen for site in each.sites}
 
 
 class _BySegment:

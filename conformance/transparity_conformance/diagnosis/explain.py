@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,9 @@ from transparity_conformance.diagnosis.segment import Combination, Segment, rms
 from transparity_conformance.diagnosis.thresholds import DEEPEST, PAIR
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.check.findings import places
 from transparity_conformance.report.comparison import gap
+from transparity_conformance.report.formatting import some
 from transparity_conformance.report.report import Cause
 
 
@@ -87,12 +90,22 @@ def explained_by(
     """Return the explanation by the first of several equally good combinations."""
     (chosen, *rest), screen = found, screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
-    causes = (*causes[:-1], _with_numbers(causes[-1], chosen, rest))
-    rivals = [rival for rival in rest if rival[0].fault.id != chosen[0].fault.id] if len(chosen) == 1 else []
-    exact = chosen[0].fault.equivalents if len(chosen) == 1 else ()
-    ids = tuple(dict.fromkeys([*exact, *(rival[0].fault.id for rival in rivals)]))
-    splits = (_split_by(segment, known, chosen, rival, others) for rival in rivals)
+    causes = (*causes[:-1], _with_others(causes[-1], chosen, rest))
+    rivals = _rivals(chosen, rest)
+    exact = [name for each in chosen for name in each.fault.equivalents]
+    ids = tuple(dict.fromkeys([*exact, *(name for new in rivals for name in new)]))
+    splits = (_split_by(segment, known, chosen, rival, others) for rival in rivals.values())
     return Explanation(causes, chosen, ids, next((name for name in splits if name), None), remains=remains)
+
+
+def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str, ...], Combination]:
+    """Return the combinations with faults that are not in `chosen`, one for each set of such faults, by their ids."""
+    own, rivals = {each.fault.id for each in chosen}, dict[tuple[str, ...], Combination]()
+    for rival in rest:
+        new = tuple(dict.fromkeys(each.fault.id for each in rival if each.fault.id not in own))
+        if new and len(rival) == len(chosen):
+            rivals.setdefault(new, rival)
+    return rivals
 
 
 def _uncontradicted_first(
@@ -177,23 +190,36 @@ def _begins(applied: Combination, screen: Probe) -> str:
     return next(changed, "")
 
 
-def _with_numbers(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:
-    """Add to the cause other numbers of the same fault that explain the difference equally well."""
+def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:
+    """Add to the cause other numbers and forms of the same fault that explain the difference equally well."""
     fault, sites = chosen[-1].fault, chosen[-1].sites
     alike = [each[0].fault for each in rest if len(each) == len(chosen) == 1 and each[0].sites == sites]
-    if fault.value is None:
+    told = [_other(fault, each) for each in alike if each.id == fault.id]
+    others = [other for other in dict.fromkeys(told) if other]
+    if not others:
         return cause
-    found = [f"{each.value:g}" for each in alike if each.id == fault.id and each.value is not None]
-    numbers = [number for number in dict.fromkeys(found) if number != f"{fault.value:g}"]
-    if not numbers:
-        return cause
-    return dataclasses.replace(cause, says=f"{cause.says} (or {', '.join(numbers)}, equal within rounding)")
+    return dataclasses.replace(cause, says=f"{cause.says} (or {', '.join(others)}, equal within rounding)")
+
+
+def _other(fault: Fault, other: Fault) -> str:
+    """Return the number of `other`, or the words in which its description differs; empty if nothing differs."""
+    if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
+        return f"{other.value:g}"
+    ours, theirs = fault.description.split(), other.description.split()
+    first = _common(ours, theirs)
+    last = _common(ours[first:][::-1], theirs[first:][::-1])
+    return " ".join(theirs[first : len(theirs) - last])
+
+
+def _common(words: Sequence[str], others: Sequence[str]) -> int:
+    """Return the number of words at the beginning that two descriptions share."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False)))
 
 
 def _location(sites: tuple[str, ...]) -> str:
     if not sites:
         return "in the whole model"
-    return f"at {sites[0]}" + (f" and {len(sites) - 1} more like it" if sites[1:] else "")
+    return f"at {some(places(sites), 2)}"
 
 
 def _split_by(

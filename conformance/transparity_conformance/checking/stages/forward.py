@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -26,6 +27,7 @@ from transparity_conformance.diagnosis.reach.coverage import coverage_of
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.segment import Combination
+from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.identify.alignment.calls import with_line_of_step, with_unsteady_line
 from transparity_conformance.identify.alignment.heard import (
     NOT_ASKED,
@@ -280,11 +282,28 @@ def explain_at_other_size(evidence: Evidence) -> None:
         answer = Answer.of(probes, actual, arguments.dtype, clock, evidence.judged_ranks)
         recorded = hear(forwards, probes, actual, arguments.dtype, clock, evidence.progress, row)
     found = _judged(evidence, probes, actual, recorded, clock, answer)
+    if answer is not None and changes_right_answers(evidence.ran.probes, answer.told, arguments.dtype):
+        without = [dataclasses.replace(fault, causes=(), indistinguishable=(), split_by=None) for fault in found.faults]
+        found = dataclasses.replace(found, faults=tuple(without))
     evidence.report = report
     if any(fault.causes or fault.source for fault in found.faults):
         kept = tuple(fault for fault in report.faults if fault.where != "logits" or fault.causes)
         report = dataclasses.replace(report, faults=kept)
         evidence.report = report.adding(*found.faults, notes=found.notes, first_divergence=found.first_divergence)
+
+
+def changes_right_answers(probes: Mapping[str, Probe], told: Combination, dtype: str) -> bool:
+    """Return whether faults that explain a wrong call at another size contradict the right answers to the probes.
+
+    A port that pads keys only at some lengths, for example, has no sinks at other lengths.
+    """
+    for probe in probes.values() if told else ():
+        with contextlib.suppress(Impossible):
+            wrong = walk(probe, {}, told, until="logits")["logits"]
+            error = judged_gap(probe, "logits", wrong, probe.oracle.expected["logits"], dtype)
+            if share(error, probe.oracle.budget("logits", dtype)) > 1:
+                return True
+    return False
 
 
 def find_line_of_step(evidence: Evidence) -> None:

@@ -38,6 +38,12 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
     return {tap: found[tap] for tap in aligning.taps if tap in found}
 
 
+def in_its_flow(found: Found, taps: Collection[str]) -> Found:
+    """Take the flow of data with the known faults if it has all `taps`: after a fault, taps may lead to others."""
+    flow = flow_of(found.probe, found.known)
+    return dataclasses.replace(found, flow=flow) if flow.outputs.keys() >= {*taps} else found
+
+
 class _Aligning:
     def __init__(self, found: Found) -> None:
         self.found, self.taps = found, [*found.ours]
@@ -73,7 +79,7 @@ class _Aligning:
                     wide = dataclasses.replace(resumed, known=(*resumed.known, fault))
                     if len(wide.equal()) > gained:
                         best, gained = wide, len(wide.equal())
-        return best
+        return best if best is resumed else in_its_flow(best, self.taps)
 
     def complete(self) -> None:
         """Match the logits, then taps by the code of other layers, by data flow, or by known faults."""

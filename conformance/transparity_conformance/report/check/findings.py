@@ -89,12 +89,7 @@ class Finding:
 
     @property
     def places(self) -> list[str]:
-        """The taps, with several layers in one name: `decoder.layers.0–1.self_attention.scores`."""
-        layers: dict[str, list[int]] = {}
-        for fault in self.faults:
-            pattern, layer = layer_pattern(fault.where)
-            layers.setdefault(pattern, []).extend([] if layer is None else [layer])
-        return [pattern.replace("{i}", ",".join(_spans(sorted(set(found))))) for pattern, found in layers.items()]
+        return places(fault.where for fault in self.faults)
 
     @property
     def unexplained(self) -> str:
@@ -267,6 +262,15 @@ def _spans(numbers: Iterable[int]) -> list[str]:
     """Return `1–3` for 1, 2, 3."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
+
+
+def places(taps: Iterable[str]) -> list[str]:
+    """Return the taps, with several layers in one name: `decoder.layers.0–1.self_attention.scores`."""
+    layers: dict[str, list[int]] = {}
+    for tap in taps:
+        pattern, layer = layer_pattern(tap)
+        layers.setdefault(pattern, []).extend([] if layer is None else [layer])
+    return [pattern.replace("{i}", ",".join(_spans(sorted(set(found))))) for pattern, found in layers.items()]
 
 
 def layer_pattern(tap: str) -> tuple[str, int | None]:

@@ -16,13 +16,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from safetensors.numpy import load, save
 
 LARGEST = 2**28
 """The largest size of all cached files in bytes; a preset needs 0.3 MB, and a Flax port's compiled code 2 MB."""
+
+LARGEST_FILE = 2**23
+"""The largest size of cached arrays in bytes; larger logits are computed again."""
 
 ROOTS = ("transparity", "transparity_numpy", "transparity_conformance/oracle", "transparity_conformance/report")
 """The source folders on which cached results depend; import-linter ensures that the oracle imports no others."""
@@ -31,6 +36,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB
 """Environment variables that change the order in which a library sums."""
 
 T = TypeVar("T")
+Arrays = dict[str, np.ndarray]
 VARIABLE = "TRANSPARITY_CACHE"
 """The environment variable that names another folder; if it is empty, nothing is cached."""
 
@@ -97,6 +103,28 @@ def sources() -> str:
     return digest(*found)
 
 
+QUICKLY = (
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
+"""Flags that turn off the slow passes of XLA, as in the project's own tests. Compiling a small model then takes a third
+of the time, and running it takes longer."""
+
+KNOW_FLAGS = ("0.9.", "0.10.", "0.11.")
+"""The versions of jaxlib that know these flags; a version that does not know a flag ends the process."""
+
+
+def quickly() -> dict[str, str]:
+    """Return environment variables with which JAX compiles without slow passes."""
+    try:
+        is_known = version("jaxlib").startswith(KNOW_FLAGS)
+    except PackageNotFoundError:
+        is_known = False
+    return {"XLA_FLAGS": " ".join(QUICKLY)} if is_known else {}
+
+
 def compiled() -> dict[str, str]:
     """Return environment variables that let JAX cache compiled code in a folder for this kind of processor."""
     base = user_folder()
@@ -129,32 +157,69 @@ def kept(identity: str | None, compute: Callable[[], T]) -> T:
 
     Without an identity, or outside of `keeping`, nothing is cached.
     """
+    return _kept(identity, ".json", compute, lambda value: json.dumps(value).encode(), json.loads)
+
+
+def kept_arrays(identity: str | None, compute: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays of `compute`, or those that an earlier run cached under the same `identity`.
+
+    Arrays with more than `LARGEST_FILE` bytes are not cached.
+    """
+    return _kept(identity, ".arrays", compute, _as_bytes, load)
+
+
+def _as_bytes(arrays: Arrays) -> bytes | None:
+    if sum(value.nbytes for value in arrays.values()) > LARGEST_FILE:
+        return None
+    return save({name: np.ascontiguousarray(value) for name, value in arrays.items()})
+
+
+def _kept(
+    identity: str | None,
+    ending: str,
+    compute: Callable[[], T],
+    write: Callable[[T], bytes | None],
+    read: Callable[[bytes], T],
+) -> T:
     where = _KEEPING.get()
     if where is None or identity is None:
         return compute()
-    file = where / f"{identity}.json"
-    try:
-        found: T = json.loads(file.read_bytes())
-    except (OSError, ValueError):  # the file does not exist, or is incomplete
-        found = compute()
-        _write(file, json.dumps(found))
+    file = where / f"{identity}{ending}"
+    with contextlib.suppress(OSError):  # the file does not exist
+        content = file.read_bytes()
+        if content[:CHECKSUM] == _checksum(content[CHECKSUM:]):
+            return read(content[CHECKSUM:])
+    found = compute()
+    if (made := write(found)) is not None:
+        _write(file, made)
     return found
 
 
-def _write(file: Path, text: str) -> None:
-    """Write a file so that other processes see no part of it; ignore a folder that cannot be written."""
+CHECKSUM = 20
+"""The bytes at the beginning of a file with which an incomplete or changed file is detected."""
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=CHECKSUM).digest()
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Write a file with its checksum so that other processes see no part of it.
+
+    A folder that cannot be written is ignored.
+    """
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
-        with os.fdopen(number, "w") as part:
-            part.write(text)
+        with os.fdopen(number, "wb") as part:
+            part.write(_checksum(content) + content)
         Path(name).replace(file)
 
 
 def shrink(base: Path, largest: int = LARGEST) -> None:
     """Delete the oldest cached files until at most `largest` bytes remain; keep other files."""
     with contextlib.suppress(OSError):
-        paths = [*base.glob("oracle/*/*.json"), *base.glob("jax/*/*")]
+        paths = [*base.glob("oracle/*/*.json"), *base.glob("oracle/*/*.arrays"), *base.glob("jax/*/*")]
         files = [(path.stat().st_mtime, path.stat().st_size, path) for path in paths if path.is_file()]
         size = sum(size for _, size, _ in files)
         for _, freed, path in sorted(files):

@@ -61,11 +61,14 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
         batch: the number of rows.
         lengths: the number of positions of each input, by name, as `lengths_of` returns them.
     """
-    sizes = lengths | {"batch": batch}
-    found = model(config).taps
-    return {
-        name: tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shape) for name, shape in found.items()
-    }
+    sizes, kept = lengths | {"batch": batch}, vars(config).setdefault("_tap_shapes", {})  # as in `model`
+    key = tuple(sorted(sizes.items()))
+    if key not in kept:
+        kept[key] = {
+            name: tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shape)
+            for name, shape in model(config).taps.items()
+        }
+    return dict(kept[key])
 
 
 def logits_shape(config: TransformerConfig, inputs: Mapping[str, Any]) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from tests.helpers import invoke, run_python
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import cache
+from transparity_conformance.capabilities.port_calls import PortCallError
 from transparity_conformance.oracle.oracle import Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.oracle.reach.features import exercised
 from transparity_conformance.oracle.reach.models import LogitsOracle
+from transparity_conformance.oracle.undetermined import hidden_positions
+from transparity_conformance.running.process.isolation import isolated_build
 
 PORT = """
 from transparity_numpy.port import build as of_reference
@@ -31,6 +35,7 @@ def build(config, parameters):
 """
 
 CONFIG = preset("notes-lm").resized()
+HIDDEN = preset("translation").resized()
 
 
 @pytest.fixture(autouse=True)
@@ -155,12 +160,47 @@ def test_the_sources_are_all_that_the_oracle_imports() -> None:
     assert outside == {own, own.parent / "__init__.py"}
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"logits": '])
-def test_a_cut_file_is_computed_again(content: str, tmp_path: Path) -> None:
-    first = noise(probe().oracle)
-    (file,) = tmp_path.rglob("*.json")
-    file.write_text(content)
+@pytest.mark.parametrize(
+    "damage", [lambda content: b"", lambda content: content[:-1], lambda content: content[:-9] + b"123456789"]
+)
+def test_a_cut_or_changed_file_is_computed_again(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    first, truth = noise(probe().oracle), logits(LogitsOracle(CONFIG, probe().parameters, probe().inputs))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(path.suffix for path in files) == [".arrays", ".json"]
+    for file in files:
+        file.write_bytes(damage(file.read_bytes()))
     assert noise(probe().oracle) == first
+    assert np.array_equal(logits(LogitsOracle(CONFIG, probe().parameters, probe().inputs)), truth)
+
+
+def logits(oracle: LogitsOracle) -> np.ndarray:
+    with cache.keeping():
+        return oracle.expected["logits"]
+
+
+def test_logits_are_reused_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = probe()
+    other = {"tokens": np.roll(given.inputs["tokens"], 1, axis=0)}
+    oracles = [
+        LogitsOracle(CONFIG, given.parameters, given.inputs),
+        LogitsOracle(CONFIG, changed_weight().arrays, given.inputs),
+        LogitsOracle(dataclasses.replace(CONFIG, norm_eps=2e-5), given.parameters, given.inputs),
+        LogitsOracle(CONFIG, given.parameters, other),
+    ]
+    first = logits(oracles[0])
+    monkeypatch.setattr(LogitsOracle, "_evaluate", lambda *args: {"logits": np.zeros(1)})
+    again = [logits(LogitsOracle(*oracle.call[:1], oracle.arrays, oracle.call[1])) for oracle in oracles if oracle.call]
+    assert np.array_equal(again[0], first) and [value.size for value in again[1:]] == [1, 1, 1]
+
+
+def test_positions_without_a_visible_key_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe(HIDDEN) is not probe(HIDDEN)
+    with cache.keeping():
+        first = hidden_positions(probe(HIDDEN))
+        monkeypatch.setattr("transparity_conformance.oracle.undetermined._measure", lambda probe: {})
+        again = hidden_positions(probe(HIDDEN))
+        assert hidden_positions(probe(dataclasses.replace(HIDDEN, norm_eps=2e-5))) == {}
+    assert first and all(np.array_equal(first[name], again[name]) for name in {**first, **again})
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.name == "nt", reason="needs folders with permissions")
@@ -212,3 +252,31 @@ def test_the_command_keeps_results_and_a_second_check_has_the_same_report(tmp_pa
         (report,) = json.loads(target.read_text())
         reports.append({name: value for name, value in report.items() if name != "timing"})
     assert reports[0] == reports[1] and any((tmp_path / "kept/oracle").rglob("*.json"))
+
+
+SAYS = """
+import os
+
+def build(config, parameters):
+    import jax
+    raise RuntimeError(f"{len(jax.devices())} devices, {len(os.environ.get('XLA_FLAGS', '').split())} flags")
+"""
+
+
+def test_only_small_models_are_compiled_without_slow_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect JAX to know the flags, and the user's own flags to replace them."""
+    pytest.importorskip("jax")
+    (tmp_path / "says.py").write_text(SAYS)
+
+    def said(*, is_small: bool) -> str:
+        started = isolated_build(f"{tmp_path}/says.py:build", is_small=is_small)
+        with closing(started) as build, pytest.raises(PortCallError) as raised:
+            build(CONFIG, {})
+        return str(raised.value)
+
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert f"{len(cache.QUICKLY)} flags" in said(is_small=True) and "0 flags" in said(is_small=False)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert "0 flags" in said(is_small=True)
+    monkeypatch.setattr(cache, "KNOW_FLAGS", ("0.0.",))
+    assert cache.quickly() == {}

@@ -82,7 +82,8 @@ def check(
         return _check_against(dict(locals()))
     its, system = _names(build, name, ranks), _system(preset, family, config, parameters, ranks)
     arguments = Arguments(*system, parameters, dtype, logits_only, budget, *its, tuple(lengths), audit, quick)
-    with _built_by(build, family, timeout if isolated or ranks > 1 or isinstance(build, str) else None, ranks) as port:
+    seconds = timeout if isolated or ranks > 1 or isinstance(build, str) else None
+    with _built_by(build, family, seconds, ranks, is_small=config is None and parameters is None) as port:
         return _report(Evidence(arguments, port, located, progress or ignore_progress))
 
 
@@ -144,11 +145,12 @@ def _system(
 
 
 def _built_by(
-    build: Port | str, family: str | None, timeout: float | None, ranks: int
+    build: Port | str, family: str | None, timeout: float | None, ranks: int, *, is_small: bool
 ) -> contextlib.AbstractContextManager[Port]:
     """Return the port as a `build`; with a `timeout`, each rank runs in its own process."""
     if timeout is not None:
-        return contextlib.closing(isolated_build(spec_of(build), timeout, ranks=ranks).loading(family))
+        started = isolated_build(spec_of(build), timeout, ranks=ranks, is_small=is_small)
+        return contextlib.closing(started.loading(family))
     assert not isinstance(build, str)
     return contextlib.nullcontext(build) if family is None else loaded_here(build, family)
 

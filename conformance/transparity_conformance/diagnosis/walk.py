@@ -175,7 +175,7 @@ def _walking(
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         if choices is not None and is_choice(name):
             value = choices[name]
-        elif hypotheses:
+        elif any(name in each.patched for each in hypotheses):
             value = made_with(hypotheses, state, name, value)
         made = rounded(value, dtype)
         computed[name] = made

@@ -17,6 +17,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, lengths_of, tap_shapes
+from transparity_conformance.cache import kept_arrays
 from transparity_conformance.oracle.near_ties import has_router, near_ties
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
@@ -46,7 +47,8 @@ def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
 def hidden_positions(probe: Probe) -> Arrays:
     """Return a mask for each activation: True where a value depends on the convention."""
     if probe not in _MEASURED:
-        _MEASURED[probe] = _measure(probe) if probe.config.mask_is_exact else {}
+        identity = None if (known := probe.oracle.identity) is None else f"{known}-hidden"
+        _MEASURED[probe] = kept_arrays(identity, lambda: _measure(probe)) if probe.config.mask_is_exact else {}
     return _MEASURED[probe]
 
 

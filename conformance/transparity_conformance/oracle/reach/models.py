@@ -20,6 +20,7 @@ from transparity.config.probe_sizes import PROBE_SIZES
 from transparity.limits.mapped import LARGE
 from transparity.presets import preset
 from transparity.taps import Tap, identity, lengths_of
+from transparity_conformance.cache import kept_arrays
 from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS_OF_RECURRENT, epsilon, rounded
 from transparity_conformance.oracle.oracle import Arrays, Oracle, budget_of, neighbour
 from transparity_conformance.oracle.probes import Probe, frame_inputs, is_huge, is_large, pixel_inputs, probe_parameters
@@ -68,6 +69,11 @@ class LogitsOracle(Oracle):
         super().__init__(run, parameters)
         self.call = config, given
         self._again: dict[tuple[str, int], float] = {}
+
+    @functools.cached_property
+    def expected(self) -> Mapping[str, np.ndarray]:
+        identity = None if self.identity is None else f"{self.identity}-expected"
+        return kept_arrays(identity, lambda: dict(self._evaluate(self.arrays, "float64")))
 
     def _evaluate(
         self, arrays: Arrays, dtype: str, index: int = 0, choices: Mapping[str, np.ndarray] | None = None

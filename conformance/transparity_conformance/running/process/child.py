@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from transparity.errors import UsageError, shown
 from transparity.text import reason
-from transparity_conformance.cache import compiled
+from transparity_conformance.cache import compiled, quickly
 from transparity_conformance.capabilities.port_calls import PortCallError, PortProcessError
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.running.loading import LoadError
@@ -52,7 +52,14 @@ class PortProcess:
     names the process in messages; `ProcessGroup` explains the other arguments."""
 
     def __init__(
-        self, spec: str, timeout: float, adapter: str | None, environment: Mapping[str, str], who: str
+        self,
+        spec: str,
+        timeout: float,
+        adapter: str | None,
+        environment: Mapping[str, str],
+        who: str,
+        *,
+        is_small: bool,
     ) -> None:
         self.timeout, self.who = timeout, who
         self.name = "The port's process" if who == "The port" else f"The process of {who[0].lower()}{who[1:]}"
@@ -66,7 +73,7 @@ class PortProcess:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**QUIET, **compiled(), **os.environ, **environment},
+                env={**QUIET, **compiled(), **(quickly() if is_small else {}), **os.environ, **environment},
             )
         self.folders: list[str] = []
         self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)

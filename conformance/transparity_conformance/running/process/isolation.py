@@ -30,16 +30,18 @@ from transparity_conformance.running.process.wire import MISSHAPEN, Handle, rece
 
 
 def isolated_build(
-    spec: str, timeout: float | None = None, adapter: str | None = None, ranks: int = 1
+    spec: str, timeout: float | None = None, adapter: str | None = None, ranks: int = 1, *, is_small: bool = False
 ) -> IsolatedBuild:
     """Start a process for the port `spec` (`file.py:build`), or one process per rank; return the port's `build`.
 
     If `adapter` is the path of an adapter, the port builds a model whose tensors the adapter fills. If `adapter` is
     empty, the model keeps its own weights. The process loads the port in the background, and the first use raises
     `LoadError` if the port does not exist. A call raises `PortCallError` if the port raises an exception. A call raises
-    `PortProcessError` if the process ends, or gives no answer within `timeout` seconds.
+    `PortProcessError` if the process ends, or gives no answer within `timeout` seconds. With `is_small`, all models are
+    small, and JAX compiles them without slow passes.
     """
-    return IsolatedBuild(ProcessGroup(spec, checked_timeout(timeout), adapter, ranks, is_launched=ranks > 1))
+    seconds, is_launched = checked_timeout(timeout), ranks > 1
+    return IsolatedBuild(ProcessGroup(spec, seconds, adapter, ranks, is_launched=is_launched, is_small=is_small))
 
 
 def spec_of(build: Callable[..., Any] | str) -> str:

@@ -40,19 +40,30 @@ class ProcessGroup:
         ranks: The number of processes.
         is_launched: Whether each process gets the environment variables of its rank, and the answers are joined. If
             false, there is one process.
+        is_small: Whether all models are so small that XLA compiles them without its slow passes.
     """
 
-    def __init__(self, spec: str, timeout: float, adapter: str | None, ranks: int = 1, *, is_launched: bool) -> None:
+    def __init__(
+        self,
+        spec: str,
+        timeout: float,
+        adapter: str | None,
+        ranks: int = 1,
+        *,
+        is_launched: bool,
+        is_small: bool = False,
+    ) -> None:
         self.ranks, self.spec, self.adapter, self.is_launched = ranks, spec, adapter, is_launched
+        shared = functools.partial(PortProcess, spec, timeout, adapter, is_small=is_small)
         self.processes = [
-            PortProcess(spec, timeout, adapter, environment, "The port" if ranks == 1 else f"Rank {rank} of {ranks}")
+            shared(environment, "The port" if ranks == 1 else f"Rank {rank} of {ranks}")
             for rank, environment in enumerate(environments(ranks) if is_launched else [{}])
         ]
         self.differing, self.whole = Differing(), Whole()
         self.shardings: dict[int, Sharding] = {}
         self.configs: dict[int, TransformerConfig] = {}
         self._loaded: tuple[Any, Any] | None = None
-        self.alone = ProcessGroup(spec, timeout, adapter, is_launched=True) if ranks > 1 else None
+        self.alone = ProcessGroup(spec, timeout, adapter, is_launched=True, is_small=is_small) if ranks > 1 else None
         """A single rank with the same code, which starts and stops together with the others."""
 
     def stop(self) -> None:

@@ -25,7 +25,9 @@ from transparity_pytorch.state.initial import initialize, tie
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: torch.dtype) -> Context:
-    """Return the context for a layer with this `config`, with the layer's window in the mask and its rotary tables."""
+    """Return the context of a layer with this `config`: the mask includes the layer's window, and the rotary tables are
+    the layer's.
+    """
     (mask, kind), positions = context.mask, context.positions
     if config.sliding_window is not None:
         kind = None if kind is None else "some"  # with a window, each query still sees itself

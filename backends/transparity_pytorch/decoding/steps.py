@@ -79,7 +79,7 @@ def step(
 ) -> Float[Tensor, "batch length vocab"]:
     """Return the logits after each of the next `tokens`, as a full forward pass computes them, and update `cache`.
 
-    If padding is a query whose keys are all masked, the keys have equal weights, so its logits depend on the cache's
+    At a padding position, all keys can be masked and then have equal weights. The logits there depend on the cache's
     capacity.
 
     Args:

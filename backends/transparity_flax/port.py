@@ -227,7 +227,7 @@ class FlaxForward(DifferentiableForward):
         return {name: self._array(value) for name, value in values.items()}
 
     def _rows(self, values: Inputs, *, training: bool = False) -> dict[str, jax.Array]:
-        """Return the inputs or masks of a forward pass, with their rows on several devices if that is faster."""
+        """Return the inputs or masks of a forward pass as arrays; a subclass distributes their rows over devices."""
         return self._arrays(values)
 
 

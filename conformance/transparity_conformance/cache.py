@@ -25,7 +25,9 @@ LARGEST = 2**28
 """The largest size of all cached files in bytes; a preset needs 0.3 MB, and a Flax port's compiled code 2 MB."""
 
 ROOTS = ("transparity", "transparity_numpy", "transparity_conformance/oracle", "transparity_conformance/report")
-"""The source folders on which cached results depend; import-linter ensures that the oracle imports no others."""
+"""The source folders on which cached results depend; import-linter ensures that the oracle imports no other source
+folders.
+"""
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """Environment variables that change the order in which a library sums."""
@@ -142,7 +144,7 @@ def kept(identity: str | None, compute: Callable[[], T]) -> T:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file so that other processes see no part of it; ignore a folder that cannot be written."""
+    """Write a file in one step, so that no other process reads half of it; do nothing if the folder is not writable."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(dir=file.parent, suffix=".part")

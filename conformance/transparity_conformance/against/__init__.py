@@ -1,1 +1,3 @@
-"""Compare two implementations: find the lines on which they differ, and the edit that turns one into the other."""
+"""Compare two implementations: find the lines on which they differ, and the edit of the reference that gives the port's
+numbers.
+"""

@@ -103,8 +103,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Recompute a tap of attention with changed settings.
 
-    Queries, keys and values have the setting `split`. Scores have `scale`, `cap`, `capping` and `temperature`. Keys
-    also have `rotated` and `tiled`, values `tiled`, and the context `merge`.
+    The settings are `split` for queries, keys and values; `rotated` and `tiled` for keys; `tiled` for values; `merge`
+    for the context. Scores have the settings `scale`, `cap`, `capping` and `temperature`.
     """
     tap = site.rpartition(".")[2]
     if tap == "weights":

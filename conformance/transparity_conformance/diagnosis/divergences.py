@@ -101,7 +101,7 @@ def _consistent(
 
 
 def fed_by(tap: str, results: Results, known: Combination = ()) -> set[str]:
-    """Return the taps that the reference, with the faults `known`, computes directly from a tap."""
+    """Return the taps that the reference, with the faults `known`, computes directly from the tap."""
     result = next(each for each in results.values() if tap in each.recorded)
     ours = walk(result.probe, result.recorded, known)
     return dependents(result.probe, result.recorded, ours, tap, known) - {tap}
@@ -114,8 +114,10 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences of the combination that leaves the fewest activations wrong. Return nothing if an
-    activation that stays wrong was not found by value."""
+    """Return the divergences of the combination of faults that leaves the fewest activations wrong.
+
+    If the port itself returned one of these activations, return nothing.
+    """
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
@@ -223,7 +225,7 @@ class _BySegment:
 
 
 def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explanation]) -> tuple[Divergence, ...]:
-    """Name swaps, and give wrong shapes the cause that explains the shape."""
+    """Find swaps among the causes, and give each wrong shape the cause that explains it."""
     return tuple(_exchanged(_reshaped(each, explanations), explanations) for each in divergences)
 
 
@@ -233,7 +235,7 @@ def _worst(results: Results, tap: str) -> ProbeResult:
 
 
 def divergence_of(results: Results, tap: str, found: Explanation, dtype: str = "") -> Divergence:
-    """Return the divergence of a segment; with `dtype` and without a cause, it gets the error's profile."""
+    """Return the divergence of a segment. If `dtype` is given and no cause is known, add the error's profile."""
     worst, profile = _worst(results, tap), {}
     is_misshapen = tap in worst.misshapen
     if dtype and not found.causes:
@@ -245,7 +247,7 @@ def divergence_of(results: Results, tap: str, found: Explanation, dtype: str = "
 
 
 def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str, clock: Clock) -> list[str]:
-    """If the port shows only wrong logits without a cause, return a note on fields that probably differ."""
+    """If only wrong logits are known, and no cause, return a note on the fields that probably differ."""
     segment = segment_of(results, "logits", dtype)
     if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
         return []

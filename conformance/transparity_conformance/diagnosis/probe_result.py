@@ -35,9 +35,9 @@ class ProbeResult:
     """The reference's taps, in the order of the forward pass."""
     budgets: dict[str, float]
     errors: dict[str, float]
-    """The largest difference at each tap, except positions that a convention decides."""
+    """The largest difference at each tap. Positions that a convention decides do not count."""
     everywhere: dict[str, float]
-    """The largest difference at each tap, including positions that a convention decides."""
+    """The largest difference at each tap. Positions that a convention decides count, too."""
 
     def share(self, tap: str) -> float:
         return share(self.errors[tap], self.budgets[tap])
@@ -101,7 +101,9 @@ def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
 
 
 def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most: int = 10_000) -> list[str]:
-    """List the segments that exceed their budget with the faults `known`; stop after more than `most`."""
+    """List the segments that exceed their budget although the reference has the faults `known`; stop after `most` + 1
+    segments.
+    """
     wrong: dict[str, None] = {}
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
@@ -123,7 +125,9 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
 
 
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
-    """Return the largest error of the last recorded segment, usually the logits, with the faults `known`."""
+    """Return the largest error of the last recorded segment, usually the logits, if the reference has the faults
+    `known`.
+    """
     return max(
         judged_gap(each.probe, each.last, each.recorded[each.last], walk(each.probe, each.recorded, known)[each.last])
         for each in results.values()

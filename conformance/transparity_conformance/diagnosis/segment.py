@@ -1,4 +1,6 @@
-"""A wrong segment, the difference that remains with faults in the reference, and the join of several segments."""
+"""A wrong segment: the difference that remains after faults are put into the reference, and the join of several
+segments.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class Segment:
         return all(len(recorded) == 1 for recorded in self.recorded.values())
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return the walk without faults, from which others start; None if the port shows several activations."""
+        """Return a walk without faults, whose values other walks reuse; None if the port shows several activations."""
         if len(self.recorded[probe.name]) > 1:
             return None
         if probe.name not in self._bases:
@@ -76,8 +78,10 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the faults make a right segment wrong, or raise an error. For example, a fault of all layers
-        is ruled out if an earlier layer is right."""
+        """Return whether the faults make a right segment wrong, or cannot be applied.
+
+        For example, a fault of all layers is ruled out if an earlier layer is right.
+        """
         recorded, right = self.recorded[probe.name], self.right.get(probe.name, {})
         if not right:
             return False

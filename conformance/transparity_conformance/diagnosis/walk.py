@@ -34,11 +34,12 @@ from transparity_numpy.transformer import transformer
 
 
 class TapReached(Exception):  # noqa: N818 - not an error
-    """The requested tap is computed, so the rest of the forward pass is not needed."""
+    """Ends a forward pass after the requested tap, because the rest is not needed."""
 
 
 class Impossible(Exception):  # noqa: N818 - not an error
-    """The hypothesis allows no computation, for example because one fault removes what another needs."""
+    """Faults that cannot be applied together, for example because one fault removes a tap that another fault changes.
+    """
 
 
 @contextlib.contextmanager
@@ -55,7 +56,7 @@ def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Base:
-    """A walk without faults, from whose values walks with faults start."""
+    """A walk without faults. Walks with faults reuse its values up to the first fault."""
 
     computed: MutableMapping[str, np.ndarray]
     """The value that the reference computes at each tap."""

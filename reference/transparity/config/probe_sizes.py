@@ -111,8 +111,7 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 
 
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
-    """Return the width of a shared expert in proportion to `embed_dim`, as a multiple of an expert's width if it was
-    one.
+    """Return a shared expert's width in proportion to `embed_dim`, or the same multiple of an expert's width.
     """
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)

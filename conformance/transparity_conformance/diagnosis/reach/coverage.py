@@ -73,7 +73,7 @@ CALLS = 120
 possible calls are wrong, at 95 % confidence."""
 
 HISTORY = "an object that is built only for this call is right: the port keeps state between calls"
-"""The cause if a call is wrong, but right on a newly built object."""
+"""The cause of a wrong call that a newly built object answers correctly."""
 
 
 @dataclass(frozen=True)

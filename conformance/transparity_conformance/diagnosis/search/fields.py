@@ -50,8 +50,9 @@ def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
 
 
 def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
-    """Find up to `DEEPEST` fields whose change leaves the smallest difference; return them and the share that remains.
-    `left` returns the difference with a fault. After the time is over, the best result so far counts."""
+    """Find up to `DEEPEST` fields whose change leaves the smallest difference; return these fields and the remaining
+    share. `left` returns the difference with a fault. After the time is over, the best result so far counts.
+    """
     before = left(changed({}))
     found = beam = [(before, Fields())]
     for _ in range(DEEPEST):

@@ -23,7 +23,7 @@ BEAM = 8
 """The smallest number of combinations that are extended."""
 
 WALKS = 500
-"""The combinations that are tried at each depth; limits how many are extended by every candidate."""
+"""The number of combinations that are tried at each depth. It limits how many combinations every candidate extends."""
 
 DEEPEST = 3
 """The largest number of faults in a combination."""
@@ -249,9 +249,10 @@ class Search:
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Return single faults, each with the number of wrong probes that it explains, in descending order of this
-        number. Faults are ranked on `screen` and on the shortest probe, where perhaps only one of several faults has an
-        effect."""
+        """Return single faults and the number of wrong probes that each explains; the largest number comes first.
+
+        Faults are ranked on `screen` and on the shortest probe, where perhaps only one of several faults has an effect.
+        """
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
@@ -311,7 +312,8 @@ class Search:
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
     def _survivors(self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe]) -> list[Combination]:
-        """Return the combinations that remove the difference on all `probes`; `ranked` is sorted by `screen`."""
+        """Return the combinations of `ranked`, which is sorted by `screen`, that remove the difference on all `probes`.
+        """
         segment = self.segment
         found, before = [], self._left(screen, ())
         for chosen in ranked:

@@ -25,7 +25,7 @@ from transparity_conformance.report.report import (
 )
 
 PRACTICALLY_ALL = 0.99
-"""A disagreement is fully explained if its causes explain at least this share of it."""
+"""A difference is fully explained if its causes explain at least this share of the difference."""
 
 _MOST_SPANS = 5
 _LAYER = re.compile(r"\.layers\.(\d+)")
@@ -235,7 +235,8 @@ def worst(report: Report) -> tuple[float, str]:
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return `logits, length 5, batch 2`; of claims about other results than the forward pass, with the claim."""
+    """Return a place, such as `logits, length 5, batch 2`; outside of the forward pass, the place includes the claim.
+    """
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 
@@ -287,7 +288,9 @@ def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
 
 
 def ties(report: Report) -> str:
-    """Return which other faults also explain a divergence, and which probe would distinguish them."""
+    """Return a sentence with the other faults that explain a divergence, and the probe that would distinguish these
+    faults.
+    """
     return " ".join(dict.fromkeys(filter(None, map(_tie, report.faults))))
 
 

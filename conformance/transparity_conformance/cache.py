@@ -25,8 +25,7 @@ LARGEST = 2**28
 """The largest size of all cached files in bytes; a preset needs 0.3 MB, and a Flax port's compiled code 2 MB."""
 
 ROOTS = ("transparity", "transparity_numpy", "transparity_conformance/oracle", "transparity_conformance/report")
-"""The source folders on which cached results depend; import-linter ensures that the oracle imports no other source
-folders.
+"""The folders on which cached results depend; import-linter ensures that the oracle imports no others.
 """
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")

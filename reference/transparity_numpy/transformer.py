@@ -36,8 +36,7 @@ from transparity_numpy.state.context import Context
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: DTypeLike) -> Context:
-    """Return the context of a layer with this `config`: the mask includes the layer's window, and the rotary tables are
-    the layer's.
+    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen.
     """
     mask = context.mask
     if config.sliding_window is not None:

@@ -81,8 +81,7 @@ def update_state(cache: Cache, state: State) -> None:
 def held_tokens(
     x: Float[Tensor, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Float[Tensor, "batch queries heads"]:
-    """Return `x` with zeros after the first `valid_lengths` tokens of each row: these fillers must not change the
-    state.
+    """Return `x` with zeros after each row's `valid_lengths`: these fillers must not change the state.
     """
     if valid_lengths is None:
         return x

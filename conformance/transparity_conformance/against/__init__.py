@@ -1,3 +1,2 @@
-"""Compare two implementations: find the lines on which they differ, and the edit of the reference that gives the port's
-numbers.
+"""Compare two implementations: find the lines that differ, and the edit that explains the difference.
 """

@@ -138,8 +138,7 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Makes the port's forward pass, with the reference's numbers in the port's tensors; the names of the tensors may
-    differ.
+    """Makes the port's forward pass with the reference's weights; the names of tensors may differ.
     """
 
     make: Make

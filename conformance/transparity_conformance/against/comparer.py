@@ -109,8 +109,7 @@ class Comparer:
             return None
 
     def measured(self, now: Comparison) -> Comparison:
-        """Repeat a comparison with tolerances measured on the changed reference, because the changes may increase
-        rounding.
+        """Repeat a comparison with tolerances of the changed reference, because the changes may increase rounding.
         """
         try:
             return self.compared(now.changes, shares(self.program, self.dtype, now.changes))

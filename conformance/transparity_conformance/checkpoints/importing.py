@@ -36,8 +36,7 @@ MOST_NAMED = 100
 
 
 class InFolder(dict[str, Any]):
-    """All parameters of a checkpoint, and the checkpoint's folder. A changed copy is a plain dictionary, without the
-    folder.
+    """All parameters of a checkpoint, and its folder. A changed copy is a plain dictionary without the folder.
 
     Args:
         is_ours: Whether `export_checkpoint` wrote the folder.

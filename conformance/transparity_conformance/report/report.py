@@ -94,8 +94,7 @@ class Impact:
     """The effect on all probes of one divergence, or of all divergences with the same cause."""
 
     positions: Mapping[str, int]
-    """`of`: the number of positions without padding; `changed`: the number of positions with logits beyond their
-    budget.
+    """The number of positions without padding (`of`), and of positions with wrong logits (`changed`).
     """
     argmax_changes: int
     """The number of positions without padding whose largest logit belongs to another token."""
@@ -149,8 +148,7 @@ class Divergence(Compared):
 
 @dataclass(frozen=True)
 class Measured(Compared):
-    """The comparison of one tap on one probe: with the reference end to end, and with a reference that continues from
-    the port.
+    """The comparison of one tap on one probe, end to end and from the port's own earlier activations.
     """
 
     tap: str

@@ -17,8 +17,7 @@ from transparity_conformance.suite.bench import ClaimRecord
 from transparity_conformance.suite.plugin import Ledger
 
 EXAMPLES = {"flax": (8, 30)}
-"""The numbers of random configurations in the quick and the thorough suite; they are small for Flax, because XLA
-compiles every shape.
+"""The numbers of random configurations, quick and thorough; few for Flax, because XLA compiles every shape.
 """
 
 

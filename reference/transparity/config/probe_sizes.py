@@ -59,8 +59,8 @@ def probe_sizes(config: Any) -> dict[str, Any]:
 
 
 def _temperature_sizes(config: Any) -> dict[str, Any]:
-    """Return a `query_temperature_length` below the length of the longest probe; an equal `rotary_original_length`
-    stays equal.
+    """Return a `query_temperature_length` that the longest probe exceeds; an equal `rotary_original_length` stays
+    equal.
     """
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}

@@ -127,8 +127,8 @@ class TransformerConfig:
     router_bias: bool = False
     """Whether the router's linear map has a bias."""
     router_score_bias: bool = False
-    """Whether a bias is added to the scores when experts are chosen, but not to the experts' weights; it has no
-    gradient (Wang et al. 2024).
+    """Whether a bias without a gradient changes the choice of experts, but not the weights of the chosen experts (Wang
+    et al. 2024).
     """
     router_groups: int = whole(1, 1, 2)
     """Number of groups of consecutive experts, ranked by the sum of their two highest scores (DeepSeek-V3)."""

@@ -21,8 +21,7 @@ With few rows, reading the weight takes most time, and a left factor is read in 
 
 
 class FastWeight(np.ndarray):
-    """A weight whose product `x @ W.T` is computed at once for all rows of `x`. Rows and sums of the weight are plain
-    arrays.
+    """A weight with one product `x @ W.T` for all rows of `x`. Its rows and sums are plain arrays.
 
     Python calls a subclass's `__rmatmul__` before the `__matmul__` of the base class.
     """

@@ -49,8 +49,7 @@ def loss_of(
 def loss_and_gradients(
     config: TransformerConfig, parameters: Parameters, targets: TokenIds, *, training: bool = False, **tokens: Any
 ) -> tuple[Inexact[Array, ""], dict[str, Array]]:
-    """Return the loss and its gradients with respect to all learned parameters; each number in the parameters needs a
-    forward pass.
+    """Return the loss and its gradients, with one forward pass for each number in the parameters.
     """
 
     def loss(parameters: Parameters) -> Array:

@@ -192,8 +192,7 @@ def limits(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
-    """Return the limits to which the port cuts numbers: the least and the largest of the sorted numbers `theirs`, or
-    None.
+    """Return the limits to which the port cuts numbers: the least and the largest of the sorted `theirs`, or None.
 
     A limit cuts numbers off if several of `theirs` equal the limit, and some of `ours` exceed it.
     """

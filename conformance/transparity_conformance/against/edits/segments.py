@@ -197,8 +197,7 @@ def elsewhere(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _continued_otherwise(at: At) -> Iterator[int]:
-    """Yield the results of the step in other layers where other lines use them; if several are used in the same way,
-    yield one.
+    """Yield the step's results in other layers where other lines use them; of equal uses, yield only one.
     """
     program, seen = at.program, [_uses(at.program, at.step)]
     for number in program.places[at.step.site]:

@@ -183,8 +183,7 @@ def _groups(tensors: Tensors, side: int) -> list[_Group]:
 
 
 def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
-    """Cut fused tensors of the port or the reference, as long as a cut reduces the number of tensors without a
-    counterpart.
+    """Cut fused tensors of either side, as long as fewer tensors remain without a counterpart.
     """
     groups = [*_groups(port, 1), *_groups(theirs, -1)]
     surplus: Surplus = Counter()
@@ -200,8 +199,7 @@ def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
 
 
 def _options(surplus: Surplus, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[tuple[_Group, Cut, Surplus]]:
-    """Yield each cut that reduces the number of tensors without a counterpart, with its group and the surplus after the
-    cut.
+    """Yield each cut that leaves fewer tensors without a counterpart, with its group and the remaining surplus.
     """
     spare = [each for each in groups if surplus[each.sizes] * each.side >= len(each.names)]
     for whole in spare:
@@ -229,8 +227,7 @@ def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _possible(whole: _Group, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[Cut]:
-    """Yield cuts that split the fused tensors of one side into two or three neighboring groups of tensors of the other
-    side.
+    """Yield cuts that split fused tensors of one side into two or three groups of tensors of the other side.
     """
     others = [each for each in groups if each.side != whole.side and len(each.names) == len(whole.names)]
     for axis, total in enumerate(whole.shape):

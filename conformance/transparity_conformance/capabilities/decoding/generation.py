@@ -151,8 +151,7 @@ def _tensors(request: Request, probe: Probe) -> Arrays:
 
 
 def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> Request:
-    """Return the request with the bundle's end token and parameters; on another machine, rounding could give other
-    values.
+    """Return the request with the bundle's end token and parameters, which may be rounded differently here.
     """
     changed = {name.removeprefix("parameters/"): value for name, value in tensors.items() if "parameters/" in name}
     parameters = {name: changed.get(name, value) for name, value in request.parameters.items()}

@@ -38,8 +38,7 @@ LENGTHS = (21, 18)
 """The numbers of source and target tokens, which exceed the variants' windows, buckets and original lengths."""
 
 ROWS = [0, 1, 3]
-"""Rows of the mixed inputs in which every query sees a token: a full row, a row padded on the right, a row padded
-inside.
+"""Rows of mixed inputs in which every query sees a token: full, padded on the right, and padded inside.
 """
 
 

@@ -59,8 +59,7 @@ def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
 
 
 def is_judged(results: Results, dtype: str) -> bool:
-    """Return whether the port can be judged: it returns its router scores, or at most half of the output depends on
-    near-ties.
+    """Return whether the port shows its router scores, or at most half of its output depends on near-ties.
     """
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())

@@ -137,8 +137,7 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Match a tap again if its operation does not lead to the later taps: another operation may have the same
-        value.
+        """Match a tap again if its operation does not lead to the later taps, but another may have its value.
 
         Return the taps for which no operation leads to the later taps.
         """

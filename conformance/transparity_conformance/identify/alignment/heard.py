@@ -271,8 +271,7 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield later operations whose values equal `tap` with a known fault, and through which all paths to later taps
-    pass.
+    """Yield later operations that equal `tap` with a known fault, and lie on all paths to later taps.
     """
     others, early = found.without([tap]), found.matches[tap]
     ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]

@@ -288,8 +288,7 @@ def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
 
 
 def ties(report: Report) -> str:
-    """Return a sentence with the other faults that explain a divergence, and the probe that would distinguish these
-    faults.
+    """Return a sentence: which other faults explain a divergence, and which probe would distinguish them.
     """
     return " ".join(dict.fromkeys(filter(None, map(_tie, report.faults))))
 

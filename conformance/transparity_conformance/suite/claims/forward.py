@@ -23,8 +23,7 @@ ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
 """Probes with the same configuration and shape, which can share a compiled program."""
 
 OF_HALF = ONE_SHAPE - {"hot"}
-"""Probes for half precision, without the hot probe: in half precision, its scores, in the thousands, have no fractional
-digits.
+"""Probes for half precision: without `hot`, whose scores are too large for fractional digits.
 """
 
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}

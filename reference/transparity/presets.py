@@ -17,8 +17,7 @@ from transparity.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class Preset:
-    """A document's transformer: its configuration, its number, and our decisions where the document is silent.
-    """
+    """A document's transformer: its configuration, its number, and our decisions where the document is silent."""
 
     config: TransformerConfig
     document: str

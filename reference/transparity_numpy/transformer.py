@@ -36,8 +36,7 @@ from transparity_numpy.state.context import Context
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: DTypeLike) -> Context:
-    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen.
-    """
+    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen."""
     mask = context.mask
     if config.sliding_window is not None:
         mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)

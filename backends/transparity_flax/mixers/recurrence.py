@@ -73,8 +73,7 @@ def in_a_row(
 def chunk_decays(
     log_decay: PerHead,
 ) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
-    """Return the share of the state that remains from each earlier position, and from the chunk's start.
-    """
+    """Return the share of the state that remains from each earlier position, and from the chunk's start."""
     # The sums start at each position, because differences of sums from the beginning would lose digits.
     onward = jnp.tril(jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, log_decay.shape[-1])), -1).cumsum(-2)
     return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]
@@ -104,8 +103,7 @@ def log_decay(module: Recurrence, step: Rates) -> Rates:
 
 
 def by_head(x: Rates, context: Context) -> PerHead:
-    """Move heads before positions, in at least float32, and set filler tokens of a cache to 0.
-    """
+    """Move heads before positions, in at least float32, and set filler tokens of a cache to 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 

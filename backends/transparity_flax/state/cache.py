@@ -76,8 +76,7 @@ def update_state(cache: Cache, state: State) -> None:
 def held_tokens(
     x: Float[Array, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Float[Array, "batch queries heads"]:
-    """Return `x` with zeros after each row's `valid_lengths`: these fillers must not change the state.
-    """
+    """Return `x` with zeros after each row's `valid_lengths`: these fillers must not change the state."""
     if valid_lengths is None:
         return x
     return jnp.where((jnp.arange(x.shape[1]) < valid_lengths[:, None])[..., None], x, jnp.zeros((), x.dtype))

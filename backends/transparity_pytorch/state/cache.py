@@ -81,8 +81,7 @@ def update_state(cache: Cache, state: State) -> None:
 def held_tokens(
     x: Float[Tensor, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Float[Tensor, "batch queries heads"]:
-    """Return `x` with zeros after each row's `valid_lengths`: these fillers must not change the state.
-    """
+    """Return `x` with zeros after each row's `valid_lengths`: these fillers must not change the state."""
     if valid_lengths is None:
         return x
     return x.masked_fill((torch.arange(x.shape[1], device=x.device) >= valid_lengths[:, None])[..., None], 0)

@@ -1,2 +1,1 @@
-"""Compare two implementations: find the lines that differ, and the edit that explains the difference.
-"""
+"""Compare two implementations: find the lines that differ, and the edit that explains the difference."""

@@ -138,8 +138,7 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Makes the port's forward pass with the reference's weights; the names of tensors may differ.
-    """
+    """Makes the port's forward pass with the reference's weights; the names of tensors may differ."""
 
     make: Make
     reference: Reference
@@ -342,7 +341,7 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source
         elif name in COMPARISONS:
             found = COMPARISONS[name](sides, probes)
         elif source is None:
-            found = not_compared(f"{name}: inputs were given, so no others are drawn")
+            found = not_compared(f"{name}: the inputs were given, so the checker makes no others")
         else:
             found = DRAWN[name](sides, source)
         report, untested = with_capabilities(report, found), untested + found.untested

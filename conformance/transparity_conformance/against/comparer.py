@@ -74,8 +74,7 @@ class Comparer:
     def _matched(
         self, changes: Mapping[int, Change], values: Values, have: dict[int, Sequence[int]], within: Mapping[int, float]
     ) -> Comparison:
-        """Match the values of the reference that `have` lacks, add these matches to `have`, and return the comparison.
-        """
+        """Match the values of the reference that `have` lacks, add these matches to `have`, and return the comparison."""
         program = self.program
         for index in values.keys() - have.keys():
             if program.maker.get(index, -1) in self.relevant or index in program.given:
@@ -109,8 +108,7 @@ class Comparer:
             return None
 
     def measured(self, now: Comparison) -> Comparison:
-        """Repeat a comparison with tolerances of the changed reference, because the changes may increase rounding.
-        """
+        """Repeat a comparison with tolerances of the changed reference, because the changes may increase rounding."""
         try:
             return self.compared(now.changes, shares(self.program, self.dtype, now.changes))
         except Exception:  # noqa: BLE001 - a change may not run in the port's precision

@@ -130,8 +130,7 @@ class Departures:
         return self._without_coincidences(fewest), now
 
     def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
-        """Remove each edit that may be a coincidence: it explains values of the port, but no use of these values.
-        """
+        """Remove each edit that may be a coincidence: it explains values of the port, but no use of these values."""
         unexplained = {each.operation for each in found if each.edit is None}
         users = {reader for index in unexplained for reader in self.comparer.port.readers.get(index, ())}
         return [without_edit(each) if each.users and each.users <= unexplained | users else each for each in found]

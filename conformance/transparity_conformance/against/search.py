@@ -131,8 +131,7 @@ class EditSearch:
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
-        """Apply an edit in all layers, and in one layer; yield the attempts with fewer unmatched operations.
-        """
+        """Apply an edit in all layers, and in one layer; yield the attempts with fewer unmatched operations."""
         scoped = ((each, scope) for each in (edit, *edit.wider) for scope in self._scopes(each, number, now))
         for tried, scope in scoped:
             changes = self.comparer.changes(tried, scope, now.changes)

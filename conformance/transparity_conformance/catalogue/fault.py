@@ -233,8 +233,7 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return plausible groups of `sites`, the largest first: all, those with equal `SCOPES`, and single sites.
-    """
+    """Return plausible groups of `sites`, the largest first: all, those with equal `SCOPES`, and single sites."""
     sites = tuple(sites)
     found = [sites] if sites else []
     for scope in SCOPES:

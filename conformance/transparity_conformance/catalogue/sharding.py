@@ -141,7 +141,7 @@ def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]
         local = layer % (layers // stages)
         if local == layer:
             continue
-        says = f"layers are counted from 0 in each of {stages} stages, so this layer has the {{}} of another"
+        says = f"layers are counted from 0 in each of {stages} stages, so this layer has the {{}} of another layer"
         alter, window = partial(_of_local_layer, layers // stages), partial(_window_of, layers // stages)
         yield _fault("layers-by-stage", f"weights, {stages} stages", says=says.format("weights"), alter=alter)
         own, others = (config.for_layer(parts[0], each).sliding_window for each in (layer, local))

@@ -99,8 +99,7 @@ def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) ->
 
 
 def _right(result: ProbeResult, outer: Mapping[str, np.ndarray], dtype: str) -> dict[str, bool]:
-    """Return whether each of the port's values is right, if the reference uses only the port's values in `outer`.
-    """
+    """Return whether each of the port's values is right, if the reference uses only the port's values in `outer`."""
     ours = walk(result.probe, outer)
     neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one point is too few near a tie of large scores
     budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)

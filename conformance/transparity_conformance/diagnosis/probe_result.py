@@ -101,8 +101,7 @@ def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
 
 
 def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most: int = 10_000) -> list[str]:
-    """List the segments beyond their budget although the reference has the faults `known`; stop after `most` + 1.
-    """
+    """List the segments beyond their budget although the reference has the faults `known`; stop after `most` + 1."""
     wrong: dict[str, None] = {}
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
@@ -124,8 +123,7 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
 
 
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
-    """Return the last segment's largest error, usually the logits', if the reference has the faults `known`.
-    """
+    """Return the last segment's largest error, usually the logits', if the reference has the faults `known`."""
     return max(
         judged_gap(each.probe, each.last, each.recorded[each.last], walk(each.probe, each.recorded, known)[each.last])
         for each in results.values()

@@ -1,5 +1,4 @@
-"""A wrong segment, the difference that remains with faults in the reference, and segments joined to one.
-"""
+"""A wrong segment, the difference that remains with faults in the reference, and segments joined to one."""
 
 from __future__ import annotations
 

@@ -148,8 +148,7 @@ class Divergence(Compared):
 
 @dataclass(frozen=True)
 class Measured(Compared):
-    """The comparison of one tap on one probe, end to end and from the port's own earlier activations.
-    """
+    """The comparison of one tap on one probe, end to end and from the port's own earlier activations."""
 
     tap: str
     probe: str

@@ -77,8 +77,7 @@ def update_state(cache: Cache, state: State) -> None:
 def held_tokens(
     x: Inexact[Array, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Inexact[Array, "batch queries heads"]:
-    """Return `x` with zeros after each row's `valid_lengths`: these fillers must not change the state.
-    """
+    """Return `x` with zeros after each row's `valid_lengths`: these fillers must not change the state."""
     if valid_lengths is None:
         return x
     return np.where((np.arange(x.shape[1]) < valid_lengths[:, None])[..., None], x, x.dtype.type(0))

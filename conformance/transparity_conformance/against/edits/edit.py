@@ -252,8 +252,7 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the index of the parameter or input behind an argument, which may be a view of it; otherwise -1.
-    """
+    """Return the index of the parameter or input behind an argument, which may be a view of it; otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

@@ -179,8 +179,7 @@ def _once_more(at: At, place: int) -> Change:
 
 
 def elsewhere(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply a segment to a result, although the reference applies this segment only in another layer.
-    """
+    """Yield edits that apply a segment to a result, although the reference applies this segment only in another layer."""
     program, seen = at.program, set[Hashable]()
     if at.step.output not in at.flow.passes:
         return
@@ -197,8 +196,7 @@ def elsewhere(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _continued_otherwise(at: At) -> Iterator[int]:
-    """Yield the step's results in other layers where other lines use them; of equal uses, yield only one.
-    """
+    """Yield the step's results in other layers where other lines use them; of equal uses, yield only one."""
     program, seen = at.program, [_uses(at.program, at.step)]
     for number in program.places[at.step.site]:
         if (uses := _uses(program, program.steps[number])) not in seen:

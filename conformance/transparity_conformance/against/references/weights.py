@@ -98,7 +98,7 @@ class Paired:
     def notes(self) -> list[str]:
         guessed = [f"{name} → {place.name}" for name, place in self.places.items() if name not in self.confirmed]
         return (
-            [f"these tensors are paired by their order, and their values do not confirm it: {', '.join(guessed)}"]
+            [f"these tensors are paired by their order, which no value of the port confirms: {', '.join(guessed)}"]
             if guessed
             else []
         )
@@ -140,7 +140,7 @@ def paired(
     if best is None:
         fused = sorted({_pattern(name) for (_, name), cut in cuts.items() if cut.has_order})
         raise PortError(
-            "The port computes no value of the reference that shows the order of the parts of "
+            "No value of the port shows the order of the parts of the fused tensors "
             f"{', '.join(fused)}; give two loaders and --checkpoint FOLDER."
         )
     return best
@@ -183,8 +183,7 @@ def _groups(tensors: Tensors, side: int) -> list[_Group]:
 
 
 def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
-    """Cut fused tensors of either side, as long as fewer tensors remain without a counterpart.
-    """
+    """Cut fused tensors of either side, as long as fewer tensors remain without a counterpart."""
     groups = [*_groups(port, 1), *_groups(theirs, -1)]
     surplus: Surplus = Counter()
     for group in groups:
@@ -199,8 +198,7 @@ def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
 
 
 def _options(surplus: Surplus, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[tuple[_Group, Cut, Surplus]]:
-    """Yield each cut that leaves fewer tensors without a counterpart, with its group and the remaining surplus.
-    """
+    """Yield each cut that leaves fewer tensors without a counterpart, with its group and the remaining surplus."""
     spare = [each for each in groups if surplus[each.sizes] * each.side >= len(each.names)]
     for whole in spare:
         for cut in _possible(whole, spare, may_turn=may_turn):
@@ -227,8 +225,7 @@ def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _possible(whole: _Group, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[Cut]:
-    """Yield cuts that split fused tensors of one side into two or three groups of tensors of the other side.
-    """
+    """Yield cuts that split fused tensors of one side into two or three groups of tensors of the other side."""
     others = [each for each in groups if each.side != whole.side and len(each.names) == len(whole.names)]
     for axis, total in enumerate(whole.shape):
         sizes = {each: _size_along(each.shape, whole.shape, axis, may_turn=may_turn) for each in others}

@@ -55,7 +55,7 @@ def _why_not_generated(probe: Probe, dtype: str) -> str:
 def why_no_decoder(probe: Probe, dtype: str) -> str:
     """Return why a model cannot generate tokens; empty if it can."""
     if not probe.config.has_decoder:
-        return "a lone encoder generates nothing"
+        return "a model that is only an encoder generates nothing"
     return "" if probe.config.head == "logits" else f"the head is {probe.config.head!r}, which has no tokens"
 
 
@@ -151,8 +151,7 @@ def _tensors(request: Request, probe: Probe) -> Arrays:
 
 
 def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> Request:
-    """Return the request with the bundle's end token and parameters, which may be rounded differently here.
-    """
+    """Return the request with the bundle's end token and parameters, which may be rounded differently here."""
     changed = {name.removeprefix("parameters/"): value for name, value in tensors.items() if "parameters/" in name}
     parameters = {name: changed.get(name, value) for name, value in request.parameters.items()}
     config: TransformerConfig = dataclasses.replace(request.config, eos_id=fields["eos_id"])

@@ -30,8 +30,7 @@ def _in_batch(name: str) -> StoredTensor:
 
 
 def _kernel(config: TransformerConfig) -> StoredTensor:
-    """Return the entry of a kernel, stored as (features, channels, height, width), whose parameter is a matrix.
-    """
+    """Return the entry of a kernel, stored as (features, channels, height, width), whose parameter is a matrix."""
     axes = (config.image_channels, *[config.patch_size or 1] * 2)
     matrix = ("encoder.patch_projection.weight", lambda kernel: kernel.reshape(len(kernel), -1))
     return StoredTensor((matrix,), lambda parts: parts[0].reshape(-1, *axes))

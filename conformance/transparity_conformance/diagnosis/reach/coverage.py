@@ -72,7 +72,7 @@ CALLS = 120
 """The number of forward passes in a history of calls of one object. If no call is wrong, fewer than 2.5 % of all
 possible calls are wrong, at 95 % confidence."""
 
-HISTORY = "an object that is built only for this call is right: the port keeps state between calls"
+HISTORY = "a newly built object answers this call rightly: the port keeps state between calls"
 """The cause of a wrong call that a newly built object answers correctly."""
 
 

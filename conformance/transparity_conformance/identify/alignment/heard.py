@@ -163,7 +163,7 @@ def _why_not(row: Probe, clock: Clock) -> str:
     clock.allow(of_a_walk)
     seconds = WALKS_OF_A_TAP * len(shapes) * of_a_walk
     if seconds > clock.left:
-        return f"finding {len(shapes)} activations takes about {math.ceil(seconds)} s (--budget SECONDS gives it more)"
+        return f"finding {len(shapes)} activations takes about {math.ceil(seconds)} s (--budget SECONDS allows more)"
     return ""
 
 
@@ -271,8 +271,7 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield later operations that equal `tap` with a known fault, and lie on all paths to later taps.
-    """
+    """Yield later operations that equal `tap` with a known fault, and lie on all paths to later taps."""
     others, early = found.without([tap]), found.matches[tap]
     ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
     for match in behind_faults(others, tap, of_weights=False).values():

@@ -147,7 +147,7 @@ def _verdict(report: Report) -> str:
     if not found:
         return unlocated(report)
     if report.audit and all(finding.causes and finding.causes[0].mistake in CAUSES.values() for finding in found):
-        return f"With the written settings, the forward pass agrees, but {report.audit.faults}."
+        return f"With the original settings, the forward pass agrees, but {report.audit.faults}."
     parts = [_finding_sentence(finding) for finding in found[:3]]
     if found[1:]:
         parts[0] = f"Fix this first: {parts[0]}"
@@ -235,8 +235,7 @@ def worst(report: Report) -> tuple[float, str]:
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return a place, such as `logits, length 5, batch 2`; outside of the forward pass, the place includes the claim.
-    """
+    """Return a place, such as `logits, length 5, batch 2`; outside of the forward pass, the place includes the claim."""
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 
@@ -288,8 +287,7 @@ def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
 
 
 def ties(report: Report) -> str:
-    """Return a sentence: which other faults explain a divergence, and which probe would distinguish them.
-    """
+    """Return a sentence: which other faults explain a divergence, and which probe would distinguish them."""
     return " ".join(dict.fromkeys(filter(None, map(_tie, report.faults))))
 
 

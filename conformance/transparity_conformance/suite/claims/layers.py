@@ -187,8 +187,7 @@ def batch_evaluation(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="normalization", harness=True)
 def batch_statistics(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Batch statistics are the mean and the variance of each feature over all n rows and positions, divided by n.
-    """
+    """Batch statistics are the mean and the variance of each feature over all n rows and positions, divided by n."""
     arrays = {"x": norm_inputs(2)["x"]}
     oracle = function_oracle("norms.batch.batch_statistics", arrays)
     for name, value in named_parts(bench.function("norms.batch.batch_statistics")(*arrays.values())):

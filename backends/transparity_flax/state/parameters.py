@@ -85,5 +85,5 @@ def variables(model: nnx.Module) -> list[tuple[tuple[Any, ...], str, nnx.Variabl
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """Return the name of a parameter, without the name `input` of the module that embeds a stack's input."""
+    """Join the path of a parameter to its name; leave out the module `input`, which embeds a stack's input."""
     return ".".join([*(str(part) for part in path[:-1] if part != "input"), NAMES[path[-1]]])

@@ -74,7 +74,7 @@ class Comparer:
     def _matched(
         self, changes: Mapping[int, Change], values: Values, have: dict[int, Sequence[int]], within: Mapping[int, float]
     ) -> Comparison:
-        """Match the values of the reference that `have` lacks, add these matches to `have`, and return the comparison."""
+        """Match the reference's values that `have` lacks, add the matches to `have`, and return the comparison."""
         program = self.program
         for index in values.keys() - have.keys():
             if program.maker.get(index, -1) in self.relevant or index in program.given:

@@ -38,7 +38,7 @@ class TapReached(Exception):  # noqa: N818 - not an error
 
 
 class Impossible(Exception):  # noqa: N818 - not an error
-    """Faults that cannot be applied together, for example because one fault removes a tap that another fault changes."""
+    """Faults that exclude each other, for example because one removes a tap that another changes."""
 
 
 @contextlib.contextmanager

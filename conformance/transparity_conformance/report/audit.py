@@ -43,7 +43,7 @@ class AuditedField(Compared):
 
     @property
     def counted(self) -> Outcome:
-        """The outcome that counts: if a port refuses a config.json without the field, it counts as following the field."""
+        """The outcome that counts: refusing a config.json without the field counts as following the field."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 

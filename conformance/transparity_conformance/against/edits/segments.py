@@ -179,7 +179,7 @@ def _once_more(at: At, place: int) -> Change:
 
 
 def elsewhere(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply a segment to a result, although the reference applies this segment only in another layer."""
+    """Yield edits that apply a segment to a result, which the reference does only in another layer."""
     program, seen = at.program, set[Hashable]()
     if at.step.output not in at.flow.passes:
         return

@@ -69,7 +69,7 @@ def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> It
 def _claims(
     name: str, faults: Sequence[Divergence], audited: Sequence[AuditedField | AuditedTensor]
 ) -> Iterator[ClaimResult]:
-    """Yield the claims that the port follows every field, and reads every tensor; yield nothing if nothing was audited."""
+    """Yield the claims that the port follows every field and reads every tensor, if they were audited."""
     if faults:
         worst = max(faults, key=SHARE)
         yield ClaimResult(name, "diverges", worst.error, worst.budget, worst.where)

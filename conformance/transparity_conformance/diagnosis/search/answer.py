@@ -145,7 +145,7 @@ class Answer:
         ]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return each fault that, acting at all possible taps, reproduces the logits together with the faults `known`."""
+        """Return each fault that, at all possible taps, reproduces the logits together with the faults `known`."""
         clock = self.clock if known else self.clock.part()
         return _complete(Search(self.segment, self.sites, known, clock, only_wide=True), 1)
 

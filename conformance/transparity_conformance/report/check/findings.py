@@ -235,7 +235,7 @@ def worst(report: Report) -> tuple[float, str]:
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return a place, such as `logits, length 5, batch 2`; outside of the forward pass, the place includes the claim."""
+    """Return a place, such as `logits, length 5, batch 2`; with the claim, if not of the forward pass."""
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 

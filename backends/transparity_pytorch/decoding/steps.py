@@ -125,7 +125,7 @@ def next_logits(
     new: int,
     step: Step = step,
 ) -> NextLogits:
-    """Return the logits after the first `lengths` tokens of each row; at most `new` of these are not cached yet.
+    """Return the logits after the first `lengths` tokens of each row, of which at most `new` are not in the cache.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

@@ -97,7 +97,7 @@ def single_row(probe: Probe) -> Probe:
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
-    """Return a large model's probe with only the activations `shown`, and progress reports after each layer.
+    """Return a large model's probe that keeps only the activations `shown`, and reports progress after each layer.
 
     Other probes are returned unchanged.
     """

@@ -54,7 +54,7 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _other_norms(at: At) -> Iterator[Edit]:
-    """Yield edits of a layer norm: other parameters or another epsilon, and the root mean square."""
+    """Yield edits of a layer norm: other parameters, another epsilon, or division by the root mean square."""
     for says, change in NORMS.items():
         for with_epsilon in (False, True):
             what = f"{says}{' and the default epsilon' if with_epsilon else ''} in `{at.line}`"

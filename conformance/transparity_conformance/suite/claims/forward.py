@@ -134,7 +134,7 @@ def taps_and_logits(bench: Bench) -> Iterator[ClaimEvidence]:
     inputs = {name: tokens[:, : probe.config.num_heads] for name, tokens in probe.inputs.items()}
     oracle = forward_oracle(probe.config, probe.parameters, inputs)
     logits = bench.forward(probe.config, probe.parameters)(**inputs)["logits"]
-    yield record.oracle(oracle, "logits of as many tokens as heads", logits, "logits")
+    yield record.oracle(oracle, "logits of a text with one token per head", logits, "logits")
 
 
 HELD = [(weights, activations) for half in HALF for weights, activations in ((half, None), (None, half), (half, half))]

@@ -43,7 +43,7 @@ class Impossible(Exception):  # noqa: N818 - not an error
 
 @contextlib.contextmanager
 def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
-    """Convert exceptions other than `errors` to `Impossible`: the hypothesis failed."""
+    """Convert all exceptions except `errors` to `Impossible`, which means that the hypothesis failed."""
     passed: tuple[type[Exception], ...] = (Impossible, MemoryError, *errors)
     try:
         yield

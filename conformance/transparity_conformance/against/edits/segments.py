@@ -28,7 +28,7 @@ from transparity_conformance.against.edits.operands import activations, norms
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 
 FARTHEST = 32
-"""The largest number of steps from a result to the end of a segment that another layer applies to it."""
+"""In another layer, a segment after the same result ends at most this many steps after the result."""
 
 LONGEST = 4
 """The largest count (see `At.behind`) from a segment's end to its start."""

@@ -312,7 +312,7 @@ class Search:
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
     def _survivors(self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe]) -> list[Combination]:
-        """Return the combinations that remove the difference on all `probes`; `ranked` is sorted by the probe `screen`."""
+        """Return the combinations that remove the difference on all `probes`; `ranked` is sorted by `screen`."""
         segment = self.segment
         found, before = [], self._left(screen, ())
         for chosen in ranked:

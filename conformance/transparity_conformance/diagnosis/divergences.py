@@ -114,7 +114,7 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences of the faults after which the fewest activations, all of them found by value, are wrong."""
+    """Return the divergences of the faults that leave the fewest activations wrong, all of these found by value."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:

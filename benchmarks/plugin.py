@@ -110,7 +110,7 @@ def _race(workload: str, request: pytest.FixtureRequest) -> list[Result]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table and write the results to their file; only print results of two checkouts."""
+    """Print the table, and write the results to their file; results of two checkouts are only printed."""
     rows = rows_of(list(itertools.chain.from_iterable(config.stash[RESULTS].values())))
     if not rows:
         return

@@ -13,7 +13,7 @@ from transparity_flax.shapes import IsToken, Positions, Source, SourceIds
 def visible_keys(
     tokens: Source, pad_id: int | None, attention_mask: IsToken | SourceIds | None = None, positions: int | None = None
 ) -> IsToken:
-    """Return True where `attention_mask` is not zero or, without it, where the token is not `pad_id`.
+    """Return a mask: True where `attention_mask` is not 0 or, without it, where the token is not `pad_id`.
 
     Images and audio have no padding at any of their `positions`, which are None for tokens.
     """

@@ -226,7 +226,7 @@ class FlaxForward(DifferentiableForward):
         return {name: self._array(value) for name, value in values.items()}
 
     def _rows(self, values: Inputs, *, training: bool = False) -> dict[str, jax.Array]:
-        """Return the inputs or masks of a forward pass, whose rows may be on several devices."""
+        """Return the inputs or masks of a forward pass as arrays; a subclass distributes their rows over devices."""
         return self._arrays(values)
 
 
@@ -249,9 +249,9 @@ class FlaxBackend(CheckedBackend[FlaxForward]):
 def loaded(
     module: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str, device: jax.Device
 ) -> Any:
-    """Return a module of the column with these parameters, committed to `device` as results are.
+    """Return a module of the column whose parameters are committed to `device`, as results of JAX are.
 
-    Otherwise the same program would be compiled for parameters and results.
+    If they were not, JAX would compile the same program twice: for parameters and for results.
     """
     model = nnx.merge(*shapes_of(module, config), copy=True)
     with x64_for(dtype):
@@ -261,12 +261,15 @@ def loaded(
 
 @functools.cache
 def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[nnx.GraphDef[Any], State]:
-    """Return a module split into its structure and abstract parameters; initial values would be overwritten anyway."""
+    """Return a module's structure and its abstract parameters.
+
+    Initial values are not computed, because the given parameters would overwrite them.
+    """
     return nnx.split(nnx.eval_shape(lambda: module(config, rngs=_OneKey(0))))
 
 
 class _OneKey(nnx.Rngs):
-    """Random keys that are all equal: the parameters are given, so no key is used, and splitting keys is slow.
+    """Random keys that are all equal: given parameters need no keys, and splitting keys is slow.
 
     A tap applies dropout in this port, so dropout needs no key.
     """

@@ -34,7 +34,7 @@ def llama3_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs
 
 
 def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
-    """Return the pairs of features between which the angles go from unscaled to scaled (Peng et al. 2024, §3.2).
+    """Return the first and last pair of features between unscaled and scaled angles (Peng et al. 2024, §3.2).
 
     Over `rotary_original_length` positions, the first pair makes `rotary_fast_turns` full turns, and the last pair
     makes `rotary_slow_turns`. The authors' code rounds to whole pairs.

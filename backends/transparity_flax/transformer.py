@@ -27,7 +27,7 @@ from transparity_flax.state.context import Context, Mask, MaskKind
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: jnp.dtype) -> Context:
-    """Return the context for a layer with this `config`, with the layer's window in the mask and its rotary tables."""
+    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen."""
     mask, keys = context.mask, context.mask.array.shape[-1]
     if config.sliding_window is not None:
         window = window_mask(context.positions, keys, config.sliding_window, config.window_kind)

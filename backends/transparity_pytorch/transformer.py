@@ -25,7 +25,7 @@ from transparity_pytorch.state.initial import initialize, tie
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: torch.dtype) -> Context:
-    """Return the context for a layer with this `config`, with the layer's window in the mask and its rotary tables."""
+    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen."""
     (mask, kind), positions = context.mask, context.positions
     if config.sliding_window is not None:
         kind = None if kind is None else "some"  # with a window, each query still sees itself

@@ -87,7 +87,9 @@ def _candidates() -> tuple[Candidate, ...]:
 
 
 def _modes(name: str) -> Iterator[Candidate]:
-    """Yield a candidate for each mode of a third party's backend; one that cannot be imported fails."""
+    """Yield a candidate for each mode of a third party's backend; a backend that cannot be imported gives a failed
+    candidate.
+    """
     fields: dict[str, Any] = {"kinds": (NUMPY,), "build": "benchmarks.peers.ours:build", "ours": True}
     try:
         build = backend(name)

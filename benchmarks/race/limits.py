@@ -24,7 +24,10 @@ TRIALS = 3
 
 @dataclass(frozen=True)
 class Limit:
-    """The fastest of several runs, each with its FLOPs or bytes; a call measures all runs again."""
+    """The speed of the fastest of several runs, of which each has a number of FLOPs or bytes.
+
+    A call times all runs again.
+    """
 
     runs: Sequence[tuple[Run, float]]
     device: str = "cpu"

@@ -67,7 +67,10 @@ def race(
     conditions: Conditions,
     told: Told = lambda result: None,
 ) -> list[Result]:
-    """Return a result for every installed candidate that can run the workload; one beyond the memory has failed."""
+    """Return a result for every installed candidate that can run the workload.
+
+    A candidate that does not fit into memory has failed.
+    """
     able = able_to(workload, candidates, conditions.device)
     fits, too_large = fitting(able, workload, conditions.memory)
     for result in too_large:

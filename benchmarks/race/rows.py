@@ -31,7 +31,7 @@ class Quartiles:
         return Quartiles(self.low * factor, self.middle * factor, self.high * factor)
 
     def under(self, work: float) -> Quartiles:
-        """Return the quartiles of `work / x`, where x is the number that has these quartiles."""
+        """Return the quartiles of `work / x`, given the quartiles of x."""
         return Quartiles(work / self.high, work / self.middle, work / self.low)
 
 

@@ -18,7 +18,7 @@ _HOMES = dict.fromkeys(__all__, "checking.check")
 
 
 def __getattr__(name: str) -> Any:
-    """Import `check` and `assert_conforms` only on use: pytest loads this package in every session."""
+    """Import `check` and `assert_conforms` on first use, because pytest loads this package in every session."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command; on Ctrl-C during its import, print a message and exit with code 2."""
+    """Run the command. If the user presses Ctrl-C during the imports, print a message and exit with code 2."""
     try:
         from transparity_conformance.cli import main as command
     except KeyboardInterrupt:

@@ -24,13 +24,14 @@ import numpy as np
 from safetensors.numpy import load, save
 
 LARGEST = 2**28
-"""The largest size of all cached files in bytes; a preset needs 0.3 MB, and a Flax port's compiled code 2 MB."""
+"""The largest size of all cached files in bytes; a preset needs about 8 MB, and a Flax port's compiled code 2 MB."""
 
 LARGEST_FILE = 2**23
 """The largest size of cached arrays in bytes; larger logits are computed again."""
 
 ROOTS = ("transparity", "transparity_numpy", "transparity_conformance/oracle", "transparity_conformance/report")
-"""The source folders on which cached results depend; import-linter ensures that the oracle imports no others."""
+"""The folders on which cached results depend; import-linter ensures that the oracle imports no others.
+"""
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """Environment variables that change the order in which a library sums."""

@@ -64,7 +64,7 @@ def _ways(probes: Mapping[str, Mapping[str, Probe]]) -> Iterator[tuple[str, Hypo
 
 
 def _spread(ways: list[tuple[str, Hypothesis]]) -> list[tuple[str, Hypothesis]]:
-    """Return one hypothesis per variant of a fault, the one with the fewest activations."""
+    """Return, for each variant of a fault, the hypothesis with the fewest activations."""
     first: dict[str, tuple[str, Hypothesis]] = {}
     for way in sorted(ways, key=lambda way: len(way[1].sites)):
         first.setdefault(way[1].fault.variant, way)

@@ -123,7 +123,7 @@ class CheckedForward(ABC):
 
     @abstractmethod
     def _logits_into(self, out: Any, inputs: Inputs) -> Any:
-        """Write the logits into the memory of `out`, which has their shape, and return them."""
+        """Write the logits into the memory of `out`, which has the shape of the logits, and return them."""
 
     @abstractmethod
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float: ...
@@ -249,7 +249,7 @@ def _rounded_one(parameters: Arrays, dtype: str, name: str) -> np.ndarray:
 
 
 def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) -> str:
-    """Return `value`; raise a `BackendError` that lists `offered` if it is not among them."""
+    """Return `value` if it is in `offered`; otherwise raise a `BackendError` that lists `offered`."""
     if not isinstance(value, str) or value not in offered:
         raise BackendError(f"{name} is {shown(value)}; the {backend} backend offers {', '.join(offered)}.")
     return value
@@ -259,7 +259,7 @@ Kind = TypeVar("Kind")
 
 
 def check_dtype(out: Kind, dtype: Any) -> Kind:
-    """Return `out`; raise an `InputError` that names both dtypes if its dtype is not `dtype`."""
+    """Return `out` if its dtype is `dtype`; otherwise raise an `InputError` that names both dtypes."""
     given: Any = out
     if given.dtype != dtype:
         raise InputError(f"out has the dtype {given.dtype}; expected {dtype}.")
@@ -267,7 +267,7 @@ def check_dtype(out: Kind, dtype: Any) -> Kind:
 
 
 def check_kind(name: str, value: Any, kind: type[Kind]) -> Kind:
-    """Return `value`; raise `InputError` if it is not an instance of `kind`."""
+    """Return `value` if it is an instance of `kind`; otherwise raise `InputError`."""
     if not isinstance(value, kind):
         raise InputError(f"{name} is {shown(value)}; expected a {kind.__name__}.")
     return value

@@ -39,7 +39,7 @@ def parameter_shapes(config: TransformerConfig) -> Shapes:
 
 
 def shared(config: TransformerConfig, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `parameters`, with an embedding that both stacks share under both names."""
+    """Return `parameters`. If both stacks share an embedding, the result has it under the names of both stacks."""
     if not config.shared_embedding:
         return parameters
     return {**parameters, "decoder.token_embedding.weight": parameters["encoder.token_embedding.weight"]}
@@ -51,7 +51,10 @@ def is_learned(name: str) -> bool:
 
 
 def cut_axis(config: TransformerConfig, name: str, ranks: int) -> tuple[int | None, str | None]:
-    """Return the axis along which a parameter is distributed over `ranks`; without an axis, there may be a reason."""
+    """Return the axis along which a parameter is distributed over `ranks`.
+
+    Without an axis, return None and, if there is one, the reason.
+    """
     if ranks == 1:
         return None, None
     cut = model(config).cuts.get(name, WHOLE)
@@ -138,7 +141,7 @@ def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> Non
 
 
 def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | None = None) -> dict[str, np.ndarray]:
-    """Read a safetensors file; if there is a `config`, check that its parameters are in the file.
+    """Read a safetensors file. If `config` is given, check that the file has its parameters.
 
     Raises `ParameterError` if the file is missing or invalid, or if NumPy lacks the dtype of a tensor.
     """

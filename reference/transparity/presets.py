@@ -17,7 +17,7 @@ from transparity.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class Preset:
-    """A document's transformer: its configuration, the document's number, and our decisions where it is silent."""
+    """A document's transformer: its configuration, its number, and our decisions where the document is silent."""
 
     config: TransformerConfig
     document: str

@@ -72,5 +72,5 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
 
 
 def logits_shape(config: TransformerConfig, inputs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of the model's output for checked `inputs`: of the logits, or of what `config.head` names."""
+    """Return the shape of the model's output, which `config.head` names, for checked `inputs`."""
     return tap_shapes(config, len(inputs[config.input_names[-1]]), **lengths_of(config, inputs))["logits"]

@@ -1,4 +1,4 @@
-"""Untrusted text, such as names in files, messages of exceptions, reprs and paths, is escaped and shortened here.
+"""Escape and shorten untrusted text, such as names in files, messages of exceptions, reprs and paths.
 
 Every `TransparityError` and every report passes its sentences through `safe`. Therefore, no control character and no
 name of ten megabytes reaches a terminal or a file.
@@ -27,7 +27,7 @@ BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", frozenset: "{}"
 
 
 def safe(text: Any, limit: int = SENTENCE) -> str:
-    """Return `text` on one line of at most `limit` characters, with unprintable characters escaped.
+    """Return `text` as one line of at most `limit` characters, with unprintable characters escaped.
 
     Control characters, terminal escapes, marks that reverse the direction of text, and lone surrogates become `\\x1b`,
     `\\u202e` and the like. Long text is cut in the middle, because the end of a message says what to do.
@@ -43,7 +43,7 @@ def shown(value: Any, limit: int = VALUE) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception as a clause: its type, and its message without the final period."""
+    """Return an exception as part of a sentence: its type, and its message without the final period."""
     message = safe(error, MESSAGE)
     return f"{safe(type(error).__name__, VALUE)}{': ' + message if message else ''}".rstrip(".")
 
@@ -87,7 +87,7 @@ def _escape(character: str) -> str:
 
 
 def _represent(value: Any, limit: int, depth: int) -> str:
-    """Return the repr, without visiting items that would be cut off."""
+    """Return a shortened repr, without computing the reprs of items that would be cut off."""
     kind = type(value)
     if kind is str or kind is bytes:
         return repr(value) if len(value) <= limit else f"{value[:limit]!r}…"

@@ -27,7 +27,7 @@ from transparity_numpy.state.context import Context
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: DTypeLike) -> Context:
-    """Return the context for a layer with this `config`, with the layer's window in the mask and its rotary tables."""
+    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen."""
     mask = context.mask
     if config.sliding_window is not None:
         mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)

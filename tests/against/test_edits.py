@@ -179,7 +179,8 @@ MISTAKES: dict[float, dict[str, Mistake]] = {
         ),
         "n - 1": one(
             "h = self.norm2(x)",
-            "h = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5) * self.norm2.weight + self.norm2.bias",
+            "mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)\n"
+            "        h = (x - mean) / (std + 1e-5) * self.norm2.weight + self.norm2.bias",
             "divides by the standard deviation with n - 1 plus 1e-05",
             LAYER_NORMS,
         ),

@@ -76,7 +76,7 @@ def test_a_missing_tensor_that_is_replaced_without_a_word_diverges(tmp_path: Pat
     assert report.verdict == "diverges"
     assert report.first_divergence == "model.safetensors: model.norm.weight"
     assert report.faults[0].causes[0].mistake == "tensor-missing"
-    says = "With the written settings, the forward pass agrees, but model.safetensors: 1 of 21 tensors may be"
+    says = "With the original settings, the forward pass agrees, but model.safetensors: 1 of 21 tensors may be"
     assert sentence(report) == f"{says} missing: model.norm.weight."
     assert [claim.verdict for claim in report.claims if claim.id == "loader.tensors"] == ["diverges"]
 

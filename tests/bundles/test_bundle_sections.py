@@ -364,7 +364,7 @@ NOT_ASKED: list[tuple[str, TransformerConfig, str, list[str]]] = [
         "float32",
         ["step: this mask hides nothing", "generate.lengths: this mask hides nothing"],
     ),
-    ("config", ENCODER, "float32", ["step: a lone encoder generates nothing"]),
+    ("config", ENCODER, "float32", ["step: a model that is only an encoder generates nothing"]),
     (
         "translation",
         SMALL,

@@ -23,7 +23,7 @@ def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
 
 
 def dropped(at: tuple[str, ...], dropout: nnx.Dropout) -> Tap:
-    """Return a tap that applies `dropout` to the activations whose names end with one of `at`."""
+    """Return a tap that applies `dropout` to activations with a name that ends with an entry of `at`."""
 
     def drop(name: str, value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         return dropout(value) if name.endswith(at) else value
@@ -35,8 +35,8 @@ def rounding(dtype: DTypeLike) -> Tap:
     """Return a tap that rounds every activation to `dtype`, and keeps the dtype of its array.
 
     XLA may remove a cast to `dtype` and back, but not `reduce_precision`, which turns float16's subnormal numbers into
-    zeros. They are rounded separately, to multiples of the smallest one. Subnormal numbers of bfloat16 are also
-    subnormal in float32, and XLA turns them into zeros on a CPU.
+    zeros. Subnormal numbers of float16 are therefore rounded separately, to multiples of the smallest one. Subnormal
+    numbers of bfloat16 are also subnormal in float32, and XLA turns them into zeros on a CPU.
     """
     limits = jnp.finfo(dtype)
     least, smallest = float(limits.smallest_normal), float(limits.smallest_subnormal)

@@ -37,7 +37,10 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Float[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value, in blocks if the mask is causal; unknown masks are read at run time."""
+    """softmax(query · keyᵀ · scale) · value, in blocks if the mask is causal.
+
+    If the kind of mask is unknown, the compiled program reads the mask.
+    """
     shown, kind = mask
     length = shown.shape[2]
     if kind == "full" or length <= BLOCK or length != shown.shape[3]:
@@ -71,8 +74,8 @@ def _one_block(
 ) -> Float[Array, "batch heads queries value_dim"]:
     """Return attention for one block of queries.
 
-    Division by the sum of the weights follows the sum of the values, which needs fewer divisions. A query whose keys
-    are all masked has equal weights.
+    The sum of the values, not each weight, is divided by the sum of the weights: this needs fewer divisions. A query
+    whose keys are all masked has equal weights.
     """
     scores = query @ key.swapaxes(-2, -1) * scale
     scores = upcast(scores if bias is None else scores + bias)

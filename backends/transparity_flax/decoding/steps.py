@@ -78,7 +78,7 @@ def step(
 ) -> Float[Array, "batch length vocab"]:
     """Return the logits after each of the next `tokens`, as a full forward pass computes them, and update `cache`.
 
-    If padding is a query whose keys are all masked, the keys have equal weights, so its logits depend on the cache's
+    At a padding position, all keys can be masked and then have equal weights. The logits there depend on the cache's
     capacity.
 
     Args:
@@ -118,7 +118,7 @@ def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: Sou
 def next_logits(
     split: SplitModel, tokens: GeneratedIds, lengths: Lengths, cache: Cache | None, source: SourceIds | None, new: int
 ) -> NextLogits:
-    """Return the logits after the first `lengths` tokens of each row; at most `new` of these are not cached yet.
+    """Return the logits after the first `lengths` tokens of each row, of which at most `new` are not in the cache.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

@@ -18,7 +18,7 @@ from transparity_flax.state.context import Context
 
 
 class EmbedTokens(nnx.Module):
-    """The row of the embedding table for each token."""
+    """Return the row of the embedding table for each token."""
 
     def __init__(self, config: TransformerConfig, stack: str, *, rngs: nnx.Rngs) -> None:
         self.token_embedding = nnx.Embed(config.stack_vocab_size(stack), config.embed_dim, rngs=rngs)

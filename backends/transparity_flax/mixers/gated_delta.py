@@ -43,8 +43,7 @@ def gated_delta_rule(
     """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); y = q S / √head_dim (Yang et al. 2025, eq. 10).
 
     Return y for each position, and the last state S. The positions of a chunk are computed at once (§3.3 of the paper).
-    Each change of S depends on the earlier changes in the chunk, so the changes are the solution of a triangular
-    system.
+    Each change of S depends on the earlier changes in the chunk; a triangular system of equations gives all of them.
     """
 
     def one(state: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:

@@ -66,21 +66,21 @@ def in_chunks(x: Float[Array, "batch heads length *features"]) -> Float[Array, "
 def in_a_row(
     x: Float[Array, "chunks batch heads chunk features"], length: int
 ) -> Float[Array, "batch heads length features"]:
-    """Join chunks into a sequence, as the inverse of `in_chunks`."""
+    """Join chunks into one sequence: the inverse of `in_chunks`."""
     return jnp.moveaxis(x, 0, 2).reshape(*x.shape[1:3], -1, x.shape[-1])[:, :, :length]
 
 
 def chunk_decays(
     log_decay: PerHead,
 ) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
-    """Return the share of the state that remains from each position, and from the chunk's start, to each later one."""
+    """Return the share of the state that remains from each earlier position, and from the chunk's start."""
     # The sums start at each position, because differences of sums from the beginning would lose digits.
     onward = jnp.tril(jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, log_decay.shape[-1])), -1).cumsum(-2)
     return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]
 
 
 def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
-    """Return True for the queries at `positions` that are not padding."""
+    """Return a mask that is True for the queries at `positions` that are not padding."""
     return jnp.take_along_axis(is_token, jnp.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
 
 
@@ -103,7 +103,7 @@ def log_decay(module: Recurrence, step: Rates) -> Rates:
 
 
 def by_head(x: Rates, context: Context) -> PerHead:
-    """Return `x` with heads before positions, in at least float32. Rows of filler tokens in a cache become 0."""
+    """Move heads before positions, in at least float32, and set filler tokens of a cache to 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 

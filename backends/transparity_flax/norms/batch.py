@@ -23,7 +23,10 @@ def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
 
 
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
-    """(1 − momentum) · old + momentum · new. Variances have n, as in `nnx.BatchNorm`, whose momentum is 1 − ours."""
+    """(1 − momentum) · old + momentum · new.
+
+    Variances divide by n, as in `nnx.BatchNorm`, whose momentum is 1 − ours.
+    """
     return (1 - momentum) * old + momentum * new
 
 

@@ -1,4 +1,4 @@
-"""Training over data ranks: the loss without the rows that fill ranks, and the steps of an optimizer."""
+"""Training over data ranks: the loss, without rows that only fill a rank, and the steps of an optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from transparity_flax.transformer import Transformer
 
 
 def loss_of_rows(model: Transformer, targets: TokenIds, **inputs: Any) -> Float[Array, ""]:
-    """Return the loss of a model, whose inputs may have more rows than `targets`; they were added to fill ranks."""
+    """Return the loss of a model.
+
+    Its inputs may have more rows than `targets`: rows that were added to fill the ranks.
+    """
     return cross_entropy(model(**inputs)[: len(targets)], targets, model.config.pad_id)
 
 

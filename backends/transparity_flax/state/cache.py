@@ -61,7 +61,7 @@ def update(
 def update_inputs(
     cache: Cache, name: str, x: Float[Array, "batch queries features"], valid_lengths: Lengths | None
 ) -> EarlierChannels:
-    """Return a convolution's cached inputs before `x`, and cache the last ones of the valid inputs up to now."""
+    """Return the convolution's cached inputs, which precede `x`, and cache the last valid inputs for the next step."""
     before, valid_lengths = cache[name], jnp.full(len(x), x.shape[1]) if valid_lengths is None else valid_lengths
     last = valid_lengths[:, None] + jnp.arange(before.shape[1])
     cache[name] = jnp.take_along_axis(jnp.concatenate([before, x], axis=1), last[..., None], axis=1)
@@ -76,7 +76,7 @@ def update_state(cache: Cache, state: State) -> None:
 def held_tokens(
     x: Float[Array, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Float[Array, "batch queries heads"]:
-    """Return `x` with 0 for fillers, the tokens after `valid_lengths`, so that fillers do not change the state."""
+    """Return `x` with zeros after each row's `valid_lengths`: these fillers must not change the state."""
     if valid_lengths is None:
         return x
     return jnp.where((jnp.arange(x.shape[1]) < valid_lengths[:, None])[..., None], x, jnp.zeros((), x.dtype))

@@ -21,7 +21,7 @@ def dropping(masks: Mapping[str, Bool[Tensor, "*batch"]], rate: float) -> Tap:
 
 
 def dropped(at: tuple[str, ...], dropout: nn.Dropout) -> Tap:
-    """Return a tap that applies `dropout` to the activations whose names end with one of `at`."""
+    """Return a tap that applies `dropout` to activations with a name that ends with an entry of `at`."""
 
     def drop(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return dropout(value) if name.endswith(at) else value

@@ -79,7 +79,7 @@ def step(
 ) -> Float[Tensor, "batch length vocab"]:
     """Return the logits after each of the next `tokens`, as a full forward pass computes them, and update `cache`.
 
-    If padding is a query whose keys are all masked, the keys have equal weights, so its logits depend on the cache's
+    At a padding position, all keys can be masked and then have equal weights. The logits there depend on the cache's
     capacity.
 
     Args:
@@ -125,7 +125,7 @@ def next_logits(
     new: int,
     step: Step = step,
 ) -> NextLogits:
-    """Return the logits after the first `lengths` tokens of each row; at most `new` of these are not cached yet.
+    """Return the logits after the first `lengths` tokens of each row, of which at most `new` are not in the cache.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

@@ -1,4 +1,4 @@
-"""Query, key and value in one product, for inference, because a wide product is faster than three narrow products."""
+"""Query, key and value in one product, for inference: one wide product is faster than three narrow products."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Run = Callable[..., Tensor]
 
 
 class Replayed:
-    """A forward pass on a GPU that the second consecutive call with the same shapes records, and later calls replay.
+    """A forward pass on a GPU, whose kernels are recorded in the second call with the same shapes, then replayed.
 
     A recording has its own memory, and only one thread at a time may use it. If there is too little memory, kernels are
     launched one by one.

@@ -18,12 +18,15 @@ from transparity_pytorch.state.context import Context
 
 
 def token_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """Return the embedding table; if both stacks share a table, the model replaces the decoder's by the encoder's."""
+    """Return the embedding table.
+
+    If both stacks share a table, the model later replaces the decoder's table by the encoder's.
+    """
     return {"token_embedding": nn.Embedding(config.stack_vocab_size(stack), config.embed_dim)}
 
 
 def embed_tokens(config: TransformerConfig, module: Any, tokens: TokenIds, tap: Tap = identity) -> Hidden:
-    """The row of the embedding table for each token."""
+    """Return the row of the embedding table for each token."""
     return module.token_embedding(tokens)
 
 

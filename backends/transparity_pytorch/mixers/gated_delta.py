@@ -41,8 +41,7 @@ def gated_delta_rule(
     """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); y = q S / √head_dim (Yang et al. 2025, eq. 10).
 
     Return y for each position, and the last state S. The positions of a chunk are computed at once (§3.3 of the paper).
-    Each change of S depends on the earlier changes in the chunk, so the changes are the solution of a triangular
-    system.
+    Each change of S depends on the earlier changes in the chunk; a triangular system of equations gives all of them.
     """
     reads, query = [], query * query.shape[-1] ** -0.5
     for q, k, v, g, b in zip(*(x.split(CHUNK, dim=2) for x in (query, key, value, log_decay, beta)), strict=True):

@@ -57,7 +57,7 @@ CHUNK = 64
 def chunk_decays(
     log_decay: PerHead,
 ) -> tuple[Float[Tensor, "batch heads length length"], Float[Tensor, "batch heads length 1"]]:
-    """Return the share of the state that remains from each position, and from the chunk's start, to each later one."""
+    """Return the share of the state that remains from each earlier position, and from the chunk's start."""
     # The sums start at each position, because differences of sums from the beginning would lose digits.
     onward = log_decay[..., None].expand(*log_decay.shape, log_decay.shape[-1]).tril(-1).cumsum(dim=-2)
     return onward.exp().tril(), log_decay.cumsum(dim=-1).exp()[..., None]
@@ -82,7 +82,7 @@ class Recurrence(nn.Module):
 
 
 def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
-    """Return True for the queries at `positions` that are not padding."""
+    """Return a mask that is True for the queries at `positions` that are not padding."""
     return is_token.take_along_dim(positions.expand(len(is_token), -1), dim=1)
 
 
@@ -107,7 +107,7 @@ def log_decay(module: Recurrence, step: Rates) -> Rates:
 
 
 def by_head(x: Rates, context: Context) -> PerHead:
-    """Return `x` with heads before positions, in at least float32. Rows of filler tokens in a cache become 0."""
+    """Move heads before positions, in at least float32, and set filler tokens of a cache to 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
 
 

@@ -23,7 +23,10 @@ def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
 
 
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
-    """(1 − momentum) · old + momentum · new. Variances have n (document 001); `torch.nn.BatchNorm1d` has n − 1."""
+    """(1 − momentum) · old + momentum · new.
+
+    Variances divide by n (document 001); `torch.nn.BatchNorm1d` divides by n − 1.
+    """
     return torch.lerp(old, new, momentum)
 
 

@@ -1,4 +1,4 @@
-"""A model over a mesh: parameters are DTensors, FSDP wraps the layers, and each rank reads its slices."""
+"""A model over a mesh: parameters are DTensors, FSDP wraps the layers, and each rank reads only its slices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Root(nn.Module):
 def on_mesh() -> Iterator[None]:
     """Return a context manager in which DTensors can be combined with constants, which are equal on all ranks.
 
-    Attention uses plain operators in it, because DTensor does not distribute the CPU's fused kernel.
+    In this context, attention uses plain operators, because DTensor does not distribute the CPU's fused kernel.
     """
     with implicit_replication(), sdpa_kernel(SDPBackend.MATH), _ByHeads():
         yield
@@ -97,7 +97,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
 
 
 def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
-    """Return this rank's slice of a parameter: its tensor rank's slice, of which its data rank has some rows."""
+    """Return this rank's part of a parameter: some rows of its tensor rank's slice."""
     held, placement = [slice(0, size) for size in value.shape], plan[name].placement
     if isinstance(placement, Shard):
         held[placement.dim] = chunk(held[placement.dim], mesh["tensor"])
@@ -119,7 +119,7 @@ def distributed(local: Tensor, mesh: DeviceMesh, placement: Shard | Replicate, w
 
 
 def gathered(value: Any) -> Any:
-    """Return a DTensor as an ordinary tensor with all parts; return anything else unchanged."""
+    """Return the whole value of a DTensor as an ordinary tensor; return anything else unchanged."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
@@ -162,7 +162,7 @@ def _share(value: Tensor, placement: Shard | Replicate, mesh: DeviceMesh, dtype:
 def _hook(model: Transformer, plan: Plan) -> None:
     """Register hooks that sum the partial results of modules that are sharded by input features.
 
-    If the linear maps after a norm are sharded, the gradients of the norm's result are also partial, and are summed.
+    If the linear maps after a norm are sharded, the gradients of the norm's result are partial, too; a hook sums them.
     """
     for name, module in model.named_modules():
         read = {nn.Linear: 1, nn.Embedding: 0}.get(type(module))
@@ -172,7 +172,7 @@ def _hook(model: Transformer, plan: Plan) -> None:
 
 
 def _whole(value: DTensor) -> DTensor:
-    """Return the sum of a value's partial results on every rank, and make its gradient the sum of partial gradients."""
+    """Return, on every rank, the sum of the ranks' partial results; in the backward pass, sum the partial gradients."""
     value = value.redistribute(placements=[Replicate()])
     if value.requires_grad:
         value.register_hook(lambda gradient: gradient.redistribute(placements=[Replicate()]))

@@ -64,7 +64,7 @@ def update(
 def update_inputs(
     cache: Cache, name: str, x: Float[Tensor, "batch queries features"], valid_lengths: Lengths | None
 ) -> EarlierChannels:
-    """Return a convolution's cached inputs before `x`, and cache the last ones of the valid inputs up to now."""
+    """Return the convolution's cached inputs, which precede `x`, and cache the last valid inputs for the next step."""
     before, length = cache[name].clone(), x.shape[1]
     last = torch.arange(before.shape[1], device=x.device) + (
         length if valid_lengths is None else valid_lengths[:, None]
@@ -81,7 +81,7 @@ def update_state(cache: Cache, state: State) -> None:
 def held_tokens(
     x: Float[Tensor, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Float[Tensor, "batch queries heads"]:
-    """Return `x` with 0 for fillers, the tokens after `valid_lengths`, so that fillers do not change the state."""
+    """Return `x` with zeros after each row's `valid_lengths`: these fillers must not change the state."""
     if valid_lengths is None:
         return x
     return x.masked_fill((torch.arange(x.shape[1], device=x.device) >= valid_lengths[:, None])[..., None], 0)

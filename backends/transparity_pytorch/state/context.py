@@ -1,4 +1,4 @@
-"""The inputs of a stack or a layer besides x and its weights, as one value."""
+"""The arguments that all layers of a stack share: masks, rotary tables, the tap and the cache."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Mask(NamedTuple):
 class Context(NamedTuple):
     """The inputs of a stack or a layer besides x and its weights.
 
-    The mask, the rotary tables and the temperature depend on the kind of the layer; `tap` and `cache`, on the layer.
-    The NumPy column also has a field `training`, which modules have themselves.
+    The mask, the rotary tables and the temperature are the same for all layers of a kind; `tap` and `cache` differ by
+    layer. The NumPy column also has a field `training`, which modules have themselves.
     """
 
     mask: Mask  # where self-attention may attend

@@ -116,7 +116,7 @@ def _changed(bug: Bug) -> set[int]:
 
 
 def line_of(trial: Trial, answer: Answer) -> str:
-    """Return the checker's answer next to the bug's description."""
+    """Return a line with the checker's answer and the bug's description."""
     if "missing" in answer:
         return f"no result: {answer['missing']}"
     if not answer["faults"]:

@@ -1,1 +1,1 @@
-"""Compare two implementations: find the lines on which they differ, and the edit that turns one into the other."""
+"""Compare two implementations: find the lines that differ, and the edit that explains the difference."""

@@ -138,7 +138,7 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Makes the port's forward pass with the reference's numbers in its tensors, whatever the tensors' names."""
+    """Makes the port's forward pass with the reference's weights; the names of tensors may differ."""
 
     make: Make
     reference: Reference
@@ -186,7 +186,10 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference and the folder for loaders; with a configuration, a temporary folder with a small model."""
+    """Yield the reference, and the folder that loaders receive.
+
+    For a configuration, the folder is temporary and has a small model.
+    """
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config makes a small model and --checkpoint names one; give one of the two.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
@@ -206,8 +209,10 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
 
 def _configure(model: Any, folder: Path | None) -> None:
-    """Set a model's configuration to the folder's, so that inputs can be drawn. If `transformers` cannot read the
-    folder, the inputs are found by calling the model."""
+    """Give a model the configuration in the folder, from which random inputs are made.
+
+    If `transformers` cannot read the folder, the inputs are found by calling the model.
+    """
     if folder is None or is_configured(model):
         return
     with contextlib.suppress(ImportError, TransparityError, AttributeError):  # a model with slots takes no attribute
@@ -336,7 +341,7 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source
         elif name in COMPARISONS:
             found = COMPARISONS[name](sides, probes)
         elif source is None:
-            found = not_compared(f"{name}: inputs were given, so no others are drawn")
+            found = not_compared(f"{name}: the inputs were given, so the checker makes no others")
         else:
             found = DRAWN[name](sides, source)
         report, untested = with_capabilities(report, found), untested + found.untested

@@ -32,7 +32,7 @@ from transparity_conformance.report.report import Cause, Divergence
 Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
 RESHAPED = "shape"
-"""The id of the fault of an answer with the right numbers in another shape, which has no page, as edits have none."""
+"""The id of a fault: the answer has the right numbers in another shape. Like the ids of edits, this id has no page."""
 
 
 class Call:
@@ -76,8 +76,10 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Confirming:
-    """Finds edits that explain one call, and keeps those that also give the port's answer in every other call. Another
-    call may show further differences, for example beyond a window or at padding."""
+    """Finds edits that explain one call, and keeps an edit only if it also gives the port's answer in every other call.
+
+    Another call may show further differences, for example beyond a window or at padding.
+    """
 
     departures: Departures
     others: Sequence[Call]
@@ -85,7 +87,10 @@ class Confirming:
     clock: Clock
 
     def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the differences in the call, and the comparison after their edits, which explain all calls."""
+        """Return the differences in the call, and the comparison after the edits of these differences.
+
+        The edits explain all calls.
+        """
         further: list[Departure] = []
         while True:
             found, now = self.departures.found()

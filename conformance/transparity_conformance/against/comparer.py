@@ -27,7 +27,7 @@ class Comparison:
     have: Mapping[int, Sequence[int]]
     """For each value of the reference, the port's operations that return the same numbers."""
     lost: Sequence[int]
-    """The operations of the port from which no matched value is computed."""
+    """The port's operations whose results lead to no matched value."""
     agrees: bool
     """Whether the port's answer equals the reference's answer within the tolerance."""
     shares: Mapping[int, float]
@@ -74,7 +74,7 @@ class Comparer:
     def _matched(
         self, changes: Mapping[int, Change], values: Values, have: dict[int, Sequence[int]], within: Mapping[int, float]
     ) -> Comparison:
-        """Match the values that `have` lacks, add them to `have`, and return the comparison."""
+        """Match the reference's values that `have` lacks, add the matches to `have`, and return the comparison."""
         program = self.program
         for index in values.keys() - have.keys():
             if program.maker.get(index, -1) in self.relevant or index in program.given:
@@ -96,7 +96,7 @@ class Comparer:
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Run the reference with more `changes` than `since` has; return None if an edited step fails."""
+        """Run the reference with `changes`, reusing values of the run `since`; return None if an edited step fails."""
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():
@@ -108,7 +108,7 @@ class Comparer:
             return None
 
     def measured(self, now: Comparison) -> Comparison:
-        """Repeat a comparison with the tolerances of the changed reference, which may round more."""
+        """Repeat a comparison with tolerances of the changed reference, because the changes may increase rounding."""
         try:
             return self.compared(now.changes, shares(self.program, self.dtype, now.changes))
         except Exception:  # noqa: BLE001 - a change may not run in the port's precision
@@ -137,7 +137,7 @@ class Comparer:
         return {code for each in makers if each is not None for code, _ in self.program.steps[each].places}
 
     def missing(self, now: Comparison) -> set[int]:
-        """Return the reference's steps from which no matched value is computed."""
+        """Return the reference's steps whose results lead to no matched value."""
         steps, have = self.program.steps, now.have
         return leading_nowhere(
             self.relevant,

@@ -79,7 +79,7 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the edited steps in another call's program, found by their line and by their order on this line."""
+        """Return the same steps in the program of another call, found by their line and by their order on this line."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -130,10 +130,7 @@ class Departures:
         return self._without_coincidences(fewest), now
 
     def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
-        """Remove each edit that gives only values of the port whose uses are all unexplained.
-
-        Such an edit may be a coincidence.
-        """
+        """Remove each edit that may be a coincidence: it explains values of the port, but no use of these values."""
         unexplained = {each.operation for each in found if each.edit is None}
         users = {reader for index in unexplained for reader in self.comparer.port.readers.get(index, ())}
         return [without_edit(each) if each.users and each.users <= unexplained | users else each for each in found]
@@ -251,8 +248,9 @@ class Departures:
         return sorted(ancestors([number], readers))
 
     def _in_layout(self, operation: int, number: int, now: Comparison) -> tuple[float, Any] | None:
-        """Return the cosine similarity of an operation's value and a step's value, and the former in the step's layout.
-        Return None if no layout fits."""
+        """Return the cosine similarity of an operation's value and a step's value, and the operation's value in the
+        step's layout. Return None if no layout fits.
+        """
         import torch
 
         ours = now.values.get(self.comparer.program.steps[number].output)

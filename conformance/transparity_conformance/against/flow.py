@@ -21,7 +21,7 @@ START = -1
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change of a segment's result; it does not apply when the segment's steps run again on another value."""
+    """A change of a segment's result. If the segment's steps run again on another value, the change does not apply."""
 
     change: Change
 

@@ -222,9 +222,10 @@ def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> 
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """Return the wrong answer whose cause is probably easiest to find: several rows, more than two tokens, no
-    padding, many wrong numbers. Among equal answers, return the smallest. Two tokens are too few: two numbers and the
-    same numbers in reverse match, because values match in any order of axes."""
+    """Return the wrong answer whose cause is easiest to find: it has several rows, more than two tokens, no padding,
+    and many wrong numbers. Among equal answers, return the smallest. Two tokens are too few: values match in any order
+    of axes, so two numbers also match the same numbers in reverse.
+    """
 
     def key(each: Answer) -> tuple[Any, ...]:
         rows, tokens = (

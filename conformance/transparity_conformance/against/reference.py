@@ -73,8 +73,11 @@ class Reference:
         return pairs
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and a budget from the rounding error of one run. The rounding error of one run
-        may be small by chance; `answer` therefore measures ports that exceed this budget again."""
+        """Return the answer in float64, and a budget from the rounding error of one run.
+
+        The rounding error of one run may be small by chance. If a port exceeds this budget, `answer` measures the
+        budget again.
+        """
         answer = self.truth(inputs)
         return answer, self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
 
@@ -152,13 +155,13 @@ class Reference:
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Return the values of further required arguments; switch off the cache, which adds steps."""
+        """Return values for other required arguments, and turn off the cache, because it adds steps."""
         takes = inspect.signature(self.model.forward)
         return settings_of(takes) | ({"use_cache": False} if "use_cache" in takes.parameters else {})
 
     @functools.cached_property
     def needs_targets(self) -> bool:
-        """Return whether the model gives logits at all positions only if it gets targets."""
+        """Return whether the model needs targets to give logits at all positions."""
         return needs_targets(self.model, inspect.signature(self.model.forward), *arrays(self.model, "torch"))
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
@@ -214,7 +217,7 @@ class Reference:
 
 
 def raised(error: Exception) -> str:
-    """Describe the exception that the user's code raised, which is the cause of our own exceptions."""
+    """Describe the exception that the user's code raised; our own exception has it as its cause."""
     cause = error.__cause__ if isinstance(error, TransparityError) else None
     return describe_error(cause or error)
 

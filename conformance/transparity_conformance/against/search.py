@@ -44,7 +44,7 @@ LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 """Functions that yield many edits per step, or edits with numbers fitted to the port's values."""
 
 LAG = 2
-"""The edits of `LATER` at one distance are tried after the edits of `SIMPLE` at this distance plus `LAG`."""
+"""The search tries the edits of `LATER` at a distance after the edits of `SIMPLE` at this distance plus `LAG`."""
 
 RANK_OF_FITTED = 3
 """The lowest rank of edits with a fitted number. After such an edit, the search looks for a simpler edit."""
@@ -65,7 +65,7 @@ class Explanation:
     """The number of steps in the edited segment, without views."""
     after: Comparison
     is_denied: bool = False
-    """Whether the port also computes the value that the edit replaces, but does not use it for its answer."""
+    """Whether the port computes the value that the edit replaces, but does not use this value for its answer."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -135,7 +135,7 @@ class EditSearch:
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
-        """Apply an edit in all layers, and in one layer; yield attempts that leave fewer unmatched operations."""
+        """Apply an edit in all layers, and in one layer; yield the attempts with fewer unmatched operations."""
         scoped = ((each, scope) for each in (edit, *edit.wider) for scope in self._scopes(each, number, now))
         for tried, scope in scoped:
             changes = self.comparer.changes(tried, scope, now.changes)
@@ -251,8 +251,11 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether leaving out a segment helps only if all runs of its line leave it out. For example, the port
-        rotates neither queries nor keys. The port has the start of the segment, but not the end."""
+        """Return whether leaving out a segment helps only if every run of its line leaves it out.
+
+        For example, the port rotates neither queries nor keys. In this case, the port has the value at the start of the
+        segment, but not the value at its end.
+        """
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:

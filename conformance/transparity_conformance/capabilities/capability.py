@@ -37,9 +37,10 @@ R = TypeVar("R")
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache a function's results in its argument at `position`, so that both are freed together. A global cache would
-    keep every model in memory. The results must not refer to the argument: the garbage collector frees such cycles
-    late."""
+    """Cache the results of a function on its argument at `position`, so that the argument and the results are freed
+    together. A global cache would keep every model in memory. The results must not refer to the argument: the garbage
+    collector frees such cycles late.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -69,10 +70,10 @@ class BuiltPort:
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
     """(parameters, port) of each further model, by its configuration and the `id` of its parameters."""
     of_reached: Mapping[int, Any] = field(default_factory=dict)
-    """The ports for calls at other sizes, by the `id` of their parameters."""
+    """The ports that were built for calls at other sizes, by the `id` of their parameters."""
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
-        """Return the port built with a copy of `parameters`; repeated calls return the same object."""
+        """Build the port with a copy of `parameters`; for the same `parameters`, return the same object again."""
         if id(parameters) in self.of_reached:
             return self.of_reached[id(parameters)]
         key = config, id(parameters)  # configurations of one model may differ in the end token
@@ -125,7 +126,7 @@ def result(
 
 
 def cause_of(fault: SimulatedFault, error: float, left: float = 0.0) -> Cause:
-    """Return a fault as the cause of an error; `left` is the error that remains if the port has this fault."""
+    """Return a fault as the cause of an error; `left` is the error relative to a reference with this fault."""
     return Cause(fault.id, fault.says, None, left, 1 - left / error)
 
 
@@ -194,7 +195,7 @@ class Capability:
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
     """Returns a request's tensors: integers, and floats that float32 represents exactly."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """Returns the request with the bundle's values, which rounding may change on another machine."""
+    """Returns the request with its values from the bundle; on another machine, rounding could give other values."""
     free_fields: tuple[str, ...] = ()
     """The fields of the manifest's entry that `received` takes from the bundle."""
     stays: int | None = None
@@ -221,7 +222,7 @@ class Capability:
         return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {1 / rate:.0f} differs)"
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        """Return why nothing can be compared, whatever the port; empty if something can."""
+        """Return why nothing can be compared for any port; empty if something can be compared."""
         if reason := self.why_not(probe, dtype):
             return reason
         return "" if dtype in self.dtypes else self.not_in.format(dtype)

@@ -22,7 +22,7 @@ from transparity_numpy.transformer import transformer
 
 ROWS = 4
 MANY = 8
-"""The rows of long prompts; a fault in one of three rows is missed once in 25 times (0.67⁸)."""
+"""The number of rows of long prompts. A fault that shows in a third of all rows is missed once in 25 times (0.67⁸)."""
 
 PROMPT = 2
 LONG_PROMPT = 64
@@ -99,7 +99,7 @@ def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: i
 
 
 def _asked(probe: Probe, name: str, prompt: np.ndarray, steps: int) -> Request:
-    """Return a request to the probe's model; each prompt gets a row of the source that is not only padding."""
+    """Return a request to the probe's model. Each prompt gets a row of the source that contains more than padding."""
     source = probe.inputs["source"] if probe.config.has_encoder else None
     if source is not None:
         pad = probe.config.pad_id

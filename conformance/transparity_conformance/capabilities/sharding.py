@@ -65,7 +65,7 @@ class Sharding:
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def of(self, name: str) -> Placement:
-        """Return the first placement that matches the name of a tap, a parameter or a method."""
+        """Return the first placement whose pattern matches the name of a tap, a parameter or a method."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, REPLICATED)
 

@@ -84,7 +84,7 @@ def compare_capability(
 
 
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
-    """Return why a claim is not compared, whatever the port; empty if it is compared."""
+    """Return why a claim is not compared for any port; empty if the claim is compared."""
     if way.requires and verdicts.get(way.requires) != "agrees":
         return "this depends on greedy generation, which is wrong"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)

@@ -96,7 +96,10 @@ OF_ONE_LAYER = ("layer-missing",)
 
 
 def widest(some: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Return, for each fault, the hypothesis in `some` with the most taps; of faults in one layer, return all."""
+    """Return, for each fault, the hypothesis in `some` with the most taps.
+
+    For faults in one layer, return all hypotheses.
+    """
     found: dict[tuple[object, ...], Hypothesis] = {}
     for each in some:
         key = each.fault.id, each.fault.variant, each.sites if each.fault.id in OF_ONE_LAYER else ()

@@ -121,7 +121,10 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """Return each position's index in the position table, as (batch or 1, length); `visible` tokens are counted."""
+    """Return the row of each position in the position table, as (batch or 1, length).
+
+    With `visible`, only visible tokens count as positions.
+    """
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
     return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 

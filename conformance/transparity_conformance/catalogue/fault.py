@@ -81,7 +81,7 @@ class Fault:
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether `sites` includes the second tap of a swap; any other fault is complete."""
+        """Return whether the fault applies at `sites`: a swap also needs its second tap there."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
@@ -239,7 +239,7 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return plausible sets of `sites`, the largest first: all, those that share one of `SCOPES`, and single sites."""
+    """Return plausible groups of `sites`, the largest first: all, those with equal `SCOPES`, and single sites."""
     sites = tuple(sites)
     found = [sites] if sites else []
     for scope in SCOPES:

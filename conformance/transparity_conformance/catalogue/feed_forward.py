@@ -136,7 +136,7 @@ def other_activations(
 
 
 def _given(settings: Settings, state: WalkState, scope: str) -> Value:
-    """Return the input of a layer's feed-forward, or of the setting `source`."""
+    """Return the input of a layer's feed-forward, or the value that the setting `source` names."""
     return settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
 
 

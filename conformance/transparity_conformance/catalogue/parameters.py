@@ -175,7 +175,7 @@ def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return the parameters that act at `site`, but taken from another layer."""
+    """Return parameters of another layer under the names of the parameters that act at `site`."""
     parts = site.split(".")
     stack, rest = parts[0], [".".join(part.split(".")[3:]) for part in parts_at(config, site)] or [".".join(parts[3:])]
     own, other = ".".join(parts[:3]), f"{stack}.layers.{layer}"
@@ -264,8 +264,8 @@ def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
 def _packed_otherwise(config: TransformerConfig, parameters: Arrays, site: str, *, by_group: bool) -> Arrays:
     """Return the weight and bias at `site`, read from a packed matrix in another order of heads.
 
-    With `by_group`, each group of queries is packed with its key and value, but read role by role. Without it, the
-    reverse.
+    With `by_group`, the file packs each group of queries with its key and value, and the port reads the roles one after
+    another. Without `by_group`, the file packs by role, and the port reads by group.
     """
     counts = np.array([config.num_heads, config.key_value_heads, config.key_value_heads])
     in_turn = np.split(np.arange(counts.sum()), ends := np.cumsum(counts)[:-1])

@@ -166,7 +166,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
-    """Yield faults of the time step and the decay; with the delta rule, both show only in the decay."""
+    """Yield faults of the time step and of the decay.
+
+    With the delta rule, faults of the time step show only in the decay.
+    """
     bounded = own.time_step_min > 0 or own.time_step_max is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
         steps = {**STEPS, **(BOUNDS if bounded else {})}

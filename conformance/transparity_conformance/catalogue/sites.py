@@ -77,7 +77,7 @@ ENDS = {"sandwich": "_post_norm", "post-branch": "_norm"}
 
 
 def branch_end(config: TransformerConfig, sublayer: str) -> str:
-    """Return the last tap of a sublayer before its residual is added."""
+    """Return the last tap of a sublayer before the residual connection adds its input."""
     ending = ENDS.get(config.norm_position)
     return output_of(config, sublayer) if ending is None else f"{sublayer}{ending}"
 
@@ -134,7 +134,7 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
 
 
 def is_normed(config: TransformerConfig, site: str) -> bool:
-    """Return whether the sublayer of a tap has norms; only self-attention may lack them."""
+    """Return whether the sublayer of a tap has norms: every sublayer has, except some self-attentions."""
     return split(site)[1] not in (MIXED, RECURRENCE) or own_config(config, site).attention_norm
 
 
@@ -147,7 +147,7 @@ def is_head_norm(site: str) -> bool:
 
 
 def is_latent(site: str) -> bool:
-    """Return whether a tap is a latent of latent attention; the latent before its norm has no tap."""
+    """Return whether a tap is a latent vector of latent attention. Only the normalized vector has a tap."""
     return site.endswith(("attention.query_latent", "attention.key_value_latent"))
 
 

@@ -118,7 +118,7 @@ def contradicting(lines: Mapping[str, str]) -> list[str]:
         if role in WORDS and len(said) == 1 and said != {role} and {role, *said} <= set(WORDS):
             one = min(said)
             found.append(
-                f"{ours} is {line}, whose name says {one}: a loader that relies on names loads the wrong weights"
+                f"{ours} is {line}, a name that suggests {one}: a loader that relies on names loads the wrong weights"
             )
     return found
 

@@ -1,6 +1,6 @@
 """Calls of a port on every probe, and at other sizes.
 
-A port may refuse a model of other sizes when it is built, or for a single token; the coverage then excludes these
+A port may refuse a model of other sizes, when it is built or at an input of one token. The coverage then excludes these
 sizes. If the port accepts a single token but fails on longer inputs, the verdict is inconclusive.
 """
 
@@ -128,7 +128,7 @@ def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: boo
 
 
 def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool) -> Mapping[str, np.ndarray] | None:
-    """Call the port on a probe; store an error on any probe but the first in `ran`."""
+    """Call the port on a probe. Store an error in `ran`, except an error on the first probe, which is raised."""
     forward, is_derived = ran.forwards[id(probe.parameters)], probe.config != first.config
     taps = answer_or_error(lambda: call_model(forward, probe, ran.reached, is_derived, logits_only=logits_only))
     if not isinstance(taps, PortError):
@@ -162,9 +162,11 @@ def call_model(
     logits_only: bool,
     may_refuse: bool = False,
 ) -> Mapping[str, np.ndarray] | None:
-    """Run a port on a probe; if the port fails on a model of derived sizes, add a note and return None. A port that
-    gets its weights with each call can refuse them only in a call, even for one token. With `may_refuse`, the port may
-    also refuse a length that the user did not request."""
+    """Run a port on a probe; if the port fails on a model of derived sizes, add a note and return None.
+
+    A failure even on one token counts as a refusal of the model: some ports get their weights only with the call. With
+    `may_refuse`, the port may also refuse a length that the user did not request.
+    """
     began = time.monotonic()
     taps = answer_or_error(lambda: run(function, probe, logits_only=logits_only))
     try:

@@ -40,8 +40,10 @@ Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
-    """Return the check of one configuration. The port, which is a function, an artifact or a program, runs in a
-    separate process."""
+    """Return the check of one configuration.
+
+    The port is a function, an artifact or a program, and runs in a separate process.
+    """
     if options.command is not None:
         named = options.named("dtype", "logits_only", "budget", "located", "sections", "ranks")
         command, named["timeout"] = options.command, checked_timeout(options.timeout)

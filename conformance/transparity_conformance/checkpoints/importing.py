@@ -36,7 +36,7 @@ MOST_NAMED = 100
 
 
 class InFolder(dict[str, Any]):
-    """All parameters of a checkpoint, together with its folder; a copy with changes is a plain dictionary instead.
+    """All parameters of a checkpoint, and its folder. A changed copy is a plain dictionary without the folder.
 
     Args:
         is_ours: Whether `export_checkpoint` wrote the folder.
@@ -121,8 +121,10 @@ class Opened:
         return str(self.given["model_type"])
 
     def read(self, names: Collection[str]) -> tuple[dict[str, np.ndarray], set[str]]:
-        """Read parameters; return them, and the names of their tensors. Raise `CheckpointError` if a tensor is missing,
-        has a wrong shape or dtype, or differs from its copy."""
+        """Return the parameters with these names, and the names of their tensors.
+
+        Raise `CheckpointError` if a tensor is missing, has a wrong shape or dtype, or differs from its copy.
+        """
         folder, family, where = self.folder, self.family, self.files
         shapes = {name: shape for name, shape in parameter_shapes(self.config).items() if name in names}
         parts = parts_in(family, self.config, where, shapes)
@@ -213,7 +215,7 @@ STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Separate a supported `quantization_config` from the other fields; return the other fields first."""
+    """Return the fields without a supported `quantization_config`, and the `quantization_config`."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -318,7 +320,7 @@ def parameters_from(
 
 
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
-    """Return the tensors without which the import fails, for a folder with these fields and tensor names."""
+    """Return the tensors that the import needs, for a folder with these fields and tensor names."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
     known: dict[TransformerConfig, tuple[Shapes, dict[str, list[Part]]]] = {}
     found = set()

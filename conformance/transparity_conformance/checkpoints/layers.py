@@ -84,7 +84,10 @@ def _check_has_pieces(opened: Opened) -> None:
 
 
 def open_for_pieces(folder: Path, head: str | None) -> Opened:
-    """Open a checkpoint to check in parts; an encoder with no `head`, or `logits`, returns hidden states."""
+    """Open a checkpoint for a check in parts.
+
+    An encoder without a `head`, or with the head `logits`, returns hidden states.
+    """
     opened = open_checkpoint(folder, head)
     is_hidden = head in (None, "logits") and opened.config.architecture == "encoder"
     return open_checkpoint(folder, "hidden") if is_hidden else opened

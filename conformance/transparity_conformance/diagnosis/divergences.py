@@ -95,7 +95,7 @@ def _consistent(
 
 
 def fed_by(tap: str, results: Results, known: Combination = ()) -> set[str]:
-    """Return the taps that the reference, with the faults `known`, computes directly from a tap."""
+    """Return the taps that the reference, with the faults `known`, computes directly from the tap."""
     result = next(each for each in results.values() if tap in each.recorded)
     ours = walk(result.probe, result.recorded, known)
     return dependents(result.probe, result.recorded, ours, tap, known) - {tap}
@@ -108,8 +108,7 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences of the combination that leaves the fewest activations wrong. Return nothing if an
-    activation that stays wrong was not found by value."""
+    """Return the divergences of the faults that leave the fewest activations wrong, all of these found by value."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
@@ -232,7 +231,7 @@ class _BySegment:
 
 
 def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explanation]) -> tuple[Divergence, ...]:
-    """Name swaps, and give wrong shapes the cause that explains the shape."""
+    """Find swaps among the causes, and give each wrong shape the cause that explains it."""
     return tuple(_exchanged(_reshaped(each, explanations), explanations) for each in divergences)
 
 
@@ -254,7 +253,7 @@ def divergence_of(results: Results, tap: str, found: Explanation, *, with_profil
 
 
 def departures_note(results: Results, divergences: Sequence[Divergence], clock: Clock) -> list[str]:
-    """If the port shows only wrong logits without a cause, return a note on fields that probably differ."""
+    """If only wrong logits are known, and no cause, return a note on the fields that probably differ."""
     segment = segment_of(results, "logits")
     if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
         return []

@@ -111,9 +111,11 @@ def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str,
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop leading combinations that make a right segment wrong; if all combinations do, keep all. For example, a
-    residual that is missing after both sublayers explains the last segment as well as a residual that is missing only
-    there."""
+    """Drop the first combinations that make a right segment wrong; if every combination does, drop none.
+
+    For example, a residual that is missing after both sublayers explains the last segment as well as a residual that is
+    missing only there.
+    """
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
             return [*found[index:]]
@@ -165,7 +167,7 @@ def tap_kind(tap: str) -> str:
 def _causes(
     segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe, *, is_complete: bool = True
 ) -> tuple[Cause, ...]:
-    """Return the causes of the faults `chosen`; if complete, the last cause explains the whole difference."""
+    """Return the faults `chosen` as causes. If `chosen` is complete, the last cause explains the whole difference."""
     *others, last = (_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     return (*others, dataclasses.replace(last, explained=1.0) if is_complete else last)
 

@@ -92,7 +92,7 @@ def judge(
 def _compare(
     probes: Mapping[str, Probe], actual: Actual, dtype: str, logits_only: bool, progress: Progress, needs_logits: bool
 ) -> tuple[Results, list[str]]:
-    """Compare every probe that has activations; also return a line for everything missing."""
+    """Compare every probe that has activations; also return a line for each missing result."""
     results: dict[str, ProbeResult] = {}
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
@@ -193,7 +193,7 @@ def _explained(
 def _undeclared(
     results: Results, measured: Sequence[Measured], rounding: Cause, where: str, dtype: str, notes: list[str]
 ) -> list[Divergence]:
-    """Return divergences for undeclared rounding and for a fault that the rounding hides; add notes on both."""
+    """Return the divergences of undeclared rounding, and of a fault that this rounding hides; add a note on each."""
     worst = max(measured, key=lambda item: item.share)
     divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile)
     notes.append(

@@ -36,7 +36,7 @@ def is_internal(tap: str) -> bool:
 
 
 def faulty_segments(results: Results) -> tuple[list[str], list[str]]:
-    """List the wrong segments, and those that differ only in form, each in the order of the forward pass.
+    """List the wrong segments, and the segments that differ only in form, both in the order of the forward pass.
 
     A tap inside a sublayer differs only in form if it passes `is_equivalent` and the sublayer's end is right. A port
     may fold a norm's gain and bias into the next weights. Such a norm differs only in form if everything after the norm
@@ -64,8 +64,10 @@ def _wrong(results: Results) -> list[tuple[str, str]]:
 
 
 def _healed(results: Results, suspects: set[str], without: Collection[str] = INTERNAL) -> set[tuple[str, str]]:
-    """Return (probe, tap) for each of `suspects` that differs only in form. The reference computes the suspects itself,
-    without the port's values, as well as the kinds of taps in `without`."""
+    """Return (probe, tap) for each of `suspects` that differs only in form.
+
+    In this run, the reference does not use the port's values of the suspects, or of the kinds of taps in `without`.
+    """
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
         ours = walk(result.probe, _outer(result, suspects, without))
@@ -90,7 +92,7 @@ def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) ->
 
 
 def _right(result: ProbeResult, outer: Mapping[str, np.ndarray]) -> dict[str, bool]:
-    """Return, for each tap, whether the port's value is right if the reference gets only the values in `outer`."""
+    """Return whether each of the port's values is right, if the reference uses only the port's values in `outer`."""
     neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one point is too few near a tie of large scores
     budgets = segment_budgets(result.probe, outer, result.dtype, neighbours=neighbours)
     return {tap: error <= max(budgets[tap], result.budgets[tap]) for tap, error in result.gaps_from(outer).items()}
@@ -118,8 +120,11 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 
 
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the port's value at `tap`, with the reference's masked scores for ALiBi. A port may use the key's position
-    instead of its distance, as BLOOM does; this adds a number to a row's visible scores only."""
+    """Return the port's value at `tap`; scores with ALiBi get the reference's masked scores.
+
+    A port may use the position of the key instead of its distance, as BLOOM does. This adds a constant to the visible
+    scores of each row.
+    """
     recorded = result.recorded[tap]
     if not tap.endswith(".scores") or result.probe.config.positions != "alibi":
         return recorded

@@ -36,9 +36,9 @@ class ProbeResult:
     """The reference's taps, in the order of the forward pass."""
     budgets: dict[str, float]
     errors: dict[str, float]
-    """The largest difference at each tap, except positions that a convention decides."""
+    """The largest difference at each tap. Positions that a convention decides do not count."""
     everywhere: dict[str, float]
-    """The largest difference at each tap, including positions that a convention decides."""
+    """The largest difference at each tap. Positions that a convention decides count, too."""
     dtype: str
     """The precision whose budgets apply."""
 
@@ -127,7 +127,7 @@ def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
 
 
 def still_wrong(results: Results, known: Sequence[Hypothesis], most: int = 10_000) -> list[str]:
-    """List the segments that exceed their budget with the faults `known`; stop after more than `most`."""
+    """List the segments beyond their budget although the reference has the faults `known`; stop after `most` + 1."""
     wrong: dict[str, None] = {}
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
@@ -149,7 +149,7 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], most: int = 10_00
 
 
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
-    """Return the largest error of the last recorded segment, usually the logits, with the faults `known`."""
+    """Return the last segment's largest error, usually the logits', if the reference has the faults `known`."""
     return max(
         each.gap(each.last, walk(each.probe, each.recorded, known)[each.last])
         for each in results.values()

@@ -67,7 +67,7 @@ def _rounded_weights(results: Results) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Return a lower precision that is exact for every recorded value, and whose budgets no error exceeds."""
+    """Return a lower precision that represents every recorded value exactly, and in whose budgets all errors are."""
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue

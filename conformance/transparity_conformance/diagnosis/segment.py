@@ -1,4 +1,4 @@
-"""A wrong segment, the difference that remains with faults in the reference, and the join of several segments."""
+"""A wrong segment, the difference that remains with faults in the reference, and segments joined to one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Segment:
         return having.budgets[self.tap]
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return the walk without faults, from which others start; None if the port shows several activations."""
+        """Return a walk without faults, whose values other walks reuse; None if the port shows several activations."""
         recorded = self.results[probe.name].recorded
         if len(recorded) > 1:
             return None
@@ -84,8 +84,10 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the faults make a right segment wrong, or raise an error. For example, a fault of all layers
-        is ruled out if an earlier layer is right."""
+        """Return whether the faults make a right segment wrong, or raise an error.
+
+        For example, a fault of all layers is ruled out if an earlier layer is right.
+        """
         result = self.results[probe.name]
         if not result.right:
             return False

@@ -34,16 +34,16 @@ from transparity_numpy.transformer import transformer
 
 
 class TapReached(Exception):  # noqa: N818 - not an error
-    """The requested tap is computed, so the rest of the forward pass is not needed."""
+    """Ends a forward pass after the requested tap, because the rest is not needed."""
 
 
 class Impossible(Exception):  # noqa: N818 - not an error
-    """The hypothesis allows no computation, for example because one fault removes what another needs."""
+    """Faults that exclude each other, for example because one removes a tap that another changes."""
 
 
 @contextlib.contextmanager
 def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
-    """Convert exceptions other than `errors` to `Impossible`: the hypothesis failed."""
+    """Convert all exceptions except `errors` to `Impossible`, which means that the hypothesis failed."""
     passed: tuple[type[Exception], ...] = (Impossible, MemoryError, *errors)
     try:
         yield
@@ -55,7 +55,7 @@ def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Base:
-    """A walk without faults, from whose values walks with faults start."""
+    """A walk without faults. Walks with faults reuse its values up to the first fault."""
 
     computed: MutableMapping[str, np.ndarray]
     """The value that the reference computes at each tap."""

@@ -78,7 +78,7 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the sections and those that they need, each once. Raise `BundleError` for an unknown name."""
+    """Return the sections, and the sections that they need, each once. Raise `BundleError` for an unknown name."""
     for name in sections:
         if name not in CAPABILITIES:
             raise BundleError(f"There is no section {name!r}; the sections of a bundle are {', '.join(CAPABILITIES)}.")

@@ -72,9 +72,11 @@ def judge_bundle(
     budget: float = BUDGET,
     **how: Any,
 ) -> Report:
-    """Judge a port's results for a bundle; missing tensors are no fault if it was `stopped`. `how` has `logits_only`,
-    `port`, `located` and `ranks` of `judge`. If the bundle has weights, each probe needs logits; otherwise, the report
-    lists missing activations."""
+    """Judge a port's results for a bundle.
+
+    If the port was `stopped`, missing tensors are no fault. `how` has `logits_only`, `port`, `located` and `ranks` of
+    `judge`. If the bundle has weights, each probe needs logits; otherwise, the report lists missing activations.
+    """
     taps = {key: outputs[key] for key in bundle.probes if key in outputs}
     if bundle.has_weights:
         taps = {

@@ -72,9 +72,11 @@ def read_config(path: Path) -> TransformerConfig:
 
 
 def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actual:
-    """Read the tensors that a port wrote, for a checkpoint's bundle on request. With `cut`, the port was stopped and
-    the file may be truncated; only complete tensors are read. Raise `BundleError` for an unknown name, a wrong shape or
-    a wrong dtype."""
+    """Read the tensors that a port wrote; for a bundle of a checkpoint, load each tensor when it is used.
+
+    With `cut`, the port was stopped and the file may be truncated; only complete tensors are read. Raise `BundleError`
+    for an unknown name, a wrong shape or a wrong dtype.
+    """
     path, expected = Path(path), {**bundle.shapes, **bundle.asked}
     if is_folder(path):
         raise BundleError(f"{path} is a folder; expected one safetensors file with the results for all probes.")

@@ -26,7 +26,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I32", "I64")
 
 HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
-"""A header's bytes for metadata, and for each expected tensor besides its name."""
+"""The bytes of a header that metadata may take, and the bytes that each expected tensor may take besides its name."""
 
 
 def largest_header(expected: Shapes) -> int:

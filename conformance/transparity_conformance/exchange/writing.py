@@ -120,7 +120,7 @@ def export_pieces(
 
 
 def _make(folder: Path) -> None:
-    """Make a folder; raise `BundleError` if it contains files of no bundle."""
+    """Make a folder; raise `BundleError` if it already contains files that belong to no bundle."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = {path.name for path in folder.iterdir()} - {CHECKPOINT}

@@ -11,8 +11,11 @@ from types import CodeType
 from typing import Any, Literal
 
 VALUE, OPERAND, WROTE = "__transparity_value__", "__transparity_operand__", "__transparity_wrote__"
-"""Hooks among Python's builtins that return their last argument. The rewritten code passes values to them, and calls
-`WROTE` after each assignment."""
+"""The names of hooks that are added to Python's builtins.
+
+The rewritten code passes values to the hooks, which return their last argument, and calls `WROTE` after each
+assignment.
+"""
 
 GENERATED = "__transparity_generated__"
 """The hook for lazy iterables; each item becomes an operand when the code uses it."""
@@ -31,7 +34,10 @@ class Site:
     name: str
     """The operator's NumPy name, or the name of the attribute or method."""
     operands: tuple[int, ...]
-    """The operands' numbers, first of the called function, or of the array of a subscript, attribute or assignment."""
+    """The numbers of the operands.
+
+    The first is the called function, or the array of a subscript, attribute or assignment.
+    """
     writes: bool = False
     """Whether a call writes its result into the argument `out`."""
 

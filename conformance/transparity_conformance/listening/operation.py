@@ -54,9 +54,10 @@ class Operation:
         return self.stack[0] if self.stack else None
 
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
-        """Return the line that passed wrong arguments: the innermost line on the stack that ran none of `others`.
-        `others` are right operations; only operations with the same source line are considered. If no such line exists,
-        return the operation's own line."""
+        """Return the line that passed wrong arguments: the innermost line on the stack that ran none of the right
+        operations `others`. Only operations with the same source line are considered. If no such line exists, return
+        the operation's own line.
+        """
         alike = (each.stack for each in others if each.stack[:1] == self.stack[:1])
         elsewhere = {line for stack in alike for line in stack}
         return next((line for line in self.stack if line not in elsewhere), self.source)

@@ -290,7 +290,7 @@ def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def modules_noted(recorder: Any) -> Iterator[None]:
-    """Let the recorder know, within the context, which module's `forward` is running."""
+    """Tell the recorder, within the context, which module's `forward` is running."""
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     enter = register_module_forward_pre_hook(lambda module, _: recorder.modules.append(module))
@@ -456,7 +456,7 @@ class Recorder:
 
 
 def _frames() -> Iterator[Place]:
-    """Yield the instructions on the stack, up to the call of `run`."""
+    """Yield the instructions on the stack that are inside the call of `run`."""
     frame: Any = sys._getframe(4)
     while frame is not None and frame.f_code is not run.__code__:
         yield frame.f_code, frame.f_lasti

@@ -75,8 +75,10 @@ def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> A
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            """Return whether PyTorch must keep its compiler out of this mode. Importing the compiler takes seconds, so
-            it stays unimported if it was."""
+            """Return whether PyTorch must keep its compiler out of this mode.
+
+            If the compiler is not imported, do not import it: that takes seconds.
+            """
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

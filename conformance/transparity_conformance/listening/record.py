@@ -40,7 +40,7 @@ class _Memory:
     last: Origins = ()
     written: bool = False
     arriving: Operation | None = None
-    """A write of data from other ranks, completed after its call; the numbers are read when they are used."""
+    """A write of data from other ranks that ends after its call; the numbers are read when an operation uses them."""
 
 
 class Record:
@@ -125,6 +125,6 @@ class Record:
         self._awaited[place.owner] = place
 
     def settle_awaited(self, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record data that arrived but that no operation used, such as a result of the run."""
+        """Record data from other ranks that no operation has read, such as a result of the run."""
         for place in self._awaited.values():
             self.settle(place, value)

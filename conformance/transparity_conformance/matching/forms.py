@@ -123,8 +123,7 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether each iteration's operations have the same shapes, and read only earlier operations of the body
-    from within the loop."""
+    """Return whether all iterations have equal shapes, and read only earlier positions of the loop's body."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:

@@ -26,7 +26,7 @@ class Layout:
     split: Shape
     order: tuple[int, ...]
     features: tuple[int, ...] = ()
-    """Each of our features' index among the port's; empty for the same order."""
+    """For each feature of ours, the index of the port's feature; empty if both have the same order."""
 
     @property
     def is_in_order(self) -> bool:
@@ -82,8 +82,10 @@ def _merges(permuted: list[int], theirs: Shape) -> bool:
 
 
 HALF_OF_THE_DIGITS = 0.5
-"""Two arrays are the same activation if they agree in this share of the precision's digits. Rounding changes fewer than
-half of the digits, and unrelated numbers agree in none."""
+"""Two arrays are the same activation if they agree in this share of the digits of the precision.
+
+Rounding changes fewer than half of the digits, and unrelated numbers have no digits in common.
+"""
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,11 @@ class Recorded:
 
     @functools.cached_property
     def prints(self) -> dict[int, np.ndarray | None]:
-        """Return the operations' fingerprints. Integers computed from fractions, such as indices of experts, have none:
-        they may be equal by chance."""
+        """Return the operations' fingerprints.
+
+        Integers that were computed from fractions, such as indices of experts, have no fingerprint: they may be equal
+        by chance.
+        """
         found, has_fraction = dict[int, np.ndarray | None](), set[int]()
         for index, each in enumerate(self.operations):
             is_whole = np.array_equal(each.value, np.round(each.value))
@@ -195,8 +200,11 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values have the same numbers, in any order. Values with only one number besides 0, such as
-        masks, never match, because two masks may contain this number equally often by chance."""
+        """Return whether two values have the same numbers, in any order.
+
+        Values that contain only 0 and one other number, such as masks, never match: two masks may contain this number
+        equally often by chance.
+        """
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
@@ -234,7 +242,7 @@ class Recorded:
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield a match for each operation and layout of the shape of `ours`. Equal arrays are yielded once."""
+        """Yield a match for each operation and layout that give the shape of `ours`; yield equal arrays once."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]

@@ -20,7 +20,7 @@ def named() -> dict[str, str]:
 
 @functools.cache
 def absent() -> dict[str, str]:
-    """Return the backends whose framework is not installed, and the error; raise any other error of an import."""
+    """Return each backend whose framework is not installed, with the error of its import; raise any other error."""
     missing = {}
     for name in named():
         try:

@@ -182,7 +182,7 @@ def samples(
 
 
 def measure(dtype: str, drawn: int, seeds: int, cases: Sequence[str] = tuple(PRESETS)) -> list[Sample]:
-    """Measure errors on the probes of presets, with several weights, and on drawn configurations."""
+    """Measure errors on the probes of presets with several random weights, and on random configurations."""
     found: list[Sample] = []
     for case in track(cases, f"{dtype}: presets"):
         for probe in probes(case).values():

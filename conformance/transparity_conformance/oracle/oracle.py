@@ -69,9 +69,8 @@ class Oracle:
         return budget_of(self.noise(dtype)[name], self.scale(name), dtype)
 
     def budget_for(self, error: float, name: str, dtype: str) -> float:
-        """Return the tolerance of a result with this error.
-
-        More points only increase the tolerance, so the measurement stops once the error is tolerated.
+        """Return the tolerance of a result with this error. More points can only increase the tolerance, so the
+        measurement stops when the error is within it.
         """
         budget = 0.0
         for worst in self._by_points("float32" if dtype == "float64" else dtype):

@@ -88,7 +88,7 @@ class Probe:
 
 
 def single_row(probe: Probe) -> Probe:
-    """Return a batch of one row of `probe`: the first with padding, if any, or else the first."""
+    """Return a batch with one row of `probe`: the first row with padding or, without padding, the first row."""
     tokens, pad = probe.inputs[probe.config.input_names[-1]], probe.config.pad_id
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
@@ -97,7 +97,7 @@ def single_row(probe: Probe) -> Probe:
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
-    """Return a large model's probe with only the activations `shown`, and progress reports after each layer.
+    """Return a large model's probe that keeps only the activations `shown`, and reports progress after each layer.
 
     Other probes are returned unchanged.
     """
@@ -186,9 +186,8 @@ def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
 
 
 def _gain(config: TransformerConfig, name: str, spread: float) -> float:
-    """Return the gain of a weight: query · key · scale has the spread `spread` for inputs with a spread of 1.
-
-    If the gate has a limit, the gate and up projections exceed it.
+    """Return the factor of a random weight: for inputs with a spread of 1, query · key · scale has the spread `spread`.
+    If the gate has a limit, the gate and up projections exceed this limit.
     """
     if config.gate_limit is not None and name.endswith(("gate.weight", "up.weight")):
         return config.gate_limit
@@ -200,7 +199,7 @@ def _gain(config: TransformerConfig, name: str, spread: float) -> float:
 
 
 def _heated(config: TransformerConfig, gain: np.ndarray, spread: float) -> np.ndarray:
-    """Return the norm gain of queries or keys that gives scores the spread `spread`; only the gain determines it."""
+    """Return the gain of the norm of queries or keys with which scores have the spread `spread`."""
     offset = float(config.norm_gain != "weight")
     return (gain + offset) * (spread / config.score_scale / config.head_dim**0.5) ** 0.5 - offset
 

@@ -28,7 +28,7 @@ HELD_BY = {
     "generation.stops_at_end_token": ("eos_id",),
 }
 NOT_DRAWN = {field: claim for claim, fields in HELD_BY.items() for field in fields}
-"""The fields that no forward pass shows and that are therefore not drawn, and the claim that checks each."""
+"""The fields without an effect on a forward pass, which are not drawn, each with the claim that checks it."""
 
 SIZES = {
     "max_length": st.integers(1, 5),

@@ -237,8 +237,8 @@ class MaskParts:
     def seen(self, settings: Mapping[str, Any]) -> Mask:
         """Return the mask, in which `settings` replaces some parts.
 
-        Functions of these parts may replace `past`, `padding`, `window` and `window_kind`. The other settings are
-        `begin`, which is the start of the first chunk, `masks_padding` and `inverted`.
+        The settings `past`, `padding`, `window` and `window_kind` are functions that get this object. The other
+        settings are `begin` (the start of the first chunk), `masks_padding` and `inverted`.
         """
         mask = settings.get("past", lambda parts: parts.past)(self)
         if settings.get("masks_padding", self.masks_padding):

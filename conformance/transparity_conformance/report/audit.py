@@ -43,7 +43,7 @@ class AuditedField(Compared):
 
     @property
     def counted(self) -> Outcome:
-        """The outcome that counts: a port that refuses a config.json without the field follows the field."""
+        """The outcome that counts: refusing a config.json without the field counts as following the field."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 
@@ -134,7 +134,7 @@ class Audit:
 
     @property
     def _faults(self) -> list[Part]:
-        """The parts with faults, restricted to faults."""
+        """The parts with faults, without the outcomes that are no faults."""
         wrong = [
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts

@@ -29,7 +29,9 @@ class Meaning:
     """Public threads about this fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """A report's sentence for each variant of a forward-pass fault, unless it depends on the model."""
+    """The sentence for each variant of a fault of the forward pass; sentences that depend on the model are in
+    `catalogue`.
+    """
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]

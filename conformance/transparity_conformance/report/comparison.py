@@ -67,7 +67,7 @@ class Compared:
 
 
 SHARE = operator.attrgetter("share")
-"""Sorts comparisons; the last uses the largest share of its budget."""
+"""The sort key of comparisons: the share of its budget that a comparison uses."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ VERBS = {
     "inconclusive": ("is inconclusive", "are inconclusive"),
     "agrees": ("agrees", "agree"),
 }
-"""The verb for each verdict, for one port and for several; the worst verdict comes first."""
+"""The verb for each verdict, for one port and for several ports; the worst verdict comes first."""
 
 REMARK = 4 * SENTENCE
 """The largest length of a note in a report, in characters: enough for several sentences and a list of names."""
@@ -61,7 +61,7 @@ def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a check that has already found a divergence."""
+    """Raised if the user presses Ctrl-C during a check that has already found a divergence."""
 
     def __init__(self, report: Report) -> None:
         super().__init__()
@@ -91,10 +91,11 @@ class Cause:
 
 @dataclass(frozen=True)
 class Impact:
-    """The effect of one divergence, or of all with the same cause, over all probes."""
+    """The effect on all probes of one divergence, or of all divergences with the same cause."""
 
     positions: Mapping[str, int]
-    """`of`: the number of positions without padding; `changed`: those with logits beyond their budget."""
+    """The number of positions without padding (`of`), and of positions with wrong logits (`changed`).
+    """
     argmax_changes: int
     """The number of positions without padding whose largest logit belongs to another token."""
     at_padding_only: bool
@@ -128,7 +129,7 @@ class Divergence(Compared):
     causes: tuple[Cause, ...] = ()
     """The causes that together explain the disagreement, the most likely first; empty if it is unexplained."""
     indistinguishable: tuple[str, ...] = ()
-    """Ids of other faults, which explain the disagreement no worse than the first cause."""
+    """Ids of other faults that explain the difference as well as the first cause."""
     split_by: str | None = None
     """The probe that would distinguish these faults."""
     probe: str = ""
@@ -147,7 +148,7 @@ class Divergence(Compared):
 
 @dataclass(frozen=True)
 class Measured(Compared):
-    """The comparison of one tap on one probe: end to end, and from the port's previous activations."""
+    """The comparison of one tap on one probe, end to end and from the port's own earlier activations."""
 
     tap: str
     probe: str
@@ -210,7 +211,7 @@ class Report:
     ranks: RanksComparison | None = None
     """The comparison of several ranks with one rank of the same code; None for a single rank."""
     reference: str = ""
-    """With `--against`, the implementation with which the port is compared; otherwise empty."""
+    """The implementation that `--against` names; otherwise empty."""
     third: ThirdComparison | None = None
     """The comparison with a third implementation; None without one."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)

@@ -92,7 +92,7 @@ def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[HubBuild]
 
 
 _USUAL: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKeyDictionary()
-"""The messages that a loader prints for folders without a missing tensor."""
+"""The messages that a loader prints for complete folders."""
 
 
 class Messages:
@@ -106,10 +106,9 @@ class Messages:
         return [line.strip() for text in texts for line in text.splitlines()]
 
     def line_about(self, name: str, usual: Collection[str] = ()) -> str:
-        """Return the first line about a tensor, or an empty string.
-
-        The line may write the name without its prefix, or with other parts between the layer number and the last two
-        parts. Otherwise, return the first line, except `usual` lines, with the layer number and the last part.
+        """Return the first line about a tensor, or an empty string. The line may contain the name without its prefix,
+        or with other parts between the layer number and the last two parts. Without such a line, return the first line
+        with the layer number and the last part of the name, except `usual` lines.
         """
         asked, renamed = _about(name), _renamed(name)
         lines = [line for line in self.lines() if asked.search(line)]

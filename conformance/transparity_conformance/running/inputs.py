@@ -114,7 +114,7 @@ def _packages_of(model: Any) -> Iterator[str]:
 
 
 def arrays(model: Any, framework: str) -> tuple[Array, Context]:
-    """Return a conversion to a framework's arrays, and a context without gradients."""
+    """Return a function that converts to arrays of a framework, and a context manager that turns gradients off."""
     if framework == "torch":
         import torch
 
@@ -143,7 +143,7 @@ SETTINGS: dict[str, Any] = {
     "inference": True,
     "start_pos": 0,
 }
-"""The values of arguments that disable training, or that mean that no tokens were processed before."""
+"""Values for common arguments: training is off, and no tokens were processed before."""
 
 TARGETS = "targets"
 """The argument for targets; without it, models like nanoGPT return only the last position's logits."""
@@ -159,7 +159,7 @@ def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
 def completed(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> Callable[..., Any]:
-    """Return the forward pass of a model of token ids, with values for further required arguments.
+    """Return the forward pass of a model of token ids, which passes values for all other required arguments.
 
     Targets are passed if the model otherwise omits the logits of some positions.
     """

@@ -175,7 +175,7 @@ def _is_module(model: Any) -> bool:
 
 
 def _differentiation(model: Any, inputs: Tensors) -> tuple[Any, Callable[[], Any], Callable[[Any], Sequence[Any]]]:
-    """Return a model's PyTorch module, a function that calls the model, and one that computes gradients."""
+    """Return a model's PyTorch module, a function that calls the model, and a function that computes gradients."""
     import torch
 
     module, given = module_in(model), {name: value for name, value in inputs.items() if name != COTANGENT}

@@ -61,7 +61,10 @@ class Bench:
         return self.parts
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
-        """Return a bench with the same models for one claim's evidence; without `harness`, it has no harness."""
+        """Return a bench with the same models, for the evidence of one claim.
+
+        If `harness` is false, the bench has no harness.
+        """
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same

@@ -52,7 +52,7 @@ class RanksError(RuntimeError):
 
 
 class Ranks:
-    """The processes of one launch, on the CPU; every process runs every task.
+    """The processes of several ranks, which are launched together on the CPU; every process runs every task.
 
     Args:
         module: The module of the backend for ranks.
@@ -232,7 +232,7 @@ def _backend(state: State, mesh: tuple[int, int]) -> Any:
 def _call(
     state: State, handle: int, kept: int, method: str, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[str, Any] | None:
-    """Return the hash of a result and, from the first rank, the result; None for ranks outside the mesh.
+    """Return the hash of a result and, on the first rank, the result itself; return None on ranks outside the mesh.
 
     A cache in the result is stored on the rank and replaced by the number `kept`.
     """

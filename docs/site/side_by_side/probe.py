@@ -34,7 +34,7 @@ TRAINED = "gemma"
 """The only trained model; others would take long, because NumPy's gradients need a forward pass per weight."""
 
 CALLS = 12
-"""The number of a function's calls that are followed in a model; further calls are in loops."""
+"""The number of calls of one function that are followed in a model. Later calls are in loops."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class _Watcher:
 
 @contextmanager
 def _watching(statements: dict[str, dict[int, Statement]], seen: dict[LINES, Seen], model: str) -> Iterator[Tap]:
-    """Store the values of statements that run in the context in `seen`; yield a tap for the model."""
+    """Within the context, store the value of every statement that runs in `seen`; yield a tap for the model."""
     watcher = _Watcher(statements)
     sys.settrace(watcher.call)
     try:

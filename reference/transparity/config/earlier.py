@@ -23,7 +23,10 @@ VALUES = {"norm_position": {"both": "sandwich", "branch": "post-branch"}, "windo
 
 
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename old fields and values; an old field whose new name also occurs stays, and is rejected later."""
+    """Rename old fields and values.
+
+    If the old and the new name of a field both occur, keep both: a later check rejects the old one.
+    """
     found = {}
     for name, value in fields.items():
         current = FIELDS.get(name, name)

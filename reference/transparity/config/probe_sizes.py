@@ -57,7 +57,9 @@ def probe_sizes(config: Any) -> dict[str, Any]:
 
 
 def _temperature_sizes(config: Any) -> dict[str, Any]:
-    """Return a `query_temperature_length` below the longest probe; an equal `rotary_original_length` stays equal."""
+    """Return a `query_temperature_length` that the longest probe exceeds; an equal `rotary_original_length` stays
+    equal.
+    """
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}
     is_scaled = SCALINGS[config.rotary_scaling].probe_length is not None
@@ -108,7 +110,7 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 
 
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
-    """Return the width of a shared expert in proportion to `embed_dim`; it stays a multiple of an expert's width."""
+    """Return a shared expert's width in proportion to `embed_dim`, or the same multiple of an expert's width."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)

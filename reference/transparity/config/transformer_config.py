@@ -127,8 +127,9 @@ class TransformerConfig:
     router_bias: bool = False
     """Whether the router's linear map has a bias."""
     router_score_bias: bool = False
-    """Whether a bias without a gradient is added to the scores for the choice of experts, but not to their weights
-    (Wang et al. 2024)."""
+    """Whether a bias without a gradient changes the choice of experts, but not the weights of the chosen experts (Wang
+    et al. 2024).
+    """
     router_groups: int = whole(1, 1, 2)
     """Number of groups of consecutive experts, ranked by the sum of their two highest scores (DeepSeek-V3)."""
     topk_groups: int = whole(1, 1, 2)

@@ -148,7 +148,7 @@ def _check_heads(config: Any) -> None:
     if config.num_heads % config.key_value_heads:
         raise ConfigError(
             f"num_key_value_heads is {config.num_key_value_heads}, which does not divide the {config.num_heads} heads "
-            "(num_heads) evenly; a divisor of it would be right."
+            "(num_heads) evenly; a divisor of num_heads would be right."
         )
     whole = (config.key_value_heads, config.attention_dim) == (config.num_heads, config.embed_dim)
     if config.projection == "shared-per-head" and not whole:

@@ -13,8 +13,10 @@ from transparity.errors import TransparityError
 from transparity.text import listed, reason
 
 LARGEST_HEADER = 16 * 2**20
-"""Bytes in the largest safetensors header that is read: enough for 10,000 layers (a configuration's most) of 16
-tensors, at about 100 bytes a tensor."""
+"""Largest size in bytes of a safetensors header.
+
+It suffices for 10,000 layers, the most that a configuration may have, with 16 tensors of about 100 bytes each.
+"""
 
 
 def file_size(path: str | os.PathLike[str], error: type[TransparityError]) -> int:

@@ -14,7 +14,7 @@ CGROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "m
 
 
 def available_memory() -> int:
-    """Return the bytes that this process may still allocate: the least that its machine, container and limits allow."""
+    """Return the bytes that this process may still allocate: the least of machine, container and `ulimit`."""
     return max(0, min(_of_the_machine(), _of_the_container(), _of_the_process()))
 
 

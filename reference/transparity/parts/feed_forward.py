@@ -29,7 +29,7 @@ def feed_forward(
 
 
 def experts(config: TransformerConfig, length: str) -> Part:
-    """Return a mixture of experts; of the experts, only the shared one records activations."""
+    """Return a mixture of experts. Only the shared expert records activations; the other experts do not."""
     count, into, cuts = config.num_experts, config.embed_dim, (NOT_YET, NOT_YET)
     each = feed_forward(config, length, cuts=cuts)._replace(taps={})
     shared = NOTHING

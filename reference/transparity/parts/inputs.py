@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tokens(config: TransformerConfig, stack: str, length: str) -> Part:
-    """Return the table of token embeddings; nothing if the decoder uses the encoder's table."""
+    """Return the table of token embeddings, or an empty part if the decoder uses the encoder's table."""
     if config.shared_embedding and stack == "decoder":
         return NOTHING
     return linear("token_embedding", config.stack_vocab_size(stack), config.embed_dim, bias=False, cut=Cut(0))

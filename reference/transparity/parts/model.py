@@ -49,7 +49,10 @@ def _sublayer(
 
 
 def model(config: TransformerConfig) -> Part:
-    """Return all parameters and activations of `config`, cached on the object: a cache by value hashes every field."""
+    """Return all parameters and activations of `config`.
+
+    The object caches them, because a cache by value would hash every field.
+    """
     kept = vars(config)
     if "_parts" not in kept:
         lengths = {config.input_stack(name): name for name in config.input_names}
@@ -91,7 +94,7 @@ def stack(config: TransformerConfig, name: str, length: str) -> Part:
 
 
 def head(config: TransformerConfig) -> Part:
-    """Return the pooler, the linear map before the head, and the head, as far as the model has them."""
+    """Return the head, and the pooler and the linear map before it if the model has them."""
     width, length = config.embed_dim, config.input_names[-1]
     whole = Cut(why_whole="the map before the head is not distributed")
     transform = linear("head_transform", width, width, bias=config.head_transform_bias, cut=whole)

@@ -59,7 +59,7 @@ def _recurrence(
 
 
 def _of_keys(config: TransformerConfig, axis: int) -> Cut:
-    """Return the cut by key heads: a rank has whole key heads, with all value heads that share them."""
+    """Return the cut by key heads: each rank has whole key heads, and all value heads that share these key heads."""
     return Cut(axis, config.recurrent_key_heads, "heads of keys")
 
 

@@ -12,7 +12,7 @@ from transparity_numpy.arithmetic.precision import apply_softcap
 from transparity_numpy.shapes import Bias, Mask, Queries, Scores, Sinks
 
 BLOCK = 128
-"""Queries per block; the scores of this many queries fit into the processor's cache."""
+"""Queries per block: the scores of one block fit into the processor's cache."""
 
 
 def applies(tap: Tap, masked_score: float) -> bool:
@@ -33,8 +33,8 @@ def attention(
 ) -> Inexact[Array, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale) · value in blocks of queries; each block ends at the last key that its queries see.
 
-    Division by the sum of the weights follows the sum of the values, which needs fewer divisions. A query whose keys
-    are all masked has equal weights, so its block keeps every key.
+    The sum of the values, not each weight, is divided by the sum of the weights: this needs fewer divisions. A query
+    whose keys are all masked gives equal weights to all keys, so its block keeps every key.
     """
     given = [each for each in (query, key, value, bias, sinks) if each is not None]
     result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))

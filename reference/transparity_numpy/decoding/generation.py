@@ -37,7 +37,7 @@ def filter_logits(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Fl
 
 
 def sampled_tokens(logits: NextLogits, uniforms: Float[Array, " batch"]) -> NextIds:
-    """Return each row's first token whose cumulative probability exceeds its number in [0, 1) (document 001)."""
+    """Return each row's first token whose cumulative probability exceeds the row's random number (document 001)."""
     cumulative = softmax(upcast(logits)).cumsum(axis=-1)
     total = cumulative[:, -1:]
     # A uniform number close to 1 may be rounded to 1. Even then, a token with a probability of 0 must not be sampled.

@@ -14,13 +14,16 @@ from numpy import ndarray as Array
 from transparity_numpy.shapes import Parameters
 
 FEW = 64
-"""Up to this many rows, reading the weight takes longest. A weight that is the left factor is read in memory order."""
+"""Largest number of rows for which the weight is the left factor.
+
+With few rows, reading the weight takes most time, and a left factor is read in memory order.
+"""
 
 
 class FastWeight(np.ndarray):
-    """A weight whose products `x @ W.T` are computed at once for all rows of `x`; rows and sums of it are plain arrays.
+    """A weight with one product `x @ W.T` for all rows of `x`. Its rows and sums are plain arrays.
 
-    Python calls `__rmatmul__` of a subclass before the product of the base class.
+    Python calls a subclass's `__rmatmul__` before the `__matmul__` of the base class.
     """
 
     def __rmatmul__(self, x: Inexact[Array, "*batch features_in"]) -> Inexact[Array, "*batch features_out"]:  # type: ignore[override] # NumPy's takes anything

@@ -54,7 +54,7 @@ def attention_scores(
 
 
 def attention_weights(scores: Scores, mask: Mask, masked_score: float, sinks: Sinks | None = None) -> Scores:
-    """softmax(where(mask, scores, masked_score)) over keys and the head's sink, whose weight is dropped.
+    """softmax(where(mask, scores, masked_score)) over the keys and the head's sink; the sink's weight is then dropped.
 
     Half the lowest number of the dtype replaces a lower `masked_score`, such as −inf. Masked keys still weigh exactly
     0. A query whose keys are all masked gets equal weights instead of NaN.

@@ -50,7 +50,7 @@ def convolve(config: TransformerConfig, parameters: Parameters, name: str, x: Hi
 
 
 def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
-    """Return True for the queries at `positions` that are not padding."""
+    """Return a mask that is True for the queries at `positions` that are not padding."""
     return np.take_along_axis(is_token, np.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
 
 
@@ -75,7 +75,7 @@ def log_decay(parameters: Parameters, step: Rates) -> Rates:
 
 
 def by_head(x: Rates, context: Context) -> PerHead:
-    """Return `x` with heads before positions, in at least float32. Rows of filler tokens in a cache become 0."""
+    """Move heads before positions, in at least float32, and set filler tokens of a cache to 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 

@@ -1,4 +1,4 @@
-"""The layer norm that divides by the standard deviation with n − 1, to which eps is added outside of the root."""
+"""The layer norm that divides by s + eps, where the standard deviation s uses n − 1."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def relative_buckets(
 ) -> Int[Array, "*batch"]:
     """Return the bucket of each distance, key position − query position (Raffel et al. 2020, §2.1).
 
-    In each direction, every bucket of the first half is for a single distance. Each remaining bucket is for a range of
-    distances. The ranges grow geometrically up to `max_distance`. With `both`, half of all buckets are for later keys.
+    In each direction, each bucket of the first half has one distance. Each bucket of the second half has a range of
+    distances; the ranges grow geometrically up to `max_distance`. With `both`, half of all buckets are for later keys.
     Without `both`, later keys count as distance 0.
     """
     offset = buckets // 2 * (distances > 0) if both else 0

@@ -1,4 +1,4 @@
-"""The inputs of a stack or a layer besides x and its weights, as one value."""
+"""The arguments that all layers of a stack share: masks, rotary tables, the tap and the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from transparity_numpy.state.cache import Cache
 class Context(NamedTuple):
     """The inputs of a stack or a layer besides x and its weights.
 
-    The mask, the rotary tables and the temperature depend on the kind of the layer; `tap` and `cache`, on the layer.
+    The mask, the rotary tables and the temperature are the same for all layers of a kind; `tap` and `cache` differ by
+    layer.
     """
 
     mask: Mask  # where self-attention may attend

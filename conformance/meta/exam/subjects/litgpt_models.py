@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 
 def load(folder: str) -> Any:
-    """Load the model in a hub's folder with settings as in LitGPT's list of configurations."""
+    """Load the model in a Hugging Face folder, with settings in the form of LitGPT's configurations."""
     c = json.loads(Path(folder, "config.json").read_text())
     tensors, state = load_file(f"{folder}/model.safetensors"), dict[str, Any]()
     is_gemma2, is_qwen2 = c["model_type"] == "gemma2", c["model_type"] == "qwen2"

@@ -1,1 +1,1 @@
-"""Edits of a program at the step where two programs diverge. They need no knowledge of model families."""
+"""Edits of a program at the step where two programs diverge. The edits work for any model."""

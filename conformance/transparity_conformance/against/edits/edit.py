@@ -43,8 +43,9 @@ class At:
 
     def behind(self, *counts: int) -> list[int] | None:
         """Return the values at which consecutive segments start, from the last segment to the first; None if a start is
-        missing. The last segment ends at this step. The count of a segment says how far its start is before its end, in
-        values of `starts`."""
+        missing. The last segment ends at this step. Each segment has a count: the number of values of `starts` from its
+        end back to its start.
+        """
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -255,7 +256,7 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the index of the parameter or input that an argument is, or is a view of; otherwise -1."""
+    """Return the index of the parameter or input behind an argument, which may be a view of it; otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

@@ -219,8 +219,10 @@ CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
 
 
 def limits(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that limit a result to the range of a value of the port. If the step itself limits its input, its
-    limits change."""
+    """Yield edits that limit a result to the range of a value of the port.
+
+    If the step already limits its input, change its limits.
+    """
     is_limited = short(at.step) in CLIPPING
     value = at.program.values.get(at.step.inputs[0]) if is_limited else at.value
     if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
@@ -234,9 +236,9 @@ def limits(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
-    """Return the least and the largest of the sorted numbers `theirs`, or None for an end at which nothing is cut off.
+    """Return the limits to which the port cuts numbers: the least and the largest of the sorted `theirs`, or None.
 
-    At an end that is cut off, several of `theirs` are equal, and `ours` go beyond.
+    A limit cuts numbers off if several of `theirs` equal the limit, and some of `ours` exceed it.
     """
     low = float(theirs[0]) if ours[0] < theirs[0] == theirs[1] else None
     return low, float(theirs[-1]) if ours[-1] > theirs[-1] == theirs[-2] else None

@@ -74,14 +74,14 @@ class Other:
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def is_result(self, program: Program, index: int, is_same_site: bool) -> bool:
-        """Return whether a value is this result, of the same instruction or only of the same line."""
+        """Return whether a value is a result of the same instruction, or at least of the same line."""
         made = program.steps[program.maker[index]] if index in program.maker else None
         if made is None or (made.site != self.step.site if is_same_site else made.line != self.step.line):
             return False
         return made.outputs.index(index) == self.output
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Return the last such value that was computed before `at`, from the same instruction or only the same line."""
+        """Return the last value before `at` that is a result of the same instruction, or at least of the same line."""
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]
@@ -89,7 +89,7 @@ class Other:
 
 
 def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[Edit, ...]:
-    """Return the edit that swaps a result and another result wherever they are used; nothing for other values."""
+    """Return the edit that swaps two results wherever they are used; yield nothing for values that are no results."""
     maker = program.maker
     if index not in maker or other.output < 0 or program.values[index].shape != program.values[other.index()].shape:
         return ()
@@ -99,7 +99,7 @@ def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[E
 
 
 def _swapping(at: At, one: Other, other: Other) -> Change | None:
-    """Return the change that runs a step with each of two results in place of the other; None if it uses neither."""
+    """Return the change that swaps two results among a step's arguments; None if the step uses neither."""
     program, step = at.program, at.step
     is_same_site = one.step.line == other.step.line and one.step is not other.step
     swapped = {
@@ -119,7 +119,7 @@ def _swapping(at: At, one: Other, other: Other) -> Change | None:
 
 
 def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
-    """Yield the values that may replace an operand, the latest first, back to the previous run of the step's code."""
+    """Yield the values that may replace an operand, from the latest back to the previous run of the same code."""
     mine, seen = program.values[index], {index, behind_views(program, index, in_order=True)}
     last = max((number for number in program.places[step.site] if number < step.number), default=-1)
     for number in range(step.number - 1, last, -1):

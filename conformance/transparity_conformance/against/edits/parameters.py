@@ -112,7 +112,7 @@ def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
 
 
 def _viewed(program: Program, index: int, given: Any) -> Any:
-    """Apply to `given` the views by which the value `index` is made from a parameter."""
+    """Apply to `given` the same views that make the value `index` from a parameter."""
     if index not in program.maker:
         return given
     step = program.steps[program.maker[index]]
@@ -122,7 +122,7 @@ def _viewed(program: Program, index: int, given: Any) -> Any:
 
 
 def _modules_beside(program: Program, module: str) -> list[str]:
-    """Return the siblings of a module that have parameters of the same names and shapes."""
+    """Return the sibling modules whose parameters have the same names and shapes."""
     shapes: dict[str, dict[str, Any]] = {}
     for index in program.parameters:
         owner, _, name = program.names[index].rpartition(".")

@@ -1,6 +1,5 @@
-"""Edits that leave out a segment, apply it twice, swap two segments, or replace a segment by a function.
-
-A segment is the steps between a value and one of its dominators (see `..flow`).
+"""Edits that leave out a segment, apply it twice, swap two segments, or replace a segment by a function. A segment
+consists of the steps between a value and one of its dominators (see `..flow`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from transparity_conformance.against.edits.operands import activations, norms
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 
 FARTHEST = 32
-"""The largest number of steps from a result to the end of a segment that another layer applies to it."""
+"""In another layer, a segment after the same result ends at most this many steps after the result."""
 
 LONGEST = 4
 """The largest count (see `At.behind`) from a segment's end to its start."""
@@ -169,7 +168,7 @@ def operands_alone(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _once_more(at: At, place: int) -> Change:
-    """Return the change that applies a sum or a product to its result and to one of its operands again."""
+    """Return the change that applies a sum or product twice: again to its result and to one of its operands."""
 
     def changed(values: Values) -> Any:
         now = dict(values)
@@ -180,7 +179,7 @@ def _once_more(at: At, place: int) -> Change:
 
 
 def elsewhere(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply to a result a segment which the reference applies only in another layer."""
+    """Yield edits that apply a segment to a result, which the reference does only in another layer."""
     program, seen = at.program, set[Hashable]()
     if at.step.output not in at.flow.passes:
         return
@@ -197,7 +196,7 @@ def elsewhere(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _continued_otherwise(at: At) -> Iterator[int]:
-    """Yield the step's results in other layers, if other lines use them there. Yield one result for equal uses."""
+    """Yield the step's results in other layers where other lines use them; of equal uses, yield only one."""
     program, seen = at.program, [_uses(at.program, at.step)]
     for number in program.places[at.step.site]:
         if (uses := _uses(program, program.steps[number])) not in seen:

@@ -74,7 +74,7 @@ class _Evaluation:
         return [self._read(each, values) for each in jaxpr.outvars]
 
     def _composite(self, equation: Any) -> tuple[Any, Any]:
-        """Return the `jax.nn` function (its code) that contains an equation, and the instructions that called it."""
+        """Return the code of the `jax.nn` function that contains an equation, and the instructions that called it."""
         places = _places(equation)
         for depth, (code, _) in enumerate(places):
             if code in self.composites:

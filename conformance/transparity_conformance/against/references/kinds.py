@@ -73,7 +73,7 @@ class TracedReference(Reference):
         return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the result of `answer`, because a recorded program needs no faster approximation."""
+        """Return the result of `answer`: for a recorded program, no faster approximation is needed."""
         return self.answer(inputs)
 
     def _recorded(self, inputs: Inputs, experts: str) -> Program:

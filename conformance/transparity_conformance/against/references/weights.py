@@ -63,7 +63,7 @@ class Cut:
 
     @property
     def has_order(self) -> bool:
-        """Whether the parts are unequal, so that their order matters for the cut."""
+        """Whether the sizes of the parts differ. If they do, the order of the parts matters."""
         return len(set(self.sizes)) > 1
 
     def starts(self) -> Iterator[tuple[int, int]]:
@@ -98,7 +98,7 @@ class Paired:
     def notes(self) -> list[str]:
         guessed = [f"{name} → {place.name}" for name, place in self.places.items() if name not in self.confirmed]
         return (
-            [f"these tensors are paired by their order, and their values do not confirm it: {', '.join(guessed)}"]
+            [f"these tensors are paired by their order, which no value of the port confirms: {', '.join(guessed)}"]
             if guessed
             else []
         )
@@ -140,7 +140,7 @@ def paired(
     if best is None:
         fused = sorted({_pattern(name) for (_, name), cut in cuts.items() if cut.has_order})
         raise PortError(
-            "The port computes no value of the reference that shows the order of the parts of "
+            "No value of the port shows the order of the parts of the fused tensors "
             f"{', '.join(fused)}; give two loaders and --checkpoint FOLDER."
         )
     return best
@@ -183,7 +183,7 @@ def _groups(tensors: Tensors, side: int) -> list[_Group]:
 
 
 def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
-    """Cut fused tensors of both sides as long as this leaves fewer tensors without a counterpart."""
+    """Cut fused tensors of either side, as long as fewer tensors remain without a counterpart."""
     groups = [*_groups(port, 1), *_groups(theirs, -1)]
     surplus: Surplus = Counter()
     for group in groups:
@@ -198,7 +198,7 @@ def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
 
 
 def _options(surplus: Surplus, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[tuple[_Group, Cut, Surplus]]:
-    """Yield each cut that leaves fewer tensors without a counterpart, with its group and the surplus after the cut."""
+    """Yield each cut that leaves fewer tensors without a counterpart, with its group and the remaining surplus."""
     spare = [each for each in groups if surplus[each.sizes] * each.side >= len(each.names)]
     for whole in spare:
         for cut in _possible(whole, spare, may_turn=may_turn):
@@ -225,7 +225,7 @@ def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _possible(whole: _Group, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[Cut]:
-    """Yield cuts that split fused tensors into two or three neighboring groups of one module of the other side."""
+    """Yield cuts that split fused tensors of one side into two or three groups of tensors of the other side."""
     others = [each for each in groups if each.side != whole.side and len(each.names) == len(whole.names)]
     for axis, total in enumerate(whole.shape):
         sizes = {each: _size_along(each.shape, whole.shape, axis, may_turn=may_turn) for each in others}
@@ -394,8 +394,10 @@ class _Search:
         )
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield pairings that assign other tensors of the port to the names `parts`. If a tensor was assigned to
-        another name, this name gets the former tensor of the part."""
+        """Yield pairings that assign other tensors of the port to the names `parts`.
+
+        If another name had such a tensor, the two names swap their tensors.
+        """
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
 
         def unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
@@ -429,7 +431,7 @@ class _Search:
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Pair each unconfirmed tensor as the confirmed tensor of the same name in another layer."""
+    """Pair each unconfirmed tensor in the same way as its confirmed counterpart in another layer."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:

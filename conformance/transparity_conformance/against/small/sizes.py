@@ -222,8 +222,11 @@ class _Part:
         return any(is_list(value) and len(value) > 1 for value in lists)
 
     def _expand(self) -> None:
-        """Restore the relation of heads × head size to other widths. If the product was a multiple of the model's
-        width, it stays this multiple. Another width that equaled the product equals the small product."""
+        """Restore the relation of heads × head size to other widths.
+
+        If the product was a multiple of the model's width, keep this multiple. If another width equaled the product,
+        set it to the small product.
+        """
         small = vars(self.config)
         for name, value in self._of("head").items():
             partner = next((each for each in self._of("heads") if _stem(each) == _stem(name)), "")
@@ -250,7 +253,10 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Keep the scaling of positions. If the scaling depends on the text's length, make it apply to short texts."""
+        """Keep the scaling of positions.
+
+        If it starts at a length of the text, lower this length so that short texts are scaled, too.
+        """
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]

@@ -112,7 +112,7 @@ def _calls(outcome: Outcome) -> list[Call]:
 
 
 def _sizes(reference: Reference, source: Source) -> list[tuple[int, int]]:
-    """Return (length, batch) of each text; long texts have one or two rows."""
+    """Return the length and the batch size of each text; long texts have one or two rows."""
     if not source.is_text:
         return [(1, batch) for batch in BATCHES]
     longest = longest_of(reference, source)

@@ -59,8 +59,10 @@ def with_names(
 def _probes(
     config: TransformerConfig, parameters: Mapping[str, Any], answers: Sequence[Answer]
 ) -> Iterator[tuple[str, Probe]]:
-    """Convert calls without padding to probes of the checker's reference, wrong answers first. Calls with inputs that
-    this reference does not accept are left out."""
+    """Convert calls without padding to probes of the checker's reference, wrong answers first.
+
+    Leave out calls whose inputs this reference does not accept.
+    """
     names = {theirs: ours for ours in (*config.input_names, *config.further_inputs) for theirs in NAMES.get(ours, ())}
     whole = [each for each in answers if not is_padded(each.inputs) and len(each.inputs) < 3]
     right = [each for each in whole if each.agrees]

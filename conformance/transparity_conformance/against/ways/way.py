@@ -134,7 +134,10 @@ class Sides:
         return outcome
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """Find the lines and causes of wrong answers. If a new port answers correctly, earlier calls are the cause."""
+        """Find the lines and causes of wrong answers.
+
+        If a newly made port answers correctly, the cause is the earlier calls.
+        """
         if not outcome.wrong:
             return outcome
         reference = reference or self.reference

@@ -55,7 +55,7 @@ def _why_not_generated(probe: Probe, dtype: str) -> str:
 def why_no_decoder(probe: Probe, dtype: str) -> str:
     """Return why a model cannot generate tokens; empty if it can."""
     if not probe.config.has_decoder:
-        return "a lone encoder generates nothing"
+        return "a model that is only an encoder generates nothing"
     return "" if probe.config.head == "logits" else f"the head is {probe.config.head!r}, which has no tokens"
 
 
@@ -151,7 +151,7 @@ def _tensors(request: Request, probe: Probe) -> Arrays:
 
 
 def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> Request:
-    """Return the request with the bundle's end token and parameters, which rounding may change."""
+    """Return the request with the bundle's end token and parameters, which may be rounded differently here."""
     changed = {name.removeprefix("parameters/"): value for name, value in tensors.items() if "parameters/" in name}
     parameters = {name: changed.get(name, value) for name, value in request.parameters.items()}
     config: TransformerConfig = dataclasses.replace(request.config, eos_id=fields["eos_id"])
@@ -175,7 +175,7 @@ def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers
 
 
 def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """Pad tokens to the longest possible width, because equally good beams may differ in length."""
+    """Pad tokens to the largest possible width, because equally good beams may have different lengths."""
     width = request.prompt.shape[1] + request.steps
     missing = max(0, width - tokens.shape[1])
     return np.pad(tokens, ((0, 0), (0, missing)), constant_values=request.config.filling_id)

@@ -52,7 +52,7 @@ class StepRequest:
 
     @property
     def is_reached(self) -> bool:
-        """Return whether the model may differ from the first probe's."""
+        """Return whether the request may use another model than the first probe."""
         return isinstance(self.probe, ReachProbe)
 
     @property

@@ -31,8 +31,11 @@ def counted(request: Request, new: np.ndarray) -> np.ndarray:
 
 
 def misplaced(request: Request, tokens: np.ndarray) -> str:
-    """Return where the tokens have an invalid form; empty if the form is valid. The prompt must be unchanged, tokens
-    must be in the vocabulary, and ended rows must be padded. No token may follow the end of all rows."""
+    """Say where the tokens have an invalid form; return an empty text if their form is valid.
+
+    The prompt must be unchanged, tokens must be in the vocabulary, and ended rows must be padded. No token may follow
+    the end of all rows.
+    """
     config, prompt, begins = request.config, request.prompt, request.begins
     width = prompt.shape[1]
     given = np.arange(width) < begins[:, None]
@@ -83,9 +86,10 @@ def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray
 
 
 def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return how far each random number is outside its token's interval (batch, steps), and the tolerance. The distance
-    is infinite for a token that cannot be sampled. If rounding may change which tokens can be sampled, the distance is
-    at most the tolerance."""
+    """Return the distance of each random number from the interval that selects its token (batch, steps), and the
+    tolerance. The distance is infinite for a token that cannot be sampled. If rounding may change which tokens can be
+    sampled, the distance is at most the tolerance.
+    """
     assert request.uniforms is not None
     new, sampling = new_tokens(request, tokens), request.sampling or Sampling()
     steps = new.shape[1]
@@ -123,7 +127,7 @@ def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
 
 
 def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype: str) -> Judged:
-    """Compare the port's scores (batch,) with its tokens' true scores, and the true scores with the best."""
+    """Compare the port's scores with the true scores of its tokens, and the true scores with the best scores."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     oracle, scores = true_scores(request, tokens), scores.astype(np.float64)
@@ -162,8 +166,10 @@ def best_scores(request: Request) -> np.ndarray:
 
 @kept_in(0)
 def margins(request: Request) -> np.ndarray:
-    """Return the smallest difference (batch,) between a kept and a dropped continuation of the reference. If rounding
-    may decide this difference, a port may keep another beam and end with a worse score."""
+    """Return the smallest difference (batch,) between the scores of a kept and a dropped continuation.
+
+    If rounding can change its sign, a port may keep the other continuation and end with a worse score.
+    """
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     margins = np.full(len(request.prompt), np.inf)
 

@@ -138,7 +138,7 @@ class Disagreement:
         return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
-        """Return the largest error if `settled` replaces gradients of the port; infinite unless all are right."""
+        """Return the largest error with `settled` in place of the port's gradients; infinite if any is still wrong."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
@@ -161,7 +161,7 @@ class Disagreement:
                 yield Cause("gradient-of-replicas", f"the gradients of {self.named} are {says} ours", factor, rest, 1.0)
 
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
-        """Yield missing gradients and a common factor as causes; `actual` has the port's derivatives."""
+        """Yield causes: missing gradients, or one factor of all gradients; `actual` has the port's derivatives."""
         if all(name not in self.gradients or not self.gradients[name].any() for name in self.wrong):
             yield Cause("gradient-missing", f"no gradient reaches {self.named}")
         if not set(actual) >= set(self.budgets):

@@ -29,7 +29,7 @@ from transparity_conformance.report.report import CapabilityResult, Cause, not_c
 from transparity_numpy.training.loss import cross_entropy
 
 Numbers = Mapping[str, np.float64]
-"""NumPy floats by probe; unlike Python's, they overflow without an exception."""
+"""NumPy floats by probe. Unlike Python floats, NumPy floats overflow without an exception."""
 
 
 def why_no_loss(probe: Probe, dtype: str) -> str:
@@ -101,7 +101,10 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
 
 
 def _grown(given: Numbers, right: Numbers, budgets: Mapping[str, float]) -> dict[str, float]:
-    """Return the tolerances, larger for losses that are too large: a sum rounds more than a mean."""
+    """Return the tolerances.
+
+    For losses that are too large, the tolerances grow, because a sum rounds more than a mean.
+    """
     sizes = {key: abs(float(given[key] / right[key])) for key in given}
     return {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
 

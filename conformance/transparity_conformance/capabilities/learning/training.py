@@ -45,8 +45,10 @@ KEPT_CONFIGURATIONS = 16
 """The number of cached configurations; exceeds the number of presets."""
 
 NEAREST_FAULTS = 3
-"""The number of faults that are tried with their own tolerances if none explains all errors. A fault that lengthens
-steps or shrinks divisors also increases rounding errors."""
+"""The number of faults that are tried with tolerances of their own, if no fault explains all errors.
+
+For example, a fault that lengthens steps also increases rounding errors.
+"""
 
 # Gradients exceed `max_norm` only in the first training. A missing `eps` shows, because `eps` is large. The last step
 # is the first one after the warm-up: further steps would take longer, and increase the rounding errors of Adam.
@@ -203,7 +205,7 @@ def _explaining(
 
 
 def _off(became: Arrays, request: TrainingRequest, dtype: str, fault: SimulatedFault | None = None) -> Judged:
-    """Judge the worst tensor relative to the reference, which has the `fault`, if any."""
+    """Compare all tensors with the reference, which has the `fault` if one is given, and judge the worst tensor."""
     oracle = request.oracle(fault)
     return max(
         (

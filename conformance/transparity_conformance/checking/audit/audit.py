@@ -35,8 +35,11 @@ def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Prog
 
 
 def audit_loader(evidence: Evidence) -> None:
-    """Audit the fields and tensors of a loader. Ignored fields and tensors are divergences only if the user asked for
-    the audit. A port with the user's own weights is not audited, because these weights fit only one model."""
+    """Audit the fields and tensors of a loader.
+
+    An ignored field or tensor is a divergence only if the user asked for the audit. A port with the user's own weights
+    is not audited, because these weights fit only one model.
+    """
     arguments, report, port = evidence.arguments, evidence.report, audited_of(evidence.port)
     is_loader = port.model_type is not None
     if arguments.parameters is not None or not (is_loader if arguments.audit is None else arguments.audit):
@@ -66,7 +69,7 @@ def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> It
 def _claims(
     name: str, faults: Sequence[Divergence], audited: Sequence[AuditedField | AuditedTensor]
 ) -> Iterator[ClaimResult]:
-    """Yield the claim that every field is followed, or every tensor read; nothing if nothing was audited."""
+    """Yield the claims that the port follows every field and reads every tensor, if they were audited."""
     if faults:
         worst = max(faults, key=SHARE)
         yield ClaimResult(name, "diverges", worst.error, worst.budget, worst.where)

@@ -1,4 +1,4 @@
-"""The audit of a configuration: a changed field must change the port's result as it changes the reference's."""
+"""The audit of a configuration: if a field changes, the port's result must change as the reference's result does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ LENGTHS = (21, 18)
 """The numbers of source and target tokens, which exceed the variants' windows, buckets and original lengths."""
 
 ROWS = [0, 1, 3]
-"""The rows of mixed inputs whose queries all see a token: one full, one padded on the right, one padded inside."""
+"""Rows of mixed inputs in which every query sees a token: full, padded on the right, and padded inside.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +63,11 @@ class AuditProbe(Probe):
         return budget_of(noise, self.oracle.scale("logits"), self.dtype)
 
     def is_off(self, logits: np.ndarray) -> bool:
-        """Return whether logits differ from the reference's by more than rounding. If the error slightly exceeds the
-        budget, the budget is measured again: first with sequential sums, then at more points nearby."""
+        """Return whether logits differ from the reference's by more than rounding.
+
+        If the error is slightly too large, measure the budget again: first with sequential sums, then with more
+        slightly changed weights.
+        """
         error = self.error(logits)
         if 1 < share(error, self.allowed) < REMEASURED_WITHIN[self.dtype]:
             self.oracle.measure_again(self.dtype)
@@ -107,8 +111,10 @@ class Audited:
     """The names of the two files, as in `Audit`."""
 
     def logits(self, edit: Edit, probe: AuditProbe, folder: Path | None = None) -> np.ndarray | PortError:
-        """Return the logits of the port that is built with a change, or its error. A loader reads a changed copy of
-        `folder`, if the model was already written to it."""
+        """Build the port with a change, and return its logits or its error.
+
+        A loader reads a changed copy of `folder`, if the model was already written to it.
+        """
         parameters = probe.parameters if folder is None else InFolder(probe.parameters, folder, is_ours=True)
         given = dataclasses.replace(probe, parameters=parameters)
 
@@ -126,7 +132,7 @@ def audited_of(build: Port) -> Audited:
 
 
 def _edited(port: Port, edit: Edit) -> Port:
-    """Return the port with the edit's seed, without the edit's parameter."""
+    """Build the port with the seed of the edit, and without the parameter that the edit removes."""
 
     @functools.wraps(port)
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any) -> Any:
@@ -151,8 +157,11 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""One or two variants of a change. Each variant has a call whose logits it changes, or None. The second variant is
-tried if the port refuses the first, or if the error on the first may be chance."""
+"""One or two variants of a change.
+
+Each variant has a call whose logits it changes, or None. The audit tries the second variant if the port refuses the
+first, or if the first error may be chance.
+"""
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -125,13 +125,13 @@ def _counts(probe: AuditProbe, name: str) -> bool:
 
 
 def redrawn(probe: AuditProbe, names: tuple[str, ...]) -> AuditProbe:
-    """Return the call with other numbers in the named parameters."""
+    """Return the call with other random numbers in the named parameters."""
     changed = {name: np.ascontiguousarray(np.flip(probe.parameters[name]) + np.float32(0.25)) for name in names}
     return dataclasses.replace(probe, parameters={**probe.parameters, **changed})
 
 
 def kind_of(name: str) -> str:
-    """Replace the first number in a tensor's name, the layer's, by `{i}`."""
+    """Replace the number of the layer, the first number in a tensor's name, by `{i}`."""
     return re.sub(r"\d+", "{i}", name, count=1)
 
 
@@ -188,7 +188,7 @@ def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[Au
 def missed_in_variants(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Yield missing tensors that exist only with another value of a field, such as a head or biases."""
+    """Yield the results for tensors that exist only with another value of a field, such as a head or biases."""
     if port.model_type is None:
         return
     kinds = {kind_of(name) for name in tensor_file(port.model_type, config, dtype).parameters}
@@ -209,7 +209,7 @@ def missed_in_variants(
 
 
 def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
-    """Yield each tensor that no model uses but that changes a right loader's result."""
+    """Yield each additional tensor that no model uses, but that changes the loader's result."""
     for name, value in strays(port.model_type, file.probe).items() if port.model_type is not None else ():
         answer = file.logits(port, Edit(beside={name: value}))
         if isinstance(answer, PortError) or not file.probe.is_off(answer):

@@ -164,7 +164,7 @@ def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
 def _nearest(
     known: list[tuple[TransformerConfig, Fields]], config: TransformerConfig, fields: Fields
 ) -> tuple[list[str], Variant]:
-    """Return the variant relative to the most similar known model, and the names of the differing fields."""
+    """Return the variant as a change of the most similar known model, and the names of the fields that differ."""
     before, base = min(known, key=lambda each: len(differing(each[1], fields)))
     names = differing(base, fields)
     value, was = (json.dumps(each.get(names[0])) for each in (fields, base))

@@ -70,7 +70,7 @@ def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
 
 
 def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any] | None]:
-    """Return a fault for each wrong key, and the changed fields; None instead of the fields if shapes change."""
+    """Return a fault for each wrong key, and the fields that these keys change, or None if shapes change."""
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
     for key in keys_of(config, file.architecture):

@@ -26,8 +26,8 @@ OF_CLASSES: dict[str, Any] = {"pooling": "first", "head_transform": False, "tied
 
 
 def masked_head(model: str, tensor: str, *, with_gelu: bool = False) -> FieldRow:
-    """Return the row that chooses the output: the pooler, the masked-language head, or the hidden states. The first of
-    these in the file is used.
+    """Return the row that chooses the output: the pooler, the masked-language head, or the hidden states. The file's
+    first of these three parts determines the output.
 
     An untied masked-language head is not imported, because `transformers` never reads one of its two biases. `model` is
     the class with this head, and `tensor` a weight that only this head has. With `with_gelu`, the head uses GELU even

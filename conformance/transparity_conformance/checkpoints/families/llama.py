@@ -169,7 +169,7 @@ def _rotary_phi3(fields: Fields) -> dict[str, Any]:
 
 
 def _write_rotary_phi3(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields; the original length is outside them, where `transformers` looks first."""
+    """Return the rotary fields. The original length is a separate field, where `transformers` looks for it first."""
     outside = {ORIGINAL: config.rotary_original_length} if config.rotary_scaling == "longrope" else {}
     return rotary_fields(config) | outside
 

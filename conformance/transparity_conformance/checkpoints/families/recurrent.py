@@ -129,7 +129,10 @@ QWEN3_NEXT = PLAIN.variant(
 LONGEST_CHUNK = 256
 
 LARGEST = float(np.finfo(np.float32).max)
-"""The time step's upper bound in files, without effect. Published files have Infinity, which JSON does not allow."""
+"""The upper bound of the time step in files that have none.
+
+Published files have Infinity, which JSON does not allow.
+"""
 
 
 def _packed_mamba2(config: TransformerConfig) -> Table:
@@ -154,7 +157,7 @@ def _limits(fields: Fields) -> dict[str, Any]:
 
 
 def _write_limits(config: TransformerConfig) -> dict[str, Any]:
-    """Return the bounds, and a `chunk_size` that is a power of two below the length; it affects only rounding."""
+    """Return the bounds, and a `chunk_size`, which affects only rounding: a power of two below the length."""
     return {
         "time_step_limit": [config.time_step_min, config.time_step_max or LARGEST],
         "chunk_size": min(LONGEST_CHUNK, 1 << max(1, config.max_length // 4).bit_length() - 1),

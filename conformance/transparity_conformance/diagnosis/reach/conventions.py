@@ -45,7 +45,7 @@ def near_tie_notes(results: Results, dtype: str) -> list[str]:
     tied, total = tied_outputs(results, dtype)
     says = (
         f"near_ties: scores of experts differ by less than rounding in {dtype}, so either expert may be chosen. "
-        f"{tied} of {total} output positions depend on the choice, and are judged only if the port shows its scores"
+        f"{tied} of {total} output positions depend on the choice, and count only if the port returns router scores"
     )
     return [says] * (tied > 0)
 
@@ -59,7 +59,7 @@ def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
 
 
 def is_judged(results: Results, dtype: str) -> bool:
-    """Return whether the port shows its router scores, or at most half of the output depends on near-ties."""
+    """Return whether the port shows its router scores, or at most half of its output depends on near-ties."""
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())
     return own or 2 * tied <= total

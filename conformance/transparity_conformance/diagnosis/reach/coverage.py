@@ -72,8 +72,8 @@ CALLS = 120
 """The number of forward passes in a history of calls of one object. If no call is wrong, fewer than 2.5 % of all
 possible calls are wrong, at 95 % confidence."""
 
-HISTORY = "an object that is built only for this call is right: the port keeps state between calls"
-"""The cause if a call is wrong, but right on a newly built object."""
+HISTORY = "a newly built object answers this call rightly: the port keeps state between calls"
+"""The cause of a wrong call that a newly built object answers correctly."""
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ class Answer:
     """The single faults that reproduce the logits; empty before `single` is called."""
 
     told: Combination = ()
-    """The reported faults, which reproduce the logits."""
+    """The faults that are reported; together, they reproduce the logits."""
 
     contradicts: Sequence[str] = ()
-    """The taps that these faults leave wrong, because they were matched to other activations."""
+    """The taps that stay wrong with these faults, because they were matched to the wrong activations."""
 
     def __init__(self, alone: Results, clock: Clock, ranks: int = 1) -> None:
         self.alone, self.clock, self.ranks = alone, clock, ranks
@@ -76,8 +76,10 @@ class Answer:
         return Search(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find the single faults that, at every possible tap, reproduce the logits; return the first. For large models,
-        return nothing, because the reference is slow."""
+        """Find the single faults that reproduce the logits when they act at every possible tap; return the first.
+
+        For large models, return nothing, because the reference is slow.
+        """
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
@@ -135,7 +137,7 @@ class Answer:
         return [found, *((Hypothesis(fault, each),) for each in wide if sites < {*each})]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return each fault that, at all possible taps, reproduces the logits together with `known`."""
+        """Return each fault that, at all possible taps, reproduces the logits together with the faults `known`."""
         clock = self.clock if known else self.clock.part()
         return _complete(Search(self.segment, self.sites, known, clock), 1, only_wide=True)
 

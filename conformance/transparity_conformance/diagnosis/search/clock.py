@@ -49,7 +49,7 @@ class Clock:
         self.watch, self.told = watch, 0.0
 
     def allow(self, seconds: float) -> None:
-        """Extend the limit to about `CANDIDATES` candidates that take `seconds` each."""
+        """Extend the time limit so that it suffices for about `CANDIDATES` candidates of `seconds` each."""
         factor = max(CANDIDATES * seconds / BUDGET, 1.0)
         self.end += self.seconds * (factor - 1)
         self.seconds *= factor
@@ -59,7 +59,7 @@ class Clock:
         return Clock(min(self.left, self.seconds / STAGES), self.watch)
 
     def begin(self, stages: int = 1) -> None:
-        """Give a stage at least the total time divided by `stages`."""
+        """Start a stage, which gets at least the total time divided by `stages`."""
         self.end = max(self.end, time.thread_time() + self.seconds / stages)
 
     @property

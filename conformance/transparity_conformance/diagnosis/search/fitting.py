@@ -33,7 +33,7 @@ def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis |
 
 
 def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
-    """Return one fault whose number depends on the model's size."""
+    """Join faults that differ only in their number into one fault, whose number depends on the model's size."""
     first, *others = sizes.items()
     config, hypothesis = first
     says = hypothesis.fault.description

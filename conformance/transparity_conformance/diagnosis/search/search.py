@@ -239,9 +239,10 @@ class Search:
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Return single faults, each with the number of wrong probes that it explains, in descending order of this
-        number. Faults are ranked on `screen` and on the shortest probe, where perhaps only one of several faults has an
-        effect."""
+        """Return single faults and the number of wrong probes that each explains; the largest number comes first.
+
+        Faults are ranked on `screen` and on the shortest probe, where perhaps only one of several faults has an effect.
+        """
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])

@@ -132,7 +132,7 @@ def _heads(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _latent(role: str, config: TransformerConfig) -> list[Rows]:
-    """Return the row layouts of a map in latent attention: separate, or fused with another map head by head."""
+    """Return the row layouts of a map in latent attention: alone in its tensor, or fused with another by head."""
     rank, key, value = config.kv_lora_rank or 0, config.projected_key_dim, config.value_dim
     both, down = f"K*{key + value}", f"{rank + config.rotated_dim}"
     joined = {

@@ -88,7 +88,7 @@ def _kept(
 def misplaced(
     own: Mapping[str, str | None], right: Lines, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
 ) -> list[Misplaced]:
-    """Return the parameters that the loader stores in one tensor and the model reads from another; equal layers once.
+    """Return the parameters that the loader stores in one tensor, but the model reads from another.
 
     Args:
         own: the line in which the loader stores each parameter, or None.

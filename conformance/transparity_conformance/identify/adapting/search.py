@@ -221,7 +221,7 @@ class _Seeker:
         return None
 
     def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
-        """Return whether every parameter changes the faulty result: a parameter without effect cannot be identified."""
+        """Return whether every parameter affects the faulty result; one without effect cannot be identified."""
         values = self._values(lines)
         computed = self.reference.computed(values, tap, (fault,))[tap]
         names = [name for name, text in lines.items() if text != ABSENT]

@@ -143,9 +143,9 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Match a tap again if its operation does not lead to the taps after it: another one may have the same value.
+        """Match a tap again if its operation does not lead to the later taps, but another may have its value.
 
-        Return the taps for which no other operation does.
+        Return the taps for which no operation leads to the later taps.
         """
         astray, port = [], self.found.port
         for tap in [tap for tap in self.taps if tap in self.found.matches]:

@@ -1,4 +1,4 @@
-"""Find the lines at which two calls of a port diverge: two equal calls, or a step with a cache and a forward pass.
+"""Find the line at which two calls of a port diverge: two equal calls, or a cached step and a forward pass.
 
 A correct step recomputes numbers of the forward pass at the same positions. The first number that the forward pass does
 not contain is therefore wrong.
@@ -62,7 +62,10 @@ def with_line_of_step(
 
 
 def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong number in the first wrong step, run on one row if that row is wrong."""
+    """Return the line of the first wrong number in the first wrong step.
+
+    If a single row shows the wrong number too, run only this row.
+    """
     for rows in (aligned_probe(requests[0].probe), requests[0].probe):
         for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
@@ -94,7 +97,7 @@ def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[s
 
 
 def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _Step:
-    """Record step `number`, counted from 0. Decode again up to this step, because steps may modify a cache in place."""
+    """Record step `number`, counted from 0. Decode from the start, because steps may modify a cache in place."""
     caches = [None, *(cache for _, _, cache in _steps(forward, probe, sizes[:number]))]
     chunk = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
     tokens, named = _given(probe, chunk)

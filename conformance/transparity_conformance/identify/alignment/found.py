@@ -46,7 +46,7 @@ class Flow:
         return reached
 
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
-        """Return, in order, the missing taps on which no `confirming` tap directly depends.
+        """Return, in order, the missing taps that no `confirming` tap uses directly.
 
         The indices of chosen experts confirm no tap, because other router scores may give the same indices.
         """
@@ -138,7 +138,7 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether a match orders the features of a head as the matches of the tap's inputs do.
+        """Return whether a match has the features of a head in the same order as the matches of the tap's inputs.
 
         Only inputs with the shape of `tap` are compared. A port may interleave the halves of each head, for example.
         """

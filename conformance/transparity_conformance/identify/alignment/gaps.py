@@ -67,7 +67,7 @@ def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -
 
 
 def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:
-    """Return the earliest operation with the numbers of `match`. The operations after it only move these numbers."""
+    """Return the earliest operation with the numbers of `match`; later operations only move them."""
     port = known.port
     for index in port.inputs[match.index]:
         layout = _alike(layouts(shape, port.values[index].shape, port.heads), match.layout)
@@ -167,9 +167,8 @@ def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
 
 
 def further_on(found: Found, lost: str) -> Matches:
-    """Return later operations for the taps before `lost`, if `lost` then matches the port.
-
-    One tap moves, or two. For example, a port may normalize queries and keys a second time: both must then move.
+    """Match one or two taps before `lost` with later operations, so that `lost` matches the port; return these matches.
+    For example, a port may normalize queries and keys a second time: both must then move.
     """
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():

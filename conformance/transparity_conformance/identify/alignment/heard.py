@@ -1,7 +1,8 @@
 """Find the activations that a port does not return: record every operation, and match the operations by value.
 
-Taps are found on one row, where a fault may be invisible: a norm hides a factor before it, except for eps.
-Other probes have small activations, which reveal such a factor. The tap then moves to the operation after the factor.
+Taps are found on one row, where a fault may be invisible: for example, a norm nearly cancels a factor of its input.
+Probes with small activations reveal the factor, because eps does not cancel. The tap then moves to the operation after
+the factor.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _why_not(row: Probe, clock: Clock) -> str:
     clock.allow(of_a_walk)
     seconds = WALKS_OF_A_TAP * len(shapes) * of_a_walk
     if seconds > clock.left:
-        return f"finding {len(shapes)} activations takes about {math.ceil(seconds)} s (--budget SECONDS gives it more)"
+        return f"finding {len(shapes)} activations takes about {math.ceil(seconds)} s (--budget SECONDS allows more)"
     return ""
 
 
@@ -270,7 +271,7 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield later operations that equal `tap` with a known fault and separate `tap` from all taps after it."""
+    """Yield later operations that equal `tap` with a known fault, and lie on all paths to later taps."""
     others, early = found.without([tap]), found.matches[tap]
     ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
     for match in behind_faults(others, tap, of_weights=False).values():

@@ -30,8 +30,8 @@ def operation_of(
     operation has no line, the result is the operation of the tap.
 
     Args:
-        error, budget: of `where`; they set the tolerance that separates rounding from the error.
-        besides: other faults in the segment, whose numbers count as right.
+        error, budget: the error and the budget at `where`, from which the tolerance for rounding follows. besides:
+        other faults in the segment, whose numbers count as right.
     """
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]
@@ -54,7 +54,7 @@ def operation_of(
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> int:
-    """Return the first operation that computes new numbers from `end`: the missing operation belongs before it."""
+    """Return the first operation that computes new numbers from `end`; the port lacks an operation before this one."""
     same = {end}
     for index in range(end + 1, len(operations)):
         if same.isdisjoint(operations[index].inputs):

@@ -79,7 +79,7 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """Return the first operation from `match` on whose value has the tap's axes in order, or None.
+    """Return the first operation, starting with `match`, that has the tap's axes in order, or None.
 
     With axes in order, their roles are known in every call, even if two axes have the same length.
     """
@@ -158,7 +158,7 @@ def _ways(
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
-    """Return the operation from which to read each tap.
+    """Return, for each tap, the operation whose value is read.
 
     An operation with the tap's axes in order is preferred. If the call lacks the operation, a later operation with the
     same value replaces it. For example, a framework may run a product as another operation if there are several rows.

@@ -124,7 +124,7 @@ def sentences(fit: Fit, port: str) -> Iterator[str]:
     else:
         yield (
             f"Not confirmed: the reference with this configuration differs from the module by {fit.share:.2g} × the "
-            "budget; some part has no field, or was not recognized."
+            "budget. A part of the module has no field, or was not recognized."
         )
     yield from (f"{remark}." for remark in fit.remarks)
     yield f"Departures from the paper: {'; '.join(departures(fit.config)) or 'none'}."

@@ -167,7 +167,7 @@ def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) ->
 
 
 def _scaled(factor: float, root: float) -> dict[str, float]:
-    """Return the ways to write a factor, directly or as a multiple of √embed_dim, the simplest first."""
+    """Return the possible forms of a factor, directly or as a multiple of √embed_dim, the simplest first."""
     options = {"none": factor, "embed_dim": settled(factor / root)}
     return dict(sorted(options.items(), key=lambda each: (each[1] != 1, digits(each[1]))))
 

@@ -53,7 +53,7 @@ class End:
     """Matrices that may pool the states; empty if all states are read."""
 
     def of(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yield the values that the head may read from the states `x`, and whether each is one state, not a mean."""
+        """Yield the values that the head may read from the states `x`, and whether each is a state, not a mean."""
         if self.value.shape[1] != x.shape[1]:
             return
         if not self.choices and self.value.shape == x.shape:
@@ -135,7 +135,7 @@ class Walk:
         return norm is not None
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
-        """Return the residual plus `y`.
+        """Return the residual stream plus `y`.
 
         If a later value is the residual plus a multiple of `y`, record the factor and return that value.
         """

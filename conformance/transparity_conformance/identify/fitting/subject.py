@@ -107,7 +107,10 @@ class FittedModel:
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)
         self.is_low = any((value != self.values[name]).any() for name, value in model.tensors().items())
-        """Whether the model rounds weights to less than float32, which hides which parameter a value comes from."""
+        """Whether the model rounds weights to less than float32.
+
+        Rounded values do not show from which parameter they come.
+        """
         if self.is_low and call_port(model.widen):
             model.assign(self.values)
 

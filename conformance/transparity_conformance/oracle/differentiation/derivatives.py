@@ -42,7 +42,8 @@ from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
 
 AT_LEAST = 16
-"""The smallest number of directions for each kind of parameter: along one, the error may be small by chance."""
+"""The smallest number of directions for each kind of parameter: a few may have a small error by chance.
+"""
 
 OF_A_LARGE_ONE, POINTS_OF_A_LARGE_ONE = 8, 2
 """The smallest number of directions, and the number of points for measuring rounding, for a large model."""

@@ -67,7 +67,7 @@ class Leaning(NDArrayOperatorsMixin):
         return Leaning(self.value, self.vectors, is_transposed=not self.is_transposed, used=self.used)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> Leaning:
-        """Return this object; raise `TypeError` unless `dtype` is its own dtype."""
+        """Return this object if it has the dtype `dtype`; otherwise raise `TypeError`."""
         if np.dtype(dtype) != self.dtype:
             raise TypeError(f"a perturbed parameter cannot be cast to {dtype}")
         return self

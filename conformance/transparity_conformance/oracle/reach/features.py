@@ -216,7 +216,7 @@ def _exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tupl
 
 
 def is_visible(probe: Probe, change: Change) -> bool:
-    """Return whether a changed field changes the reference's logits on a probe by more than rounding."""
+    """Return whether the reference's logits on a probe change by more than rounding if the field changes."""
     known: dict[Change, bool] = probe.visible_changes
     if change not in known:
         other = changed(probe.config, change)

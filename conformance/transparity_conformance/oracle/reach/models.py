@@ -45,7 +45,7 @@ AFFORDABLE = 2e8
 """The largest number of parameters × tokens in one call, which takes about 0.2 s; longer calls use a narrower model."""
 
 WITHOUT_LIMIT = 12
-"""The number of calls of a model that are made even beyond the time limit."""
+"""The number of calls of a model that the checker makes even after the time limit."""
 
 
 ITSELF = "the model itself"
@@ -91,7 +91,7 @@ class LogitsOracle(Oracle):
         return {"logits": max(errors)}
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
-        """Return the reference's largest error with sequential sums over the keys, at the first `points` points."""
+        """Return the reference's largest error at the first `points` points, with sums over the keys in sequence."""
         measured = "float32" if dtype == "float64" else dtype
         for index in range(IN_SEQUENCE, points):
             if (dtype, index) not in self._again:
@@ -282,7 +282,10 @@ def reach_of(
 
 
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
-    """Return a model and its calls; if `reached` is not 0, only a few calls and those across larger thresholds."""
+    """Return a model and its calls.
+
+    If `reached` is not 0, return only a few calls, and the calls across larger thresholds.
+    """
     calls = list(_calls(config, config.max_length))
     if reached:
         crossing = {*_crossing(config, config.max_length), *(number for number in thresholds(config).values())}

@@ -42,7 +42,7 @@ class Group:
         return self.worst.expectation == "breaks"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the worst comparison as JSON values, with the number of comparisons."""
+        """Return the worst comparison and the number of comparisons, as JSON values."""
         worst = vars(self.worst) | vars(self.worst.subject) | {"share": self.worst.share}
         del worst["subject"]
         fields: dict[str, Any] = plain(worst | {"comparisons": self.comparisons, "agrees": self.agrees})
@@ -88,7 +88,7 @@ class Cell:
 
     @property
     def place(self) -> str:
-        """The place of the worst comparison, or else `text`."""
+        """The place of the worst comparison; without a comparison, `text`."""
         return f"worst at {self.worst.where}, {self.worst.case}" if self.worst else self.text
 
     @property

@@ -25,7 +25,7 @@ from transparity_conformance.report.report import (
 )
 
 PRACTICALLY_ALL = 0.99
-"""A disagreement is fully explained if its causes explain at least this share of it."""
+"""A difference is fully explained if its causes explain at least this share of the difference."""
 
 _MOST_SPANS = 5
 _LAYER = re.compile(r"\.layers\.(\d+)")
@@ -142,7 +142,7 @@ def _verdict(report: Report) -> str:
     if not found:
         return unlocated(report)
     if report.audit and all(finding.causes and finding.causes[0].mistake in CAUSES.values() for finding in found):
-        return f"With the written settings, the forward pass agrees, but {report.audit.faults}."
+        return f"With the original settings, the forward pass agrees, but {report.audit.faults}."
     parts = [_finding_sentence(finding) for finding in found[:3]]
     if found[1:]:
         parts[0] = f"Fix this first: {parts[0]}"
@@ -230,7 +230,7 @@ def worst(report: Report) -> tuple[float, str]:
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return `logits, length 5, batch 2`; of claims about other results than the forward pass, with the claim."""
+    """Return a place, such as `logits, length 5, batch 2`; with the claim, if not of the forward pass."""
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 
@@ -291,7 +291,7 @@ def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
 
 
 def ties(report: Report) -> str:
-    """Return which other faults also explain a divergence, and which probe would distinguish them."""
+    """Return a sentence: which other faults explain a divergence, and which probe would distinguish them."""
     return " ".join(dict.fromkeys(filter(None, map(_tie, report.faults))))
 
 

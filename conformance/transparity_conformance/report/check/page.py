@@ -50,7 +50,10 @@ def as_html(reports: Sequence[Report]) -> str:
 
 
 def _summary(view: CheckView) -> str:
-    """Return the verdict in a sentence; before findings, only sentences about ranks, implementations and fields."""
+    """Return the verdict as a sentence.
+
+    If findings follow, return only sentences about ranks, implementations and fields.
+    """
     if view.report.verdict != "diverges" or not view.findings:
         return sentence(view.report)
     return " ".join([*beginnings(view.report), another_model(view.report)]).replace("`", "").strip()

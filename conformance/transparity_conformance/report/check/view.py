@@ -56,7 +56,7 @@ class CheckView:
 
     @property
     def first_divergence(self) -> str:
-        """The first tap beyond its budget; empty if a finding names this tap, or if the findings explain the report."""
+        """The first tap beyond its budget; empty if a finding names this tap, or if the findings explain all errors."""
         first = self.report.first_divergence
         is_named = first in {fault.where for fault in self.report.faults} or bool(remedy(self.report))
         return "" if is_named else first or ""

@@ -35,9 +35,9 @@ class Adapter:
     lines: Lines
     """The line of each parameter; in names and lines, `{i}` stands for the number of a layer."""
     zero: Sequence[str] = ()
-    """Lines that select parts of the port's tensors to fill with 0, such as biases that the reference lacks."""
+    """Lines that select the numbers of the port that must be 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()
-    """Tensors of the port whose remaining numbers stay unchanged."""
+    """Tensors of the port in which some numbers belong to no parameter; these numbers stay unchanged."""
     asked: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The parameters without a known tensor, with the lines that fit their shapes."""
 
@@ -90,7 +90,7 @@ class _Filling:
         self.sizes = notation.sizes_of(config)
 
     def every(self, line: str) -> list[str]:
-        """Return the line for each layer of the port, with a number in place of `{i}`."""
+        """Return the lines of the adapter for every layer, with the number of the layer in place of `{i}`."""
         numbers = range(
             1 + max((int(each) for name in self.shapes for each in notation.COUNTED.findall(name)), default=0)
         )

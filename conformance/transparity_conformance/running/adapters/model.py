@@ -43,9 +43,8 @@ class Model:
     _kept: dict[str, np.ndarray] | None = None
 
     def own(self) -> None:
-        """Mark this model as the owner of the shared memory.
-
-        The previous owner's tensors are saved, because that model may be called again.
+        """Mark this model as the owner of the shared memory. Save the previous owner's tensors, because the previous
+        owner may be called again.
         """
         if self.memory is None:
             return

@@ -56,7 +56,7 @@ def _as_its_users_do(
 ) -> Callable[..., Any]:
     """Return the compiled call, mapped over the batch if it takes one sequence.
 
-    A call takes one sequence if it rejects a batch, or if its result for one sequence has the axes of one row. An
+    A module takes one sequence if it rejects a batch, or if its result for one sequence lacks the axis of the batch. An
     untraceable call stays unchanged.
     """
     row = functools.partial(jax.tree.map, lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype))

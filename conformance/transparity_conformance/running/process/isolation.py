@@ -224,15 +224,17 @@ class IsolatedBuild(_Described):
 
 
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
-    """Call a method of a built port. `RemotePort` stores partial calls of this function. Bound methods would keep the
-    object alive."""
+    """Call a method of a built port.
+
+    `RemotePort` stores partial calls of this function. A stored bound method would keep the object alive.
+    """
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
     return value
 
 
 def _keep_track(process: ProcessGroup, value: Any) -> None:
-    """Let the port's process release each object of an answer when the checker releases its handle."""
+    """Make the port's process release each object of an answer when the checker releases the object's handle."""
     for item in value if isinstance(value, tuple | list) else [value]:
         if isinstance(item, Handle):
             process.forgotten_with(item)

@@ -190,7 +190,7 @@ class ProcessGroup:
         return self.forgotten_with(RankHandle([handle] * self.ranks) if self.is_launched else handle)
 
     def forgotten_with(self, handle: Handle) -> Handle:
-        """Let the processes release an object when the checker releases its handle."""
+        """Make the processes release an object when the checker releases the object's handle."""
         handles = handle.handles if isinstance(handle, RankHandle) else (handle,)
         for process, each in zip(self.processes, handles, strict=False):
             weakref.finalize(handle, process.released.append, each.number)
@@ -245,7 +245,7 @@ def environments(ranks: int) -> list[dict[str, str]]:
 
 
 WAITS = 5.0
-"""The seconds, plus the failed rank's time, that other ranks get after a failure."""
+"""After a failure, the other ranks get this number of seconds, plus the time that the failed rank took."""
 
 PATIENCE = 0.5
 """The seconds without an answer after which the checker polls the processes."""

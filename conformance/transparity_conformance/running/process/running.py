@@ -60,10 +60,8 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return copies of the parameters for a port.
-
-    A loader that cannot receive a copy gets the path of the checkpoint's own folder. An exported model has its own
-    weights and gets nothing.
+    """Return the argument `parameters` for a port: copies of the parameters. A loader that cannot receive a copy gets
+    the path of the checkpoint's own folder. An exported model gets nothing, because it has its own weights.
     """
     if getattr(isolated_of(build), "has_own_weights", False):
         return {}

@@ -46,7 +46,7 @@ DEPTH = 8
 
 
 class Closed(Exception):  # noqa: N818 - it is always caught
-    """Exception for a connection that the other side has closed."""
+    """Raised if the other side has closed the connection."""
 
 
 class Kept:

@@ -205,7 +205,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _end_with(checker: int) -> None:
-    """End this process once the checker has ended, even during a call: no signal reports the end of a parent."""
+    """End this process after the checker has ended, even during a call: a parent's end sends no signal."""
     while os.getppid() == checker:
         time.sleep(1)
     os._exit(0)

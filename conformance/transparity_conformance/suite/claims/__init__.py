@@ -32,7 +32,7 @@ class Claim:
     says: str
     check: Check
     full: Claim | None = None
-    """The claim with all cases, for the slow suite; None if the quick suite has them all."""
+    """The claim with all cases, for the slow suite; None if the quick suite already tests all cases."""
     dtypes: tuple[str, ...] = EVERY
     of_reference: bool = False
     """Whether the expected values are independent of the reference, so that the reference can also be tested."""

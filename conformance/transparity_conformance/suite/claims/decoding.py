@@ -104,7 +104,7 @@ def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = 
             beyond = np.abs(logits - expected).max() - error
             # Products with another number of rows sum in another order, so errors differ but have the same size.
             allowed = error + oracle.noise(dtype)["logits"]
-            yield record.within(f"{way}: error in excess of the forward pass", max(0.0, beyond), 0.0, allowed)
+            yield record.within(f"{way}: error beyond the error of the forward pass", max(0.0, beyond), 0.0, allowed)
 
 
 def _is_refused(forward: Forward, config: TransformerConfig, inputs: Arrays) -> bool:

@@ -23,13 +23,16 @@ ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
 """Probes with the same configuration and shape, which can share a compiled program."""
 
 OF_HALF = ONE_SHAPE - {"hot"}
-"""Probes for half precision, in which the hot probe's scores, in the thousands, have no fractional digits."""
+"""Probes for half precision: without `hot`, whose scores are too large for fractional digits.
+"""
 
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 EVERY_SHAPE = ("notes-lm", "translation")
-"""If the backend compiles each shape, only these presets are tested in float64 with probes of other shapes. In float32,
-these probes of all presets are tested."""
+"""If the backend compiles each shape, only these presets are tested in float64 on probes of other shapes.
+
+In float32, all presets are tested on these probes.
+"""
 
 
 def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
@@ -131,7 +134,7 @@ def taps_and_logits(bench: Bench) -> Iterator[ClaimEvidence]:
     inputs = {name: tokens[:, : probe.config.num_heads] for name, tokens in probe.inputs.items()}
     oracle = forward_oracle(probe.config, probe.parameters, inputs)
     logits = bench.forward(probe.config, probe.parameters)(**inputs)["logits"]
-    yield record.oracle(oracle, "logits of as many tokens as heads", logits, "logits")
+    yield record.oracle(oracle, "logits of a text with one token per head", logits, "logits")
 
 
 HELD = [(weights, activations) for half in HALF for weights, activations in ((half, None), (None, half), (half, half))]

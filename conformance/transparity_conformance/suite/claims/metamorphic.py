@@ -1,4 +1,7 @@
-"""Metamorphic claims: irrelevant changes have no effect. They need no oracle, so they also test the reference."""
+"""Metamorphic claims: irrelevant changes of the inputs have no effect.
+
+These claims need no oracle, so they also test the reference.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def expected_of(config: TransformerConfig) -> tuple[Expectation, str]:
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 @each("fast_cases")
 def future_tokens_have_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """A changed token changes the logits at its own position, and none before it."""
+    """A changed token changes the logits at its own position, but no earlier logits."""
     config, name = probe.config, probe.config.input_names[-1]
     inputs = {key: np.repeat(tokens[:1], len(tokens), axis=0) for key, tokens in probe.inputs.items()}
     rows, length = inputs[name].shape

@@ -97,7 +97,7 @@ class Scale:
 
 
 def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
-    """Return the scale and the softcap that turn `raw` into `scores`, which only these two must affect."""
+    """Return the scale and the softcap that turn `raw` into `scores`. No bias and no mask may affect these scores."""
     plain = _factor(raw, scores, np.ones_like(raw))
     uncapped = difference(plain * raw, scores)
 
@@ -117,7 +117,7 @@ def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
 
 
 def cap_of(error: Callable[[float], float], bounded: np.ndarray) -> float:
-    """Return the softcap with the least error, larger than the largest of the `bounded` numbers."""
+    """Return the softcap with the least error; it must exceed all `bounded` numbers."""
     largest = float(np.abs(bounded).max())
     return largest * (1 + minimize(lambda beyond: error(largest * (1 + beyond)), LEAST, MOST))
 

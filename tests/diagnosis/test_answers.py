@@ -121,7 +121,7 @@ def told_of(probes: dict[str, Probe], fault: tuple[str, str]) -> list[str]:
     faulty = [tap for tap in order if any(tap in each.wrong for each in results.values())]
     answer.found = {*order} - {"logits"}
     answer.single()
-    told = explain_all(results, faulty, "float32", lambda *_: None, Clock(), answer=answer)
+    told = explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
     return [cause.says for each in told for cause in each.causes]
 
 

@@ -82,8 +82,7 @@ def check(
         return _check_against(dict(locals()))
     its, system = _names(build, name, ranks), _system(preset, family, config, parameters, ranks)
     arguments = Arguments(*system, parameters, dtype, logits_only, budget, *its, tuple(lengths), audit, quick)
-    seconds = timeout if isolated or ranks > 1 or isinstance(build, str) else None
-    with _built_by(build, family, seconds, ranks, is_small=config is None and parameters is None) as port:
+    with _built_by(build, family, timeout, ranks, isolated=isolated, is_small=config is None) as port:
         return _report(Evidence(arguments, port, located, progress or ignore_progress))
 
 
@@ -145,10 +144,10 @@ def _system(
 
 
 def _built_by(
-    build: Port | str, family: str | None, timeout: float | None, ranks: int, *, is_small: bool
+    build: Port | str, family: str | None, timeout: float, ranks: int, *, isolated: bool, is_small: bool
 ) -> contextlib.AbstractContextManager[Port]:
-    """Return the port as a `build`; with a `timeout`, each rank runs in its own process."""
-    if timeout is not None:
+    """Return the port as a `build`; a port that is `isolated`, on ranks or named runs in its own processes."""
+    if isolated or ranks > 1 or isinstance(build, str):
         started = isolated_build(spec_of(build), timeout, ranks=ranks, is_small=is_small)
         return contextlib.closing(started.loading(family))
     assert not isinstance(build, str)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.search.fitting import made_at
 from transparity_conformance.diagnosis.search.search import Search, screen_of

@@ -265,14 +265,14 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
 
 
 def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, lengths: np.ndarray | None) -> None:
-    """Raise `InputError` if a row is all masked padding: all keys, even unused ones, would weigh the same."""
+    """Raise `InputError` if a row has only masked padding: all keys, even unused ones, would weigh the same."""
     if "padding" not in config.decoder_mask or config.padding == "attention-mask":
         return
     counted = np.arange(prompt.shape[1]) < (prompt.shape[1] if lengths is None else lengths[:, None])
     if (rows := np.flatnonzero(~(counted & (prompt != config.pad_id)).any(axis=1))).size:
         raise InputError(
-            f"prompt has only padding ({config.pad_id}) in row {rows[0]}, which target_mask masks; expected another "
-            "token in every row."
+            f"Row {rows[0]} of prompt has only padding (token {config.pad_id}), and target_mask masks padding; put "
+            "another token into every row."
         )
 
 

@@ -78,7 +78,7 @@ def test_a_tensor_that_nothing_is_written_into_is_named() -> None:
         model.extra = torch.nn.Linear(3, 5)
         return model
 
-    with pytest.raises(AdapterError, match=r"no line for 15 of the 15 numbers of the port's 'extra\.weight'"):
+    with pytest.raises(AdapterError, match=r"no line for 15 of 15 numbers of the port's 'extra\.weight'"):
         found().tensors(GPT2, PARAMETERS, made_by(larger, GPT2).tensors())
 
 

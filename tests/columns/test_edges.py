@@ -87,7 +87,7 @@ def test_a_model_without_a_norm_learns(name: str) -> None:
 def test_a_prompt_of_which_nothing_is_seen_is_refused(backend: Backend) -> None:
     config, parameters = small(target_mask="causal-and-padding")
     forward = backend(config, parameters)
-    with pytest.raises(InputError, match=r"^prompt has only padding \(0\) in row 1, .*\.$"):
+    with pytest.raises(InputError, match=r"^Row 1 of prompt has only padding \(token 0\), .*\.$"):
         forward.generate(np.array([[1, 2], [0, 0]]), 2)
     with pytest.raises(InputError, match="row 0"):
         forward.generate(np.array([[0, 2], [1, 2]]), 2, lengths=np.array([1, 2]))

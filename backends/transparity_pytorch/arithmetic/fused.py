@@ -42,8 +42,8 @@ def attention(
     The kernel is faster if the mask is known to be causal or full. If the mask's kind is unknown, its values are read
     where possible.
 
-    The kernel would return zeros for a query whose keys are all masked. Such a query becomes 0 and its keys visible,
-    which makes all weights equal, as in the explicit computation.
+    The kernel would return zeros for a query whose keys are all masked. This function sets such a query to 0 and makes
+    its keys visible. All weights are then equal, as in the explicit computation.
     """
     array, kind = mask
     if sinks is not None:

@@ -19,7 +19,7 @@ def distances(positions: Positions, keys: int) -> Int[Tensor, "#batch queries ke
 
 
 def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> MaskArray:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1); `chunked`: in other chunks (Llama 4)."""
+    """Hide keys at a distance of `window` or more (Beltagy et al. 2020, §3.1), or keys in other chunks (Llama 4)."""
     if kind == "chunked":
         return (torch.arange(keys, device=positions.device) // window == positions[..., None] // window)[:, None]
     return (distances(positions, keys).abs() < window)[:, None]

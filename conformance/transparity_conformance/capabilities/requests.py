@@ -145,8 +145,10 @@ def greedy_requests(probe: Probe) -> Asked:
 
 
 def _across(probe: ReachProbe) -> Request:
-    """Continue prompts that end just before a threshold, so that the third new token exceeds it. If a call crosses no
-    threshold, the prompts have at most `LONG_PROMPT` tokens."""
+    """Continue prompts that end just before a threshold, so that the third new token exceeds it.
+
+    If the longest text of `probe` crosses no threshold, the prompts have at most `LONG_PROMPT` tokens.
+    """
     length, crossed = probe.lengths[-1], thresholds(probe.config).values()
     longest = LONGEST if length - 1 in crossed else LONG_PROMPT
     prompt = _prompt(probe.config, 14, MANY, max(1, min(length - 2, longest)))

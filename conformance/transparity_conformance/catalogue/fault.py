@@ -159,7 +159,7 @@ def confused(
 
     Args:
         kind: The start of both ids, such as `weight`.
-        name: The part at the tap; the other part of the pair has the parameters that the fault uses.
+        name: The part of the pair that the tap shows. One fault gives it the other part's parameters.
         pair: The names of both parts.
         swapped, used: The descriptions of both faults.
         which: The end of both variants.

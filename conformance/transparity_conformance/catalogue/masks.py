@@ -65,7 +65,7 @@ def sinks_at(state: WalkState, site: str) -> Value | None:
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    """Yield faults with one wrong mask; each has another result for a query whose keys are all masked."""
+    """Yield faults with the same wrong mask; they differ in the result for a query whose keys are all masked."""
     yield _masked(identity, variant, **settings)
     for kind in BLIND:
         yield _masked(identity, f"{variant}, {kind}", blind=kind, **settings)

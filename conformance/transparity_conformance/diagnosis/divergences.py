@@ -66,8 +66,8 @@ def _consistent(
 ) -> list[Divergence]:
     """Drop causes that the logits contradict, and divergences of activations that the model does not use.
 
-    Only causes at activations that were found by value can be wrong. All of these are dropped unless the reference with
-    all causes, and with the port's values at unexplained taps, reproduces the logits. A cause next to an unexplained
+    Only causes at activations that were found by value can be wrong. All of these are dropped if the reference does not
+    reproduce the logits with all causes, and with the port's values at unexplained taps. A cause next to an unexplained
     tap is also dropped, because the activation may be matched wrongly.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]

@@ -63,8 +63,8 @@ def arguments(
 def framework_of(model: Any) -> str:
     """Return the framework whose arrays a model takes: `torch`, `jax`, `mlx` or `numpy`.
 
-    The class of a PyTorch, nnx, Equinox or MLX module determines the framework. For a function, it is the first
-    framework among the objects that the function uses, and then among the names in its file. The default is NumPy.
+    The class of a PyTorch, nnx, Equinox or MLX module determines the framework. For a function, the first object of a
+    framework that it uses does. Without such an object, the first one in its file does. The default is NumPy.
     """
     if is_instance(model, "torch.nn", "Module"):
         return "torch"

@@ -127,8 +127,8 @@ def _of_kind(config: Any, kind: str, fields: Mapping[str, Any]) -> Any:
         raise ConfigError(f"layer_overrides of the kind {shown(kind)} is impossible: {error}") from None
     if own.positions != config.positions and (config.positions, own.positions) != ("rotary", "none"):
         raise ConfigError(
-            f"layer_overrides has positions {own.positions!r} for layers of the kind {shown(kind)}, in place of "
-            f"{config.positions!r}; expected only 'none' in place of 'rotary'."
+            f"layer_overrides changes positions from {config.positions!r} to {own.positions!r} for layers of the kind "
+            f"{shown(kind)}; the only possible change is from 'rotary' to 'none'."
         )
     if own.sliding_window is not None and config.sliding_window is None:
         raise ConfigError(

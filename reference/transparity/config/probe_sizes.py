@@ -57,8 +57,9 @@ def probe_sizes(config: Any) -> dict[str, Any]:
 
 
 def _temperature_sizes(config: Any) -> dict[str, Any]:
-    """Return a `query_temperature_length` that the longest probe exceeds; an equal `rotary_original_length` stays
-    equal.
+    """Return a `query_temperature_length` that the longest probe exceeds.
+
+    If the model has the same `rotary_original_length`, both get the same small value.
     """
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}

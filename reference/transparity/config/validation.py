@@ -191,8 +191,8 @@ def _check_positions(config: Any) -> None:
         )
     if config.position_count == "visible" and not config.position_offset:
         raise ConfigError(
-            "position_offset is 0, but with position_count 'visible' padding has the position before the first: 1 or "
-            "more would be right."
+            "position_offset is 0; expected at least 1, because with position_count 'visible', padding has the "
+            "position before the first one."
         )
     added = ("learned", "sinusoidal")
     both = config.positions in added and config.has_encoder and config.has_decoder

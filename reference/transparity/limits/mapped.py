@@ -155,7 +155,7 @@ class Mapped(NDArrayOperatorsMixin):
         return getattr(ufunc, method)(*arrays, **options)
 
     def _times_rows(self, x: np.ndarray) -> np.ndarray:
-        """Return x @ self as one product for the whole batch; a transposed tensor gives some features per block."""
+        """Return x @ self as one product for the whole batch, or some columns at a time if the tensor is transposed."""
         rows = x.reshape(-1, x.shape[-1])
         if not self.is_transposed:
             return (rows @ np.asarray(self)).reshape(*x.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""The outputs for each row: a pooled state or classes; and the transform that precedes a head."""
+"""Outputs with one result per row (a pooled state or classes), and the transform before a head."""
 
 from __future__ import annotations
 

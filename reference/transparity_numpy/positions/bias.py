@@ -20,7 +20,7 @@ def distances(positions: Positions, keys: int) -> Int[Array, "#batch queries key
 
 
 def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> Mask:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1); `chunked`: in other chunks (Llama 4)."""
+    """Hide keys at a distance of `window` or more (Beltagy et al. 2020, §3.1), or keys in other chunks (Llama 4)."""
     if kind == "chunked":
         return (np.arange(keys) // window == positions[..., None] // window)[:, None]
     return (np.abs(distances(positions, keys)) < window)[:, None]

@@ -168,7 +168,7 @@ def operands_alone(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _once_more(at: At, place: int) -> Change:
-    """Return the change that applies a sum or product twice: again to its result and to one of its operands."""
+    """Return the change that applies a sum or product once more, to its result and one of its operands."""
 
     def changed(values: Values) -> Any:
         now = dict(values)
@@ -196,7 +196,7 @@ def elsewhere(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _continued_otherwise(at: At) -> Iterator[int]:
-    """Yield the step's results in other layers where other lines use them; of equal uses, yield only one."""
+    """Yield the results of the same step in other layers, if other lines use them there; of equal uses, only one."""
     program, seen = at.program, [_uses(at.program, at.step)]
     for number in program.places[at.step.site]:
         if (uses := _uses(program, program.steps[number])) not in seen:

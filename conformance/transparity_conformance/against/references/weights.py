@@ -198,7 +198,7 @@ def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
 
 
 def _options(surplus: Surplus, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[tuple[_Group, Cut, Surplus]]:
-    """Yield each cut that leaves fewer tensors without a counterpart, with its group and the remaining surplus."""
+    """Yield (group, cut, remaining surplus) for each cut that leaves fewer tensors without a counterpart."""
     spare = [each for each in groups if surplus[each.sizes] * each.side >= len(each.names)]
     for whole in spare:
         for cut in _possible(whole, spare, may_turn=may_turn):

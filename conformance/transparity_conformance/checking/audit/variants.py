@@ -43,8 +43,8 @@ def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
 
 
 def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterator[list[Any]]:
-    """Yield lists of other values of a field; the audit tries one value of each list. Each option of a `Literal` is a
-    list, and all numbers together are one list."""
+    """Yield lists of other values of a field; the audit tries one value of each list. A `Literal` has a list for
+    each other option; a number has one list of all values."""
     value, kind = getattr(config, field.name), FIELD_TYPES[field.name]
     if is_choice(field.name):
         yield from ([choice] for choice in get_args(kind) if choice != value)

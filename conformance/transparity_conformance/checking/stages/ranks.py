@@ -149,7 +149,7 @@ def judge_dropout(evidence: Evidence, probe: Probe) -> None:
 
 
 def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> Cause | None:
-    """Return a cause if the wrong entries are dropped; a dropped entry is 0 only in the port."""
+    """Return a cause if the ranks drop wrong entries. A dropped entry is 0 in the port and not in `expected`."""
     parts = split(expected, placement, len(values))
     if [value.shape for value in values] != [part.shape for part in parts]:
         return None

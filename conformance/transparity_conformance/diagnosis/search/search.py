@@ -179,7 +179,7 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """For each fault with a number in `best`, yield the best partners; the number is then fitted again."""
+        """For each fitted number in `best`, yield its best partners without the number, which is then fitted again."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])

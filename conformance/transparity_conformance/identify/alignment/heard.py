@@ -243,7 +243,7 @@ def further_on_probes(
 ) -> Plan:
     """Return the plan with some taps moved to later operations.
 
-    A tap moves if some tap directly after it is wrong on a probe, and all taps after it are right once it has moved.
+    A tap moves if a tap directly after it is wrong on a probe, and if the move makes all taps directly after it right.
 
     Args:
         row: the row on which the plan was made.

@@ -80,7 +80,10 @@ def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
-    """Return the number of rows of each table, and `given` plus tokens of the first length that the module accepts."""
+    """Return the number of rows of each input's table, and the inputs: `given`, and random tokens.
+
+    Lengths of the tokens are tried in turn, until the module accepts one.
+    """
 
     def taken(most: tuple[int, int]) -> tuple[dict[str, int], Arrays]:
         lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, most, strict=False))

@@ -141,8 +141,8 @@ class _Filling:
             name = left[0]
             missing = int((~self.written[name]).sum())
             raise AdapterError(
-                f"The adapter has no line for {missing:,} of the {self.values[name].size:,} numbers of the port's "
-                f"{shown(name)}; add one under [parameters], zero or unused."
+                f"The adapter has no line for {missing:,} of {self.values[name].size:,} numbers of the port's "
+                f"{shown(name)}; add one under [parameters], or name it in zero or unused."
             )
 
 

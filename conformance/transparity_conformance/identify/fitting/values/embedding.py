@@ -75,7 +75,7 @@ def embedding(
     """Return the embedding of `tokens`, found among the operations before the first attention."""
     table = table_of(operations, tokens, values)
     if table is None:
-        raise FitError("The tokens look up rows of no table in the state dict; expected a token embedding.")
+        raise FitError("No operation looks up rows of a table by the tokens; expected a token embedding.")
     type_table = None if types is None else table_of(operations, types, {k: v for k, v in values.items() if k != table})
     looked_up = values[table][tokens]
     added = values[type_table][types] if type_table else np.zeros_like(looked_up)

@@ -22,7 +22,7 @@ from transparity_flax.masks import padding_mask, target_mask, visible_keys
 from transparity_flax.norms.norm import Norm
 from transparity_flax.positions.bias import query_temperature, score_bias, window_mask
 from transparity_flax.rotary import rotary_tables
-from transparity_flax.shapes import Hidden, Input, IsToken, Memory, Source, SourceIds, TokenIds
+from transparity_flax.shapes import Frames, Hidden, Input, IsToken, Memory, Pixels, Source, SourceIds, TokenIds
 from transparity_flax.state.context import Context, Mask, MaskKind
 
 
@@ -85,8 +85,10 @@ class Transformer(nnx.Module):
     """The whole model: the logits of each next token, or the other output that `config.head` names.
 
     Args:
-        inputs, named: The main inputs, in the order of `config.input_names` or by name: the `source` and `target` of an
-            encoder-decoder, `tokens`, or `pixels`. The source may also be frames of audio.
+        inputs: The main inputs, in the order of `config.input_names`, unless they are given by name.
+        source, target: The inputs of an encoder-decoder: tokens; the source may also be frames of audio.
+        tokens, pixels: The input of a model with one stack: tokens, or images for an encoder.
+        others: Inputs of other names (`config.input_names`).
         attention_mask: Zero where the source, or `tokens`, has padding.
         tap: A function that is called with every named activation; its result replaces the activation.
 
@@ -126,13 +128,18 @@ class Transformer(nnx.Module):
     def __call__(
         self,
         *inputs: Input,
+        source: SourceIds | Frames | None = None,
+        target: TokenIds | None = None,
+        tokens: TokenIds | None = None,
+        pixels: Pixels | None = None,
         attention_mask: IsToken | SourceIds | None = None,
         token_types: TokenIds | None = None,
         tap: Tap = identity,
-        **named: Input,
+        **others: Input,
     ) -> Float[Array, "batch length vocab"] | Hidden | Float[Array, "batch features"]:
         config = self.config
-        given = inputs_by_name(config, inputs, named)
+        named = {"source": source, "target": target, "tokens": tokens, "pixels": pixels}
+        given = inputs_by_name(config, inputs, named, others)
         if config.dropout and not self.dropout.deterministic:
             tap = chained(dropped(config.dropout_at, self.dropout), tap)
         full: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None

@@ -19,7 +19,7 @@ from transparity_pytorch.masks import padding_mask, target_mask, visible_keys
 from transparity_pytorch.norms.norm import Norm
 from transparity_pytorch.positions.bias import query_temperature, score_bias, window_mask
 from transparity_pytorch.rotary import rotary_tables
-from transparity_pytorch.shapes import Hidden, Input, IsToken, Memory, Source, SourceIds, TokenIds
+from transparity_pytorch.shapes import Frames, Hidden, Input, IsToken, Memory, Pixels, Source, SourceIds, TokenIds
 from transparity_pytorch.state.context import Context, Mask, MaskKind
 from transparity_pytorch.state.initial import initialize, tie
 
@@ -76,8 +76,10 @@ class Transformer(nn.Module):
     """The whole model: the logits of each next token, or the other output that `config.head` names.
 
     Args:
-        inputs, named: The main inputs, in the order of `config.input_names` or by name: the `source` and `target` of an
-            encoder-decoder, `tokens`, or `pixels`. The source may also be frames of audio.
+        inputs: The main inputs, in the order of `config.input_names`, unless they are given by name.
+        source, target: The inputs of an encoder-decoder: tokens; the source may also be frames of audio.
+        tokens, pixels: The input of a model with one stack: tokens, or images for an encoder.
+        others: Inputs of other names (`config.input_names`).
         attention_mask: Zero where the source, or `tokens`, has padding.
         tap: A function that is called with every named activation; its result replaces the activation.
 
@@ -106,16 +108,26 @@ class Transformer(nn.Module):
         if config.has_tied_head:
             tie(self, "head.weight", f"{config.stacks[-1]}.token_embedding.weight")
 
+    @property
+    def token_embedding(self) -> nn.Embedding:
+        """The table of the last stack's token embeddings."""
+        return (self.decoder if self.config.has_decoder else self.encoder).token_embedding
+
     def forward(
         self,
         *inputs: Input,
+        source: SourceIds | Frames | None = None,
+        target: TokenIds | None = None,
+        tokens: TokenIds | None = None,
+        pixels: Pixels | None = None,
         attention_mask: IsToken | SourceIds | None = None,
         token_types: TokenIds | None = None,
         tap: Tap = identity,
-        **named: Input,
+        **others: Input,
     ) -> Float[Tensor, "batch length vocab"] | Hidden | Float[Tensor, "batch features"]:
         config = self.config
-        given = inputs_by_name(config, inputs, named)
+        named = {"source": source, "target": target, "tokens": tokens, "pixels": pixels}
+        given = inputs_by_name(config, inputs, named, others)
         if self.dropout.training and config.dropout:
             tap = chained(dropped(config.dropout_at, self.dropout), tap)
         full: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None

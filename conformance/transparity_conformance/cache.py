@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 LARGEST = 2**28
@@ -113,8 +114,8 @@ QUICKLY = (
 """Flags that turn off the slow passes of XLA, as in the project's own tests. Compiling a small model then takes a third
 of the time, and running it takes longer."""
 
-KNOW_FLAGS = ("0.9.", "0.10.", "0.11.")
-"""The versions of jaxlib that know these flags; a version that does not know a flag ends the process."""
+KNOW_FLAGS = ("0.10.",)
+"""The tested versions of jaxlib; a version that does not know a flag ends the process."""
 
 
 def quickly() -> dict[str, str]:
@@ -186,7 +187,7 @@ def _kept(
     if where is None or identity is None:
         return compute()
     file = where / f"{identity}{ending}"
-    with contextlib.suppress(OSError):  # the file does not exist
+    with contextlib.suppress(OSError, ValueError, SafetensorError):  # the file does not exist, or has another form
         content = file.read_bytes()
         if content[:CHECKSUM] == _checksum(content[CHECKSUM:]):
             return read(content[CHECKSUM:])
@@ -220,7 +221,8 @@ def _write(file: Path, content: bytes) -> None:
 def shrink(base: Path, largest: int = LARGEST) -> None:
     """Delete the oldest cached files until at most `largest` bytes remain; keep other files."""
     with contextlib.suppress(OSError):
-        paths = [*base.glob("oracle/*/*.json"), *base.glob("oracle/*/*.arrays"), *base.glob("jax/*/*")]
+        endings = "json", "arrays", "part"
+        paths = [*(path for each in endings for path in base.glob(f"oracle/*/*.{each}")), *base.glob("jax/*/*")]
         files = [(path.stat().st_mtime, path.stat().st_size, path) for path in paths if path.is_file()]
         size = sum(size for _, size, _ in files)
         for _, freed, path in sorted(files):

@@ -64,6 +64,7 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
     sizes, kept = lengths | {"batch": batch}, vars(config).setdefault("_tap_shapes", {})  # as in `model`
     key = tuple(sorted(sizes.items()))
     if key not in kept:
+        kept.clear()
         kept[key] = {
             name: tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shape)
             for name, shape in model(config).taps.items()

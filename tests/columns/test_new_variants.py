@@ -90,7 +90,7 @@ def test_steps_agree_with_the_forward_pass(backend: Backend) -> None:
         assert error <= oracle.budget_for(error, "logits", "float32")
 
 
-def test_each_variant_changes_the_result(backend: Backend) -> None:
+def test_a_scaling_changes_the_result(backend: Backend) -> None:
     config = decoder()
     parameters = initialize_parameters(config, 7)
     logits = as_numbers(backend(config, parameters, dtype="float32").logits(tokens=TOKENS))

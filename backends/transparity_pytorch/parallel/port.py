@@ -138,8 +138,8 @@ def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: An
         module, arrays = getattr(layer, mixer.scope), kept[mixer.scope]
         for name, held in mixer.state(layer.config).items():
             if not isinstance(value := arrays[name], DTensor):
-                parameter, axis = held.cut or (next(iter(module.state_dict())), None)
-                placed = module.get_parameter(parameter)
+                name_of_cut, axis = held.cut or ("", None)
+                placed = module.get_parameter(name_of_cut) if name_of_cut else next(layer.parameters())
                 assert isinstance(placed, DTensor)
                 shards = [Replicate() if axis is None or not it.is_shard() else Shard(axis) for it in placed.placements]
                 whole = distributed(value, placed.device_mesh, Replicate(), value)

@@ -152,9 +152,9 @@ def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
         named = [bug for bug in bugs if {*names(fault), *said} & {*bug.causes}]
         unnamed -= {*named}
         # The place of a cause is not the place of another fault that would explain the same numbers.
-        is_said = all(said & {*bug.causes} for bug in named)
-        place = place_of(fault) if is_said else fault["where"]
-        if named and place != "logits" and not any(bug.shows or bug.shows_at(place) for bug in named):
+        placed = [bug for bug in named if said & {*bug.causes}]
+        place = place_of(fault) if placed else fault["where"]
+        if named and place != "logits" and not any(bug.shows or bug.shows_at(place) for bug in placed or named):
             false.append(f"{fault['causes'][0]['mistake']} at {place}")
     return [*dict.fromkeys(false), *[NOTHING_ELSE][: bool(answer.get("nothing_else") and unnamed)]]
 
@@ -227,9 +227,8 @@ def all_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def one_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first causes name every bug, or name one bug while the report says that an error remains.
-    Causes that are indistinguishable from the first count, too."""
-    first = {name for fault in answer["faults"] for name in names(fault)}
+    """Return whether the first causes name every bug, or name one bug while the report says that an error remains."""
+    first = {fault["causes"][0]["mistake"] for fault in answer["faults"] if fault["causes"]}
     right = [bug for bug in bugs if first & set(bug.causes)]
     remains = any(not fault["causes"] or _remains(fault) for fault in answer["faults"])
     return len(right) == len(bugs) or (bool(right) and (remains or any("remain" in note for note in answer["notes"])))

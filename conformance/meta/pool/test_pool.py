@@ -150,6 +150,9 @@ def test_one_of_two_bugs_is_named_only_if_the_other_is_not_denied() -> None:
     assert judge.one_named(pair, answer(("logits", "attention-scale"), residual=1.0))
     assert not judge.one_named(pair, answer(("logits", "attention-scale")))
     assert not judge.one_named(pair, answer(("logits", "")))
+    tied = answer(("logits", "attention-scale"))
+    tied["faults"][0]["indistinguishable"] = ["bias-dropped"]
+    assert not judge.one_named(pair, tied)
     assert not judge.nothing_else_named(pair, answer(("logits", "norm-eps")))
 
 
@@ -255,6 +258,8 @@ def test_what_is_told_of_planted_bugs_is_judged() -> None:
     tied["causes"][0]["at"] = "decoder.layers.0.feed_forward.hidden"
     assert judge.falsehoods([keys], {"faults": [tied]}) == []
     elsewhere = told("decoder.layers.0.feed_forward.hidden", "attention-scale")
+    excused = elsewhere | {"indistinguishable": ["rotary-missing"]}
+    assert judge.falsehoods(both, {"faults": [excused]}) == ["attention-scale at decoder.layers.0.feed_forward.hidden"]
     assert judge.falsehoods([scale], {"faults": [elsewhere]}) == [
         "attention-scale at decoder.layers.0.feed_forward.hidden"
     ]

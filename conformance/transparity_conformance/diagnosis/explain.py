@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -204,18 +203,10 @@ def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> 
 
 
 def _other(fault: Fault, other: Fault) -> str:
-    """Return the number of `other`, or the words in which its description differs; empty if nothing differs."""
+    """Return the number of `other`, or its description; empty if nothing differs."""
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
-    ours, theirs = fault.description.split(), other.description.split()
-    first = _common(ours, theirs)
-    last = _common(ours[first:][::-1], theirs[first:][::-1])
-    return " ".join(theirs[first : len(theirs) - last])
-
-
-def _common(words: Sequence[str], others: Sequence[str]) -> int:
-    """Return the number of words at the beginning that two descriptions share."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False)))
+    return "" if other.description == fault.description else other.description
 
 
 def _location(sites: tuple[str, ...]) -> str:

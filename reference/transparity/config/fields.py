@@ -32,9 +32,10 @@ def number(default: float | None, range: Range, *tried: float | None, usual: tup
     """Return a dataclass field for a number within `range`.
 
     Args:
-        default: the default value of the field. range: the valid numbers. tried: the values that random configurations
-        try, the simplest first. If empty, they use the default. usual: the values in published models and ports, the
-        most frequent first.
+        default: The default value of the field.
+        range: The valid numbers.
+        tried: The values that random configurations try, the simplest first. If empty, they use the default.
+        usual: The values in published models and ports, the most frequent first.
     """
     return dataclasses.field(default=default, metadata={"range": range, "tried": tried, "usual": usual})
 

@@ -128,8 +128,7 @@ class TransformerConfig:
     """Whether the router's linear map has a bias."""
     router_score_bias: bool = False
     """Whether a bias without a gradient changes the choice of experts, but not the weights of the chosen experts (Wang
-    et al. 2024).
-    """
+    et al. 2024)."""
     router_groups: int = whole(1, 1, 2)
     """Number of groups of consecutive experts, ranked by the sum of their two highest scores (DeepSeek-V3)."""
     topk_groups: int = whole(1, 1, 2)

@@ -127,7 +127,7 @@ def _check_pooling(config: Any) -> None:
     if not config.is_pooled or config.pooling not in ("eos", "largest"):
         return
     if not config.token_inputs:
-        raise ConfigError(f"pooling is {config.pooling!r}, but an image has no tokens: use pooling 'first'.")
+        raise ConfigError(f"pooling is {config.pooling!r}, but the input has no tokens: use pooling 'first'.")
     if config.pooling == "eos" and config.eos_id is None:
         raise ConfigError("pooling is 'eos', but there is no eos_id: set it, or use pooling 'last'.")
 

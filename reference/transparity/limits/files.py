@@ -75,8 +75,10 @@ def read_header(
         )
     try:
         entries = json.loads(header, object_pairs_hook=without_repetition)
-    except (ValueError, RecursionError) as problem:
+    except RepeatedFieldError as problem:
         raise error(f"{path} cannot be read as a safetensors file: {reason(problem)}.") from None
+    except (ValueError, RecursionError):
+        raise error(f"{path} cannot be read as a safetensors file: its header is not JSON.") from None
     if not isinstance(entries, dict):
         raise error(f"{path} cannot be read as a safetensors file: its header is not an object of tensors.")
     return 8 + length, {name: entry for name, entry in entries.items() if name != "__metadata__"}

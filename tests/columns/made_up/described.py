@@ -33,6 +33,11 @@ def _features(config: TransformerConfig, stack: str, length: str) -> Part:
     return linear("feature_projection", config.embed_dim, config.mel_bins or 0, bias=True)
 
 
+def _check_features(config: TransformerConfig) -> None:
+    needed = {"pad_id": None, "padding": "token", "num_token_types": 0, "head": "hidden"}
+    check_needed(config, needed, "the input is features, which have no tokens and no padding")
+
+
 FEATURES = Input(
     _features,
     lambda config, stack: config.mel_bins is not None and config.architecture == "encoder",
@@ -40,6 +45,7 @@ FEATURES = Input(
     axes=lambda config: (config.num_frames, config.mel_bins or 0),
     expected="(batch, frames, mel_bins), {} frames of {} bins",
     positions=lambda config: config.num_frames,
+    check=_check_features,
 )
 
 ROWS = (

@@ -37,7 +37,12 @@ from transparity_conformance.identify.alignment.heard import (
     shows_all,
     wrong_logits,
 )
-from transparity_conformance.identify.alignment.reported import with_exchanges, with_first_line, with_lines
+from transparity_conformance.identify.alignment.reported import (
+    hypothesis_of,
+    with_exchanges,
+    with_first_line,
+    with_lines,
+)
 from transparity_conformance.oracle.probes import Probe, lean
 from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import gap, share
@@ -282,7 +287,10 @@ def explain_at_other_size(evidence: Evidence) -> None:
         answer = Answer.of(probes, actual, arguments.dtype, clock, evidence.judged_ranks)
         recorded = hear(forwards, probes, actual, arguments.dtype, clock, evidence.progress, row)
     found = _judged(evidence, probes, actual, recorded, clock, answer)
-    if answer is not None and changes_right_answers(evidence.ran.probes, answer.told, arguments.dtype):
+    causes = [(cause, cause.at or fault.where) for fault in found.faults for cause in fault.causes]
+    each = (hypothesis_of(probe, cause, where) for cause, where in causes)
+    told = (answer.told if answer else ()) or tuple(one for one in each if one is not None)
+    if len(taps) == 1 and changes_right_answers(evidence.ran.probes, told, arguments.dtype):
         without = [dataclasses.replace(fault, causes=(), indistinguishable=(), split_by=None) for fault in found.faults]
         found = dataclasses.replace(found, faults=tuple(without))
     evidence.report = report

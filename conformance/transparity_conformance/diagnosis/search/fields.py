@@ -51,14 +51,14 @@ def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
 
 def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
     """Find up to `DEEPEST` fields whose change leaves the smallest difference; return them and the share that remains.
-    `left` returns the difference with a fault. The number of walks limits the search, not the time, so that a slow
-    computer finds the same fields. The search does nothing without any time, and an interruption ends it."""
+    `left` returns the difference with a fault. The number of walks limits the search, so that a slow computer finds the
+    same fields; only the budget's end stops it earlier."""
     before = left(changed({}))
     found = beam = [(before, Fields())]
-    for _ in range(DEEPEST if clock.left else 0):
+    for _ in range(DEEPEST):
         more = [chosen | change for _, chosen in beam for change in single_changes(config, chosen)]
         distinct = {tuple(sorted(fields.items())): fields for fields in more}.values()
-        tried = ((left(changed(fields)), fields) for fields in distinct if not clock.is_interrupted)
+        tried = ((left(changed(fields)), fields) for fields in distinct if clock.left)
         beam = sorted(tried, key=lambda each: each[0])[: WALKS // len(alternatives())]
         found = [*found, *beam]
     least, fields = min(found, key=lambda each: each[0])

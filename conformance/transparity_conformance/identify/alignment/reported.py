@@ -105,7 +105,7 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
     """Add a line for each of several causes: the first wrong number if the reference has all other causes."""
     places = {cause.at or fault.where for cause in fault.causes}
-    put_in = [_put_in(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
+    put_in = [hypothesis_of(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:
         return fault
     causes, place = [], places.pop()
@@ -120,7 +120,7 @@ def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe:
     return dataclasses.replace(fault, causes=tuple(causes))
 
 
-def _put_in(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
+def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
     """Return the catalogue's hypothesis for a cause at the tap `where`, or None."""
     known = (each for each in faults_at(probe.config, where) if each.id == cause.mistake)
     fitted: Iterator[Fault] = iter(())

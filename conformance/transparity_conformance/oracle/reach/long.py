@@ -222,7 +222,7 @@ class LongOracle:
         tokens: dict[str, Any] = {name: self.inputs[name] for name in (*config.input_names, *config.further_inputs)}
         tap = (lambda name, value: rounded(value, dtype)) if dtype in HALF else identity
         # The reference has no option for this; `_head` applies the head to blocks.
-        with blocks_of_queries(), mock.patch("transparity_numpy.transformer.head", lambda config, tree, x: x):
+        with blocks_of_queries(), mock.patch.dict(HEADS, {self.config.head: lambda config, tree, x: x}):
             states = transformer(config, held, **tokens, tap=tap)
         return states[:, None] if config.is_pooled else states
 

@@ -73,11 +73,11 @@ class PortProcess:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**QUIET, **compiled(), **(quickly() if is_small else {}), **os.environ, **environment},
+                env={**QUIET, **compiled(), **os.environ, **environment},
             )
         self.folders: list[str] = []
         self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)
-        self._send(largest_answer(), "load", spec, adapter)
+        self._send(largest_answer(), "load", spec, adapter, quickly() if is_small else {})
 
     @property
     def is_running(self) -> bool:

@@ -75,7 +75,7 @@ class ProcessGroup:
     def load(self, spec: str) -> None:
         self.loaded()
         for process in self.processes:
-            process.ask("loading the port", "load", spec, self.adapter)
+            process.ask("loading the port", "load", spec, self.adapter, {})
         self.spec, self._loaded = spec, None
         self.differing = Differing()
         self.loaded()

@@ -47,14 +47,17 @@ class Worker:
         self.objects[self.number] = value
         return self.number
 
-    def load(self, spec: str, adapter: str | None = None) -> Any:
+    def load(self, spec: str, adapter: str | None, variables: Mapping[str, str]) -> Any:
         """Load and keep the function or the exported model that `spec` names; return its handle number and signature.
 
         If `adapter` is the path of an adapter, the function builds a model whose tensors the adapter fills. If
-        `adapter` is empty, the model keeps its own weights.
+        `adapter` is empty, the model keeps its own weights. Environment variables that the port's file has not set get
+        the values in `variables`.
         """
         runtime = runtime_of(spec)
         build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
+        for variable, value in variables.items():
+            os.environ.setdefault(variable, value)
         if adapter is not None:
             build = adapted(build, read_adapter(adapter)) if adapter else functools.partial(made_by, build)
         return self.keep(build), described_signature(build)

@@ -89,7 +89,7 @@ def test_a_prompt_of_which_nothing_is_seen_is_refused(backend: Backend) -> None:
     forward = backend(config, parameters)
     with pytest.raises(InputError, match=r"^Row 1 of prompt has only padding \(token 0\), .*\.$"):
         forward.generate(np.array([[1, 2], [0, 0]]), 2)
-    with pytest.raises(InputError, match="row 0"):
+    with pytest.raises(InputError, match=r"^Row 0 of prompt"):
         forward.generate(np.array([[0, 2], [1, 2]]), 2, lengths=np.array([1, 2]))
     assert forward.generate(np.array([[0, 2]]), 2).shape == (1, 4)
 

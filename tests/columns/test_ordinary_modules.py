@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from transparity.parameters import initialize_parameters, parameter_shapes
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.comparison import difference
+from transparity_numpy.transformer import transformer
 from transparity_pytorch.port import build
 from transparity_pytorch.transformer import Transformer
 
@@ -135,6 +137,15 @@ def test_it_is_exported(case: str) -> None:
         assert_agrees(exported(**inputs), probe)
 
 
+def test_it_is_exported_for_batches_and_lengths_of_inputs_by_name() -> None:
+    model, auto = Transformer(TIED).eval(), torch.export.Dim.AUTO
+    inputs, other = {"source": SOURCE, "target": TARGET}, {"source": SOURCE[:1, :3], "target": TARGET[:1, :2]}
+    shapes = {name: {0: auto, 1: auto} for name in inputs}
+    with torch.no_grad():
+        exported = torch.export.export(model, (), inputs, dynamic_shapes=shapes).module()
+        assert torch.allclose(exported(**other), model(**other))
+
+
 @pytest.mark.parametrize("case", EACH)
 def test_it_runs_and_learns_under_autocast(case: str) -> None:
     model, probe, inputs = loaded(case)
@@ -232,3 +243,14 @@ def test_a_new_model_learns_by_nnx_and_optax(name: str) -> None:
         step(model, optimizer, *given)
     model.eval()
     assert (model(*given).argmax(axis=-1) == given[-1]).all()
+
+
+def test_an_unknown_input_is_refused_by_every_column() -> None:
+    tokens = np.array([[3, 4]])
+    config = preset("notes-lm").resized()
+    parameters = initialize_parameters(config)
+    in_jax, says = made(config), "^The model has no input attention_masks; it takes tokens"
+    for forward in (functools.partial(transformer, config, parameters), Transformer(config), in_jax):
+        for value in (tokens, None):
+            with pytest.raises(InputError, match=says):
+                forward(tokens=tokens, attention_masks=value)

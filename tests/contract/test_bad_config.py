@@ -84,7 +84,7 @@ def test_a_value_that_a_field_cannot_have(field: str, value: Any, says: str) -> 
         ),
         (
             {"position_count": "visible"},
-            "position_offset is 0, but with position_count 'visible' padding has the position before the first",
+            "position_offset is 0; expected at least 1, because with position_count 'visible', padding has",
         ),
         ({"rotary_slow_turns": 4.0}, "rotary_slow_turns is 4.0; it should be less than rotary_fast_turns"),
         (
@@ -192,7 +192,10 @@ def test_a_lone_stack_shares_no_embedding() -> None:
         ),
         ({"other": {"rope_theta": 5.0}}, "layer_overrides has the kind 'other', which is not in layer_types (full"),
         ({"full": {"rope_theta": -1}}, "layer_overrides of the kind 'full' is impossible: rope_theta is -1"),
-        ({"full": {"positions": "alibi"}}, "layer_overrides has positions 'alibi' for layers of the kind 'full'"),
+        (
+            {"full": {"positions": "alibi"}},
+            "layer_overrides changes positions from 'sinusoidal' to 'alibi' for layers of the kind 'full'",
+        ),
         ({"full": {"sliding_window": 3}}, "layer_overrides has a sliding_window of 3 for layers of"),
     ],
 )

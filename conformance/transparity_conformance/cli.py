@@ -25,7 +25,6 @@ import typer
 
 from transparity.errors import TransparityError, UsageError
 from transparity.text import describe_error, reason, safe
-from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable, write_json, write_reports, write_text
 from transparity_conformance.report.terminal import print_line, print_text, progress_bar
 
@@ -84,7 +83,7 @@ COMMAND_HELP = (
     "Program in any language, instead of PORT. It reads a bundle from a folder and writes its outputs to a file. "
     "These two paths replace {bundle} and {actual} in the command, or are added at its end."
 )
-BUDGET_HELP = "Time limit for the search for causes, for each configuration."
+BUDGET_HELP = "Time limit for the search for causes, for each configuration. By default, only its work is limited."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
 AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists these."
 RANKS_HELP = "Run PORT on N ranks, as torchrun does. The ranks are compared with one rank, then with the reference."
@@ -135,7 +134,7 @@ Timeout = Annotated[
 ReplyTimeout = Annotated[
     float | None, _option("--timeout", "SECONDS", "Time limit for each reply of PORT. Default: 300.", min=0.1)
 ]
-Budget = Annotated[float, _option("--budget", "SECONDS", BUDGET_HELP, min=0)]
+Budget = Annotated[float | None, _option("--budget", "SECONDS", BUDGET_HELP, min=0)]
 AdapterFile = Annotated[Path | None, _option("--adapter", "FILE", ADAPTER_HELP)]
 JsonFile = Annotated[Path | None, _option("--json", "FILE", "Write the reports as JSON; - is standard output.")]
 HtmlFile = Annotated[Path | None, _option("--html", "FILE", "Write the reports as an HTML page.")]
@@ -214,7 +213,7 @@ def check(
     dtype: Precision = Dtype.float32,
     command: Command = None,
     timeout: Timeout = None,
-    budget: Budget = BUDGET,
+    budget: Budget = None,
     audit: AuditChoice = None,
     quick: Quick = False,
     adapter: AdapterFile = None,
@@ -357,8 +356,8 @@ def adapt(
     ] = None,
     timeout: ReplyTimeout = None,
     budget: Annotated[
-        float, _option("--budget", "SECONDS", "Time limit for the search for the adapter.", min=0)
-    ] = BUDGET,
+        float | None, _option("--budget", "SECONDS", "Time limit for the search for the adapter.", min=0)
+    ] = None,
 ) -> None:
     """Write an adapter, which maps the tensors of a model to our parameters."""
     with _one_sentence():

@@ -15,7 +15,6 @@ from docs.site.pages import ROOT, SOURCES, lines_around
 
 from transparity_conformance import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.check.page import as_html
 from transparity_conformance.report.report import Report
@@ -41,9 +40,6 @@ class Diagnosis:
     cause: str
     fields: dict[str, Any] = field(default_factory=dict)
     """The fields of the configuration that differ from the family's small model."""
-
-    budget: float = BUDGET
-    """Seconds of the search for causes."""
 
     @property
     def file(self) -> Path:

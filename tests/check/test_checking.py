@@ -16,7 +16,7 @@ from tests.golden.test_golden import FILE
 
 from meta.pool.port import port_with
 from transparity.config import TransformerConfig
-from transparity_conformance import check
+from transparity_conformance import check, work
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.decoding.generation import GENERATION
 from transparity_conformance.capabilities.table import compare_capability
@@ -127,7 +127,11 @@ def test_a_large_model_is_listened_to_on_one_row(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.long
 def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = check(ScaledByTheWidth, config=GPT2, budget=0)
-    assert any("not recorded: finding 27 activations takes about" in note for note in slow.notes)
+    assert any("not recorded: the time of the search is over" in note for note in slow.notes)
+    monkeypatch.setattr(work, "OPERATION", 1.0)
+    slow = check(ScaledByTheWidth, config=GPT2)
+    assert any("the search for its 27 activations needs too many runs" in note for note in slow.notes)
+    monkeypatch.undo()
     monkeypatch.setattr(heard, "available_memory", lambda: 1000)
     large = check(ScaledByTheWidth, config=GPT2, budget=1)
     assert any("of memory, and 1 kB are free; taps in the port" in note for note in large.notes)

@@ -22,7 +22,7 @@ from tests.golden.test_hostile import RIGHT, calling
 
 from transparity.config import TransformerConfig
 from transparity.errors import UsageError
-from transparity_conformance import check
+from transparity_conformance import check, work
 from transparity_conformance.capabilities.port_calls import (
     PortCallError,
     PortError,
@@ -30,7 +30,7 @@ from transparity_conformance.capabilities.port_calls import (
     call_port,
     has_method,
 )
-from transparity_conformance.diagnosis.search.clock import BUDGET, Clock, OutOfTime
+from transparity_conformance.diagnosis.search.clock import WORK, Clock, OutOfTime
 from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.child import checked_timeout
@@ -268,12 +268,15 @@ def test_causes_found_before_ctrl_c_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     assert any(not fault.causes for fault in faults)
 
 
-def test_the_search_has_thirty_seconds_and_shows_its_progress() -> None:
+def test_the_search_counts_its_work_and_shows_its_progress() -> None:
     shown: list[tuple[str, int, int]] = []
     clock = Clock(watch=lambda *step: shown.append(step))
     assert list(clock.each(range(3))) == [0, 1, 2]
-    assert clock.seconds == BUDGET == 30
-    assert shown == [("looking for causes, 0 candidates tried", 0, 30)]
+    assert shown == [("looking for causes, 0 candidates tried", 0, WORK)]
+    work.count(int(2 * WORK / work.NUMBER))
+    assert clock.is_over and not Clock().is_over
+    with pytest.raises(OutOfTime):
+        clock.check()
     with pytest.raises(OutOfTime):
         Clock(0).check()
 

@@ -145,7 +145,7 @@ CASES: dict[str, Case] = {
 }
 """A port and the arguments of its check, by name."""
 
-NUMBERS = re.compile(r"[\d.]+(e[+-]?\d+)?(?= ?[%×])|\d\.\d+(e[+-]?\d+)?|\d+e[+-]?\d+|(?<=takes about )\d+")
+NUMBERS = re.compile(r"[\d.]+(e[+-]?\d+)?(?= ?[%×])|\d\.\d+(e[+-]?\d+)?|\d+e[+-]?\d+")
 """Matches shares, errors and seconds, which differ from computer to computer."""
 
 

@@ -35,7 +35,6 @@ from transparity_conformance.against.ways.gradients import compare_gradients
 from transparity_conformance.against.ways.way import Sides, compare_third
 from transparity_conformance.capabilities.port_calls import call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
-from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.report.parts import Coverage
 from transparity_conformance.report.report import CapabilityResult, Measured, Report, not_compared, with_capabilities
@@ -71,7 +70,7 @@ class Request:
     inputs: str | Path | Sequence[Inputs] | None = None
     dtype: str = "float32"
     timeout: float | None = None
-    budget: float = BUDGET
+    budget: float | None = None
     name: str = ""
     """The name of a port that is not a file."""
 

@@ -109,7 +109,7 @@ class Confirming:
             if more and all(each.edit for each in more):
                 return more, self._run_again(more, now)
             further = further or more[len(found) :]
-            if self.clock.left <= 0 or not found:
+            if self.clock.is_over or not found:
                 return list(map(without_edit, [*found, *further])), now
             doubtful = max((each for each in found if each.edit), key=lambda each: each.edit.rank if each.edit else -1)
             for step, edit in ((doubtful.step, doubtful.edit), *((each.step, each.edit) for each in doubtful.others)):

@@ -105,7 +105,7 @@ class EditSearch:
         wanted = [print_ for index in port if (print_ := self.port.prints[index]) is not None]
         context = Context(self.numbers, wanted, {index: self.port.operations[index].value for index in now.lost})
         best: list[Explanation] = []
-        self._reserved = self.clock.left / 2
+        self._reserved = self.clock.work.left / 2
         with contextlib.suppress(OutOfTime), float64_defaults():
             further = 0
             for tried in self._rounds(now, port, steps):
@@ -213,7 +213,7 @@ class EditSearch:
             made = set[bytes]()
             for edit in self._edits(number, makers, context):
                 self.clock.check()
-                if self.clock.left < self._reserved:
+                if self.clock.work.left < self._reserved:
                     raise OutOfTime
                 if self._shows(edit, number, now, lost, made) or self._shows_together(edit, number, now):
                     yield edit, number

@@ -39,7 +39,7 @@ def adapt_port(
     family: str | None,
     out: Path | None,
     timeout: float | None,
-    budget: float,
+    budget: float | None,
     progress: Progress,
 ) -> tuple[str, list[str], int]:
     """Find a port's adapter in a separate process, and write it. Return the adapter's text, lines for people, and the

@@ -22,7 +22,6 @@ from transparity_conformance.checking.stages.evidence import Arguments, Evidence
 from transparity_conformance.checking.systems import divisible
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, ignore_progress, ignore_report
-from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.hub import loaded_here
@@ -56,7 +55,7 @@ def check(
     progress: Progress | None = None,
     isolated: bool = False,
     timeout: float = TIMEOUT,
-    budget: float = BUDGET,
+    budget: float | None = None,
     name: str | None = None,
     audit: bool | None = None,
     located: Located = ignore_report,

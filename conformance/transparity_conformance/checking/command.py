@@ -17,7 +17,6 @@ from transparity_conformance.checking.stages.ranks import adding_ranks, compared
 from transparity_conformance.checking.systems import sized
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, ignore_progress, ignore_report
-from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.exchange.bundle import ACTUAL, Bundle
 from transparity_conformance.exchange.judging import judge_bundle
 from transparity_conformance.exchange.reading import read_actual
@@ -40,7 +39,7 @@ def check_command(
     timeout: float = TIMEOUT,
     progress: Progress = ignore_progress,
     sections: Collection[str] = (),
-    budget: float = BUDGET,
+    budget: float | None = None,
     located: Located = ignore_report,
     ranks: int = 1,
 ) -> Report:

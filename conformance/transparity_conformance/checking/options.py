@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from transparity.errors import TransparityError, UsageError
 from transparity.presets import preset as preset_called
 from transparity.text import reason, safe
-from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.running.artefacts import HUB, runtime_of
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class Options:
     dtype: str = "float32"
     logits_only: bool = False
     timeout: float | None = None
-    budget: float = BUDGET
+    budget: float | None = None
     sections: Sequence[str] = ()
     """The optional sections of a program's bundle."""
     located: Callable[[Report], None] = lambda report: None

@@ -23,7 +23,7 @@ from transparity_conformance.diagnosis.reach.conventions import (
 from transparity_conformance.diagnosis.reach.impact import with_impact
 from transparity_conformance.diagnosis.reduced_precision import declared_by, find_rounding, how_to_declare
 from transparity_conformance.diagnosis.search.answer import Answer
-from transparity_conformance.diagnosis.search.clock import BUDGET, STAGES, Clock
+from transparity_conformance.diagnosis.search.clock import STAGES, Clock
 from transparity_conformance.diagnosis.search.fields import several_fields
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.probes import Probe
@@ -85,7 +85,7 @@ def judge(
             return report("inconclusive", None)
         if repeated and repeated.verdict == "diverges":
             return report("diverges", repeated.where, (_random_divergence(repeated, next(iter(results))),))
-        search = _Search(progress or ignore_progress, clock or Clock(BUDGET, progress), located, ranks, answer)
+        search = _Search(progress or ignore_progress, clock or Clock(watch=progress), located, ranks, answer)
         return _verdict(report, results, measured, dtype, _is_complete(probes, results, dtype), search)
 
 

@@ -22,6 +22,7 @@ from transparity.config import TransformerConfig
 from transparity.limits.stored import changed
 from transparity.taps import Tap
 from transparity.text import describe_error
+from transparity_conformance import work
 from transparity_conformance.catalogue.fault import Fault, Formula, Hypothesis, WalkState
 from transparity_conformance.diagnosis.resume import Start, depth, start_at
 from transparity_conformance.oracle.budgets import RULES, epsilon, rounded
@@ -178,6 +179,7 @@ def _walking(
         elif any(name in each.patched for each in hypotheses):
             value = made_with(hypotheses, state, name, value)
         made = rounded(value, dtype)
+        work.count(made.size, state.config.embed_dim)
         computed[name] = made
         if name == until:
             raise TapReached

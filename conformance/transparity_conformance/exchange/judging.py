@@ -17,7 +17,7 @@ from transparity_conformance.capabilities.table import CAPABILITIES, why_not
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Actual, Progress, ignore_progress, judge
 from transparity_conformance.diagnosis.reach.coverage import covered
-from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
+from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.exchange.bundle import LAYER, Bundle, Section
 from transparity_conformance.exchange.manifest import MANIFEST, Several, read_manifest
 from transparity_conformance.exchange.reading import read_actual, read_bundle
@@ -69,7 +69,7 @@ def judge_bundle(
     *,
     progress: Progress | None = None,
     stopped: bool = False,
-    budget: float = BUDGET,
+    budget: float | None = None,
     **how: Any,
 ) -> Report:
     """Judge a port's results for a bundle.

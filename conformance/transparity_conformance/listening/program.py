@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+from transparity_conformance import work
 from transparity_conformance.listening.operation import FRAMEWORKS, Source, Sources, home, run
 from transparity_conformance.listening.pytorch import (
     UNINITIALISED,
@@ -211,6 +212,7 @@ class Program:
 
     def run_one(self, step: Step, values: Values, changes: Mapping[int, Change], precision: Any) -> None:
         """Run a step, or the change that replaces its result; add the results to `values`."""
+        work.count(values[step.inputs[0]].numel() if step.inputs else 0)
         if step.number not in changes:
             step.run(values, precision)
             return

@@ -27,7 +27,7 @@ MOST_PROBES = 3
 
 
 def with_names(
-    report: Report, folder: Path | None, answers: Sequence[Answer], budget: float, progress: Progress
+    report: Report, folder: Path | None, answers: Sequence[Answer], budget: float | None, progress: Progress
 ) -> Report:
     """Add a note on each fault of the catalogue that gives the port's answers. If there is one difference and one
     fault, the difference gets the fault's name."""

@@ -103,7 +103,7 @@ class Sides:
 
     reference: Reference
     make: Callable[[], Callable[..., Any]]
-    budget: float
+    budget: float | None
     """The seconds that the search for causes may take."""
     progress: Progress
     called: list[Answer] = field(default_factory=list)

@@ -62,7 +62,7 @@ class Arguments:
     parameters: Arrays | None
     dtype: str
     logits_only: bool
-    budget: float
+    budget: float | None
     port: str
     ranks: int
     lengths: tuple[int, ...]

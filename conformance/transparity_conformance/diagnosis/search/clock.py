@@ -1,4 +1,4 @@
-"""The time limit of the search for causes; all segments of a port share it."""
+"""The limits of the search for causes; all segments of a port share them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-BUDGET = 30.0
-"""The time, in seconds, after which the search ends."""
+from transparity_conformance import work
 
-WALKS = 20_000
-"""The runs of the reference after which the search ends; a small model makes them in about `BUDGET` seconds."""
+WORK = 20.0
+"""The work after which the search ends, in the unit of `work`. Comparisons are not counted; with them, this much work
+takes about 30 s."""
 
 CANDIDATES = 300
 """The approximate number of candidates per segment."""
@@ -22,66 +23,80 @@ STAGES = 4
 """The number of stages: the logits, the operations, the segments, and the remaining logits and segments."""
 
 STEP = 0.1
-"""The seconds between two progress reports."""
+"""The work between two progress reports."""
 
-Candidate = TypeVar("Candidate", covariant=True)
-
-
-class Candidates(Sized, Iterable[Candidate], Protocol[Candidate]):
-    """A sized iterable of candidates."""
+Candidate = TypeVar("Candidate")
 
 
 class OutOfTime(Exception):  # noqa: N818 - not an error
-    """The search's time is over; unconfirmed candidates are discarded."""
+    """The search's work or time is over; unconfirmed candidates are discarded."""
 
 
-class Clock:
-    """The remaining time of a search, and the number of tried candidates.
+@dataclass
+class Limit:
+    """An amount of work or time; `read` returns how much has been used."""
 
-    The clock counts this thread's processor time, so that a busy machine tries as many candidates as an idle one.
-    `watch` receives the progress: a text, the seconds spent, and all seconds.
-    """
+    read: Callable[[], float]
+    amount: float
+    end: float = field(init=False)
 
-    def __init__(self, seconds: float = BUDGET, watch: Callable[[str, int, int], None] | None = None) -> None:
-        self.seconds, self.end = seconds, time.thread_time() + seconds
-        self.walks = self.tried = self.planned = 0
-        self.ran_out = self.is_interrupted = False
-        self.watch, self.told = watch, 0.0
-
-    def allow(self, seconds: float) -> None:
-        """Extend the time limit so that it suffices for about `CANDIDATES` candidates of `seconds` each."""
-        factor = max(CANDIDATES * seconds / BUDGET, 1.0)
-        self.end += self.seconds * (factor - 1)
-        self.seconds *= factor
-
-    def part(self) -> Clock:
-        """Return a clock with the time of one stage, or with the remaining time if less remains."""
-        return Clock(min(self.left, self.seconds / STAGES), self.watch)
-
-    def begin(self, stages: int = 1) -> None:
-        """Start a stage, which gets at least the total time divided by `stages`."""
-        self.end = max(self.end, time.thread_time() + self.seconds / stages)
+    def __post_init__(self) -> None:
+        self.end = self.read() + self.amount
 
     @property
     def left(self) -> float:
-        """Return the remaining seconds; 0 after the end or an interruption."""
-        return 0.0 if self.is_interrupted else max(self.end - time.thread_time(), 0.0)
+        return max(self.end - self.read(), 0.0)
+
+    def part(self) -> Limit:
+        """Return the share of one stage, or what is left if that is less."""
+        return Limit(self.read, min(self.left, self.amount / STAGES))
+
+
+class Clock:
+    """The work that a search may still do, and the number of tried candidates.
+
+    Work is counted, not timed, so that a slow or busy computer finds the same causes. `cap` also limits the processor
+    time, in seconds. `watch` receives the progress: a text, the work done, and all work.
+    """
+
+    def __init__(self, cap: float | None = None, watch: Callable[[str, int, int], None] | None = None) -> None:
+        self.work = Limit(work.done, WORK)
+        self.time = Limit(time.thread_time, float("inf") if cap is None else cap)
+        self.tried = self.planned = 0
+        self.ran_out = self.is_interrupted = False
+        self.watch, self.told = watch, 0.0
+
+    def allow(self, of_a_candidate: float) -> None:
+        """Extend the work so that it suffices for about `CANDIDATES` candidates of this much work."""
+        factor = max(CANDIDATES * of_a_candidate / WORK, 1.0)
+        self.work.end += self.work.amount * (factor - 1)
+        self.work.amount *= factor
+
+    def part(self) -> Clock:
+        """Return a clock for one stage."""
+        clock = Clock(watch=self.watch)
+        clock.work, clock.time = self.work.part(), self.time.part()
+        return clock
+
+    def begin(self, stages: int = 1) -> None:
+        """Start a stage, which gets at least the whole work divided by `stages`."""
+        self.work.end = max(self.work.end, self.work.read() + self.work.amount / stages)
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_interrupted or self.work.left <= 0 or self.time.left <= 0
 
     def check(self) -> None:
-        """Raise `OutOfTime` if no time is left, or after more than `WALKS` runs of the reference."""
-        if self.is_interrupted or time.thread_time() > self.end or self.walks > WALKS:
+        """Raise `OutOfTime` if no work or time is left."""
+        if self.is_over:
             self.ran_out = True
             raise OutOfTime
-        spent = self.seconds - self.left
-        if self.watch is not None and spent > self.told:
+        spent = self.work.amount - self.work.left
+        if self.watch is not None and spent >= self.told:
             self.told = spent + STEP
-            self.watch(f"looking for causes, {self.tried:,} candidates tried", int(spent), int(self.seconds))
+            self.watch(f"looking for causes, {self.tried:,} candidates tried", int(spent), int(self.work.amount))
 
-    def walk(self) -> None:
-        self.walks += 1
-        self.check()
-
-    def each(self, candidates: Candidates[Candidate]) -> Iterator[Candidate]:
+    def each(self, candidates: Collection[Candidate]) -> Iterator[Candidate]:
         self.planned += len(candidates)
         for candidate in candidates:
             self.check()
@@ -112,10 +127,10 @@ class Clock:
         """Return a sentence on how the search ended early; empty if it was complete."""
         if not self.ran_out:
             return ""
-        share = f"{self.tried:,} of {self.planned:,} candidates were tried"
-        known = f"; {share}, so unexplained faults may have a known cause" if self.tried < self.planned else ""
+        known = f"{self.tried:,} of {self.planned:,} candidates were tried"
+        known = f"; {known}, so unexplained faults may have a known cause" if self.tried < self.planned else ""
         if self.is_interrupted:
             return f"the search for causes was interrupted{known}"
-        if self.walks > WALKS:
-            return f"the search for causes ended after {WALKS:,} runs of the reference{known}"
-        return f"the search for causes ended after {self.seconds:g} s{known} (--budget SECONDS searches longer)"
+        if self.time.left <= 0:
+            return f"the search for causes ended after {self.time.amount:g} s{known} (--budget SECONDS searches longer)"
+        return f"the search for causes ended after its full number of runs of the reference{known}"

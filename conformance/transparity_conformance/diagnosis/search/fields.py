@@ -51,14 +51,13 @@ def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
 
 def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
     """Find up to `DEEPEST` fields whose change leaves the smallest difference; return them and the share that remains.
-    `left` returns the difference with a fault. The number of walks limits the search, so that a slow computer finds the
-    same fields; only the budget's end stops it earlier."""
+    `left` returns the difference with a fault."""
     before = left(changed({}))
     found = beam = [(before, Fields())]
     for _ in range(DEEPEST):
         more = [chosen | change for _, chosen in beam for change in single_changes(config, chosen)]
         distinct = {tuple(sorted(fields.items())): fields for fields in more}.values()
-        tried = ((left(changed(fields)), fields) for fields in distinct if clock.left)
+        tried = ((left(changed(fields)), fields) for fields in distinct if not clock.is_over)
         beam = sorted(tried, key=lambda each: each[0])[: WALKS // len(alternatives())]
         found = [*found, *beam]
     least, fields = min(found, key=lambda each: each[0])
@@ -75,7 +74,7 @@ def several_fields(
     if len(places) < 2 or len(kinds) < 2 or any(each.probe.is_large for each in results.values()):
         return {}
     chosen, left, config = Fields(), len(places), next(iter(results.values())).probe.config
-    while left and clock.left:
+    while left and not clock.is_over:
         tried = [changed(chosen | change) for change in single_changes(config, chosen)]
         best, left = fewest_wrong(results, tried, left - 1)
         if best is None:

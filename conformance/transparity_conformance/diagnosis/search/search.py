@@ -289,11 +289,11 @@ class Search:
         return max(self._same_size, key=lambda probe: self._share(probe, chosen))
 
     def _left(self, probe: Probe, chosen: Combination) -> float:
-        self.clock.walk()
+        self.clock.check()
         return self.segment.rms(probe, (*self.known, *chosen))
 
     def _share(self, probe: Probe, chosen: Combination) -> float:
-        self.clock.walk()
+        self.clock.check()
         return self.segment.share(probe, (*self.known, *chosen))
 
     def by_rest(self, probe: Probe, combinations: Sequence[Combination]) -> list[Combination]:

@@ -12,7 +12,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
-from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
+from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.adapting.own import Misplaced, misplaced, own_lines
 from transparity_conformance.identify.adapting.search import FoundAdapter, search
 from transparity_conformance.identify.alignment.heard import aligned_probe
@@ -83,7 +83,7 @@ class Adapted:
         return self.is_settled and self.wrong is None
 
 
-def adapt(make: Make, config: TransformerConfig, *, budget: float = BUDGET) -> Adapted:
+def adapt(make: Make, config: TransformerConfig, *, budget: float | None = None) -> Adapted:
     """Find the adapter of a port.
 
     With the weights that the adapter writes, compare the port's logits with the reference's logits.
@@ -92,7 +92,7 @@ def adapt(make: Make, config: TransformerConfig, *, budget: float = BUDGET) -> A
         make: the port, as a class of modules or a function that returns a module, called as `Model()` or
             `Model(config)`; or a function `build(config, parameters)`. In the second case, the function's own loading
             of the parameters is also checked.
-        budget: the time limit of the search, in seconds.
+        budget: the limit of the processor time of the search, in seconds.
 
     Raises `PortError` if the port cannot be built, or if a call of the port raises an error.
     """
@@ -105,7 +105,7 @@ def adapt_model(
     config: TransformerConfig,
     given: Mapping[str, np.ndarray] | None = None,
     *,
-    budget: float = BUDGET,
+    budget: float | None = None,
     progress: Progress | None = None,
 ) -> Adapted:
     """Find the adapter of an existing model; see `adapt`.

@@ -132,10 +132,8 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], most: int = 10_00
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
         errors = {tap: result.gap(tap, ours[tap]) if tap in ours else math.inf for tap in recorded}
-        shares, within = (
-            {tap: share(errors[tap], result.budgets[tap]) for tap in errors},
-            REMEASURED_WITHIN[result.dtype],
-        )
+        shares = {tap: share(errors[tap], result.budgets[tap]) for tap in errors}
+        within = REMEASURED_WITHIN[result.dtype]
         wrong |= dict.fromkeys(tap for tap in errors if shares[tap] > within)
         if len(wrong) > most:
             break

@@ -80,8 +80,8 @@ PAIR = 2
 
 FITS = (
     "126 numbers were planted in seven models, and all kinds of numbers were fitted to each result. The fit accepts "
-    "112 of the 126 planted numbers, and 142 of 553 others, which leave at least 1.7e-4 of the difference. Of the "
-    "14 rejected numbers, 12 are an eps"
+    "112 of the 126 planted numbers; 12 of the other 14 are an eps. The fit also accepts 142 of 553 numbers that were "
+    "not planted. Each of these 142 leaves at least 1.7e-4 of the difference"
 )
 IMPROVED = Threshold(2, FITS)
 """A fit is accepted if it leaves less than the best number of its grid by this factor."""

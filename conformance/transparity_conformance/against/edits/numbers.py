@@ -30,9 +30,6 @@ from transparity_conformance.oracle.budgets import RULES, epsilon
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
 """Common factors, epsilons and rotary bases."""
 
-MOST_TABLES = 8
-"""The largest number of the port's values that are tried in place of a constant table, to limit time."""
-
 WITH_SIZES = frozenset(["view", "unsafe_view", "expand", "reshape", "as_strided", "new_zeros", "zeros", "ones", "full"])
 """Operations whose integer arguments are sizes."""
 
@@ -197,7 +194,7 @@ def tables(at: At, context: Context) -> Iterator[Edit]:
         name = at.program.names.get(index, f"the constant in `{at.line}`")
         sizes = [size for size in ours.shape if size > 1]
         alike = [each for each, value in context.lost.items() if [n for n in value.shape if n > 1] == sizes]
-        for operation in alike[:MOST_TABLES]:
+        for operation in alike:
             theirs = torch.from_numpy(context.lost[operation]).reshape(ours.shape)
             says = functools.partial(_other_numbers, name, ours, theirs)
             change = lambda _, theirs=theirs: theirs

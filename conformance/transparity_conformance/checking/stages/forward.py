@@ -287,10 +287,8 @@ def explain_at_other_size(evidence: Evidence) -> None:
         answer = Answer.of(probes, actual, arguments.dtype, clock, evidence.judged_ranks)
         recorded = hear(forwards, probes, actual, arguments.dtype, clock, evidence.progress, row)
     found = _judged(evidence, probes, actual, recorded, clock, answer)
-    causes = [(cause, cause.at or fault.where) for fault in found.faults for cause in fault.causes]
-    each = (hypothesis_of(probe, cause, where) for cause, where in causes)
-    told = (answer.told if answer else ()) or tuple(one for one in each if one is not None)
-    if len(taps) == 1 and changes_right_answers(evidence.ran.probes, told, arguments.dtype):
+    told = answer.told if answer else ()
+    if len(taps) == 1 and changes_right_answers(evidence.ran.probes, told or told_in(found, probe), arguments.dtype):
         without = [dataclasses.replace(fault, causes=(), indistinguishable=(), split_by=None) for fault in found.faults]
         found = dataclasses.replace(found, faults=tuple(without))
     evidence.report = report
@@ -298,6 +296,13 @@ def explain_at_other_size(evidence: Evidence) -> None:
         kept = tuple(fault for fault in report.faults if fault.where != "logits" or fault.causes)
         report = dataclasses.replace(report, faults=kept)
         evidence.report = report.adding(*found.faults, notes=found.notes, first_divergence=found.first_divergence)
+
+
+def told_in(report: Report, probe: Probe) -> Combination:
+    """Return the causes of a report as faults of the reference; causes outside the catalogue are left out."""
+    causes = ((cause, cause.at or fault.where) for fault in report.faults for cause in fault.causes)
+    made = (hypothesis_of(probe, cause, where) for cause, where in causes)
+    return tuple(each for each in made if each is not None)
 
 
 def changes_right_answers(probes: Mapping[str, Probe], told: Combination, dtype: str) -> bool:

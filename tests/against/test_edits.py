@@ -140,6 +140,12 @@ MISTAKES: dict[float, dict[str, Mistake]] = {
         "sign": one("x + self.down(h)", "x - self.down(h)", "applies `sub`"),
         "parameters": one("h = self.norm2(x)", "h = self.norm(x)", "parameters of layers.0.norm for"),
         "rounding": one("context = weights @ v", "context = (weights @ v).bfloat16().float()", "to bfloat16"),
+        "bfloat16 scores": one(
+            SCALE, "scores = (q.bfloat16() @ k.mT.bfloat16()).float() * 0.5", "computes `bmm` in `q @ k.mT` in bfloat16"
+        ),
+        "bfloat16 softmax": one(
+            "scores.softmax(-1)", "scores.bfloat16().softmax(-1).float()", "computes `scores.softmax(-1)` in bfloat16"
+        ),
         "order": one("unflatten(-1, (4, 4))", "unflatten(-1, (4, 4)).mT", "swaps the axes -2 and -1"),
         "the parameters of another layer": one(
             "layer(x)", "self.layers[0](x)", "the parameters of layers.0 for layers.1", ONE_LAYER, "h = self.norm(x)"

@@ -137,32 +137,47 @@ ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that round a result to a dtype, for dtypes in which the port has a value of the same size."""
+    """Yield edits that round a result, or the operands and the result, to a dtype in which the port has a value of the
+    same size."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:
         if any(rounded.size == at.value.numel() for rounded in at.flow.rounded.get(dtype, ())):
             says = f"rounds {result_of(at.step)} to {dtype}"
             yield Edit("rounding", says, functools.partial(_rounded, dtype=dtype), rank=4)
+            says = f"computes {part_of(at.program, [at.step])} in {dtype}"
+            yield Edit("rounding", says, functools.partial(_rounded, dtype=dtype, also_operands=True), rank=4)
 
 
-def _rounded(at: At, dtype: str) -> Change:
-    import torch
+def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
+    """Return the change that rounds as the port does, which may round numbers near a tie differently."""
 
     def changed(values: Values) -> Any:
         now = dict(values)
+        for index in at.step.inputs if also_operands else ():
+            if now[index].is_floating_point():
+                now[index] = _of_the_port(at, now[index], dtype)
         at.step.run(now, None)
-        exact = now[at.step.output]
-        allowed = ROUNDED[dtype] * exact.abs() + RULES["float32"].budget(0, epsilon("float32"), exact.abs().max())
-        for each in at.flow.rounded[dtype]:
-            if each.size == exact.numel():
-                theirs = torch.from_numpy(each)
-                theirs = theirs.reshape(exact.shape) if theirs.ndim != exact.ndim else as_shaped(theirs, exact)
-                if theirs.shape == exact.shape and bool(((theirs - exact).abs() <= allowed).all()):
-                    return theirs.to(exact.dtype)
-        raise ValueError("the port's rounding differs")
+        return _of_the_port(at, now[at.step.output], dtype)
 
     return changed
+
+
+def _of_the_port(at: At, exact: Any, dtype: str) -> Any:
+    """Return the value of the port that is `exact`, rounded to a dtype; raise `ValueError` if the port has none."""
+    import torch
+
+    if exact.to(getattr(torch, dtype)).to(exact.dtype).equal(exact):
+        return exact
+    largest = exact[exact.isfinite()].abs().max()
+    allowed = ROUNDED[dtype] * exact.abs() + RULES["float32"].budget(0, epsilon("float32"), largest)
+    for each in at.flow.rounded[dtype]:
+        if each.size == exact.numel():
+            theirs = torch.from_numpy(each)
+            theirs = theirs.reshape(exact.shape) if theirs.ndim != exact.ndim else as_shaped(theirs, exact)
+            if theirs.shape == exact.shape and bool(((theirs == exact) | ((theirs - exact).abs() <= allowed)).all()):
+                return theirs.to(exact.dtype)
+    raise ValueError("the port's rounding differs")
 
 
 def scales(at: At, context: Context) -> Iterator[Edit]:

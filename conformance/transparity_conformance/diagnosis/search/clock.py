@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from transparity_conformance import work
 
-WORK = 20.0
-"""The work after which the search ends, in the unit of `work`. Comparisons are not counted; with them, this much work
-takes about 30 s."""
+WORK = 12.0
+"""The work after which the search ends, in the unit of `work`. Comparisons are not counted; with them, an unexplained
+fault of a small model takes about 30 s."""
 
 CANDIDATES = 300
 """The approximate number of candidates per segment."""

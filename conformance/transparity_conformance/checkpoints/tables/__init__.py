@@ -1,1 +1,1 @@
-"""Tables of config.json fields; each row reads, writes and audits a field."""
+"""Tables of the fields of config.json. Each row reads and writes a field, and is used to audit it."""

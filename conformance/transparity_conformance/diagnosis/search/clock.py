@@ -1,4 +1,4 @@
-"""The time limit of the search for causes; all segments of a port share it."""
+"""The time limit of the search for causes, which all segments of a port share."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ BUDGET = 30.0
 """The time, in seconds, after which the search ends."""
 
 WALKS = 20_000
-"""The runs of the reference after which the search ends; a small model makes them in about `BUDGET` seconds."""
+"""The number of runs of the reference after which the search ends. A small model needs about `BUDGET` seconds."""
 
 CANDIDATES = 300
-"""The approximate number of candidates per segment."""
+"""The number of candidates per segment for which the time should suffice, approximately."""
 
 STAGES = 4
-"""The number of stages: the logits, the operations, the segments, and the remaining logits and segments."""
+"""The number of stages of a search: logits, operations, segments, and what remains of logits and segments."""
 
 STEP = 0.1
 """The seconds between two progress reports."""
@@ -28,18 +28,18 @@ Candidate = TypeVar("Candidate", covariant=True)
 
 
 class Candidates(Sized, Iterable[Candidate], Protocol[Candidate]):
-    """A sized iterable of candidates."""
+    """An iterable of candidates whose number is known."""
 
 
 class OutOfTime(Exception):  # noqa: N818 - not an error
-    """The search's time is over; unconfirmed candidates are discarded."""
+    """The time of the search has run out. Candidates that are not confirmed are dropped."""
 
 
 class Clock:
-    """The remaining time of a search, and the number of tried candidates.
+    """The remaining time of a search, and the number of candidates that were tried.
 
-    The clock counts this thread's processor time, so that a busy machine tries as many candidates as an idle one.
-    `watch` receives the progress: a text, the seconds spent, and all seconds.
+    The clock counts the processor time of this thread, so that a busy machine and an idle machine try equally many
+    candidates. `watch` is called with the progress: a text, the seconds spent, and the seconds in total.
     """
 
     def __init__(self, seconds: float = BUDGET, watch: Callable[[str, int, int], None] | None = None) -> None:
@@ -49,26 +49,26 @@ class Clock:
         self.watch, self.told = watch, 0.0
 
     def allow(self, seconds: float) -> None:
-        """Extend the time limit so that it suffices for about `CANDIDATES` candidates of `seconds` each."""
+        """Extend the limit so that about `CANDIDATES` candidates can be tried, if one candidate takes `seconds`."""
         factor = max(CANDIDATES * seconds / BUDGET, 1.0)
         self.end += self.seconds * (factor - 1)
         self.seconds *= factor
 
     def part(self) -> Clock:
-        """Return a clock with the time of one stage, or with the remaining time if less remains."""
+        """Return a clock for one stage, with a share of the total time, but at most the remaining time."""
         return Clock(min(self.left, self.seconds / STAGES), self.watch)
 
     def begin(self, stages: int = 1) -> None:
-        """Start a stage, which gets at least the total time divided by `stages`."""
+        """Start a stage. Extend the limit if less than the total time divided by `stages` remains."""
         self.end = max(self.end, time.thread_time() + self.seconds / stages)
 
     @property
     def left(self) -> float:
-        """Return the remaining seconds; 0 after the end or an interruption."""
+        """Return the remaining seconds; 0 after the end or after an interruption."""
         return 0.0 if self.is_interrupted else max(self.end - time.thread_time(), 0.0)
 
     def check(self) -> None:
-        """Raise `OutOfTime` if no time is left, or after more than `WALKS` runs of the reference."""
+        """Raise `OutOfTime` if the time is over, or after more than `WALKS` runs of the reference."""
         if self.is_interrupted or time.thread_time() > self.end or self.walks > WALKS:
             self.ran_out = True
             raise OutOfTime
@@ -90,8 +90,8 @@ class Clock:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """On the first Ctrl-C, end the search as if its time were over. Python delivers Ctrl-C only to the main thread,
-        and only if it has a handler; otherwise nothing changes."""
+        """On the first Ctrl-C, end the search as if the time were over. Python delivers Ctrl-C only to the main thread,
+        and only if a handler is set. In other cases, nothing changes."""
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             yield
@@ -109,7 +109,7 @@ class Clock:
 
     @property
     def note(self) -> str:
-        """Return a sentence on how the search ended early; empty if it was complete."""
+        """Return a sentence about why the search ended early; empty if the search was complete."""
         if not self.ran_out:
             return ""
         share = f"{self.tried:,} of {self.planned:,} candidates were tried"

@@ -119,7 +119,7 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Extend `found` by the differences in calls that its edits do not explain.
+        """Return `found`, extended by further differences in calls that the edits of `found` do not explain.
 
         The last difference has no edit if the search finds none. Return an empty list if the search finds no further
         difference, or if all edits together do not explain the first call."""

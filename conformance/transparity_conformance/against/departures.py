@@ -43,7 +43,7 @@ class Departure:
     matched: Collection[int] = frozenset()
     """The port's operations that had a counterpart before this edit."""
     users: frozenset[int] = frozenset()
-    """The port's operations that use the explained values; empty if an explained operation uses one of these values."""
+    """The port's operations that use the values which the edit explains; empty if the edit also explains a use."""
     made: Any = None
     """The port's value with which the reference continues if no edit explains the departure."""
 
@@ -143,8 +143,8 @@ class Departures:
         return Departure(self, operation, first.step, first.edit, first.steps, others, matched, self._users(first, now))
 
     def _users(self, found: Explanation, now: Comparison) -> frozenset[int]:
-        """Return the port's operations that use the values which an edit explains. Return an empty set if the edit also
-        explains an operation that uses such a value: then it is no coincidence."""
+        """Return the port's operations that use the values which an edit explains. If the edit also explains an
+        operation that uses such a value, the edit is no coincidence; return an empty set."""
         port, matched = self.comparer.port, found.after.matched
         explained = set(now.lost) - set(found.after.lost)
         uses = [(index, reader) for index in explained for reader in port.readers.get(index, ())]
@@ -274,8 +274,8 @@ MOST_AXES = 5
 def changes_of(
     found: Sequence[Departure], program: Program, flow: DataFlow, by: Departures | None = None
 ) -> dict[int, Change]:
-    """Return the changes that all departures make in a program. A departure without an edit contains the port's value,
-    so it applies only to the call in which `by` found it."""
+    """Return the changes that all departures make in a program. A departure without an edit contains a value of the
+    port, and applies only to the call that `by` searched."""
     changes: dict[int, Change] = {}
     for each in found:
         if each.edit is not None:

@@ -65,7 +65,7 @@ class Explanation:
     """The number of steps in the edited segment, not counting views."""
     after: Comparison
     is_denied: bool = False
-    """Whether the port computes the value that the edit replaces, without using this value for its answer."""
+    """Whether the port computes the value that the edit replaces, but does not use it for its answer."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -253,9 +253,9 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether leaving out a segment helps only if all runs of its line leave it out. For example, the port
-        rotates neither queries nor keys. Then the port has the value at the start of the segment, but not the value at
-        the end."""
+        """Return whether leaving out a segment explains the port only if all runs of the same line leave it out. For
+        example, the port rotates neither queries nor keys. Then the port has the value at the start of the segment, but
+        not the value at the end."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:

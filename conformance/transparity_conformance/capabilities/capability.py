@@ -37,8 +37,8 @@ R = TypeVar("R")
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function in its argument at `position`, so that both are freed together. The results must
-    not refer to this argument, because Python frees such cycles late."""
+    """Store the results of a function in its argument at `position`, so that results and argument are freed together.
+    The results must not refer to this argument, because Python frees such cycles late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -111,8 +111,8 @@ class Judged:
 def result(
     claim: str, worst: Judged, explain: Callable[[], Sequence[Cause]], *, probe: str = "", notes: tuple[str, ...] = ()
 ) -> CapabilityResult:
-    """Return the result of one claim. `worst` is the error that is largest relative to its tolerance. If it exceeds the
-    tolerance, `explain` returns possible causes, most likely first."""
+    """Return the result of one claim. `worst` is the error that is largest relative to its tolerance. If the error
+    exceeds the tolerance, `explain` returns possible causes, most likely first."""
     agrees = worst.share <= 1
     claims = (ClaimResult(claim, "agrees" if agrees else "diverges", worst.error, worst.budget, worst.where),)
     if agrees:

@@ -74,7 +74,7 @@ class Request:
         return np.full(len(self.prompt), self.prompt.shape[1]) if self.lengths is None else self.lengths
 
     def named(self, *keywords: str) -> dict[str, Any]:
-        """Return copies of the arguments with these names, and of the encoder's source if there is one."""
+        """Return copies of the arguments with these names. If the model has an encoder, also return the source."""
         given = {name: getattr(self, name) for name in keywords}
         given |= {} if self.source is None else {"source": as_given(self.source)}
         return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}

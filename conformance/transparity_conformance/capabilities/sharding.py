@@ -1,4 +1,4 @@
-"""How the values of a port on several ranks combine: the port declares this, and the checker verifies it.
+"""Placements: how a port's values on several ranks combine. The port declares placements; the checker verifies them.
 
 A port on several ranks may have an attribute `placements`: a dict from names of taps, parameters or methods to
 placements. `*` in a name matches any text. A placement is one of:

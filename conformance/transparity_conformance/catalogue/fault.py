@@ -67,7 +67,7 @@ class Fault:
     taken_from: Callable[[str], str] | None = None
     """A function from a tap to the tap whose parameters the faulty port uses instead."""
     exchange: Fault | None = None
-    """If the fault uses one part's parameters in two parts, the fault that swaps the parameters of these parts."""
+    """For a fault that uses the same parameters in two parts, the related fault that swaps their parameters."""
     of_ranks: bool = False
     """Whether only a sharded model on several ranks can have the fault."""
     reshapes: str = ""
@@ -159,7 +159,7 @@ def confused(
 
     Args:
         kind: The first word of both ids, such as `weight`.
-        name: The part of the pair at this tap. In the second fault, it has the other part's parameters.
+        name: The part of the pair at this tap. In the second fault, this part has the other part's parameters.
         pair: The names of both parts.
         swapped, used: The descriptions of the two faults.
         which: The last words of both variants.

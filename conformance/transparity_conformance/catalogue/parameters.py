@@ -262,7 +262,7 @@ def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
 
 
 def _packed_otherwise(config: TransformerConfig, parameters: Arrays, site: str, *, by_group: bool) -> Arrays:
-    """Return the weight and bias at `site` that a port reads from a packed matrix if it assumes another order.
+    """Return the weight and bias at `site` of a port that assumes a wrong order of the heads in a packed matrix.
 
     With `by_group`, the file packs each group of queries with its key and value, but the port assumes blocks of
     queries, keys and values. Without `by_group`, it is the reverse.

@@ -1,7 +1,8 @@
 """Calls of a port on every probe, and calls of other sizes.
 
-A port may refuse a model of other sizes. It may do so when it is built, or when it is called with a single token. Such
-sizes are excluded from the coverage. If the port accepts a single token but not more, the verdict is inconclusive.
+A port may refuse a model of other sizes. Some ports refuse when they are built, and some when they are called with a
+single token. Such sizes are excluded from the coverage. If the port accepts a single token but not more, the verdict is
+inconclusive.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Ran:
     forwards: dict[int, Callable[..., Any]]
     """The built ports, by the `id` of their parameters. The first is the port of the first probe."""
     probes: dict[str, Probe]
-    """The probes on which the port ran. If the port refused a probe's sizes, this has the sizes that it accepted."""
+    """The probes on which the port ran. A probe has other sizes than requested if the port accepted only these."""
     raised: PortError | None = None
     """The first error at the requested sizes, if the port runs on at least one probe; otherwise None."""
 

@@ -115,7 +115,7 @@ class PortCheck:
         yield artefact_system(checkpoint, limits)
 
     def is_loader(self, needed_by: str = "") -> bool:
-        """Return whether the port is a loader, judged by its signature. Raise `UsageError` if it is neither a loader
+        """Return whether the port has the signature of a loader. Raise `UsageError` if it is neither a loader
         nor a `build`, or if the option `needed_by` needs a loader."""
         count = required_arguments(signature_of(self.build))
         if count not in (1, 2, None):

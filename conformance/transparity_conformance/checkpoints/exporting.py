@@ -27,7 +27,7 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 def export_checkpoint(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], folder: str | Path
 ) -> Checkpoint:
-    """Write a model as a float32 Hugging Face folder; import the folder to verify it, and return the import.
+    """Write a model as a float32 Hugging Face folder. To verify the folder, import it; return the import.
 
     The folder must be new or empty, and float32 must represent all parameters exactly. Raise `CheckpointError` if the
     family cannot express the configuration, or if the folder cannot be written. Raise `ParameterError` if the

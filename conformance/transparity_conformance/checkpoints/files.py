@@ -15,7 +15,7 @@ LARGEST_JSON = 16 * 2**20
 
 
 class BundleError(TransparityError):
-    """A bundle is invalid, or the output that a port wrote for it."""
+    """A bundle is invalid, or a port wrote invalid output for a bundle."""
 
 
 def read_bytes(path: Path, most: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Checks of a checkpoint layer by layer: each layer becomes a separate model, so that one layer at a time is in memory.
+"""Checks of a checkpoint layer by layer. Each layer becomes a separate model, so that memory holds one layer at a time.
 
 The reference computes the inputs of the layer. The model's embedding table contains them: token t selects input t. An
 untied head with the identity as its weight returns the layer's output. Loaders of the family can read such a model.

@@ -170,7 +170,7 @@ def _entries(parameters: Iterable[str], table: Table) -> dict[str, Entry]:
 
 @functools.cache
 def _unnumbered(name: str) -> str:
-    """Replace numbers and placeholders by 0; a pattern and all names that match it then become equal."""
+    """Replace numbers and placeholders by 0, so that a pattern becomes equal to all names that match it."""
     return re.sub(r"(\d|\{[ie]\})+", "0", name)
 
 

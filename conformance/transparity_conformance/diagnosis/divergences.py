@@ -66,9 +66,9 @@ def _consistent(
 ) -> list[Divergence]:
     """Drop causes that the logits contradict, and divergences of activations that the model does not use.
 
-    Only causes at activations that were matched by value can be wrong. Drop all of these if the reference does not give
-    the port's logits with all causes and with the port's values at unexplained taps. Also drop a cause next to an
-    unexplained tap, because its activation may be matched wrongly.
+    Only causes at activations that were matched by value can be wrong. The reference gets all causes, and the port's
+    values at unexplained taps. If it still does not give the port's logits, drop these causes. Also drop a cause next
+    to an unexplained tap, because either tap may be matched wrongly.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)

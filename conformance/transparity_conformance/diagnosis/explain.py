@@ -98,7 +98,7 @@ def explained_by(
 
 
 def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str, ...], Combination]:
-    """Return combinations with faults that are not in `chosen`, by the ids of these faults; one for each set of ids."""
+    """Return, for each set of ids that are not in `chosen`, a combination with these faults."""
     own, rivals = {each.fault.id for each in chosen}, dict[tuple[str, ...], Combination]()
     for rival in rest:
         new = tuple(dict.fromkeys(each.fault.id for each in rival if each.fault.id not in own))
@@ -112,8 +112,8 @@ def _uncontradicted_first(
 ) -> list[Combination]:
     """Drop the first combinations as long as they make a right segment wrong. If all combinations do, drop none.
 
-    For example, a fault may be in the last sublayer or in all sublayers. If earlier segments are right, it is only in
-    the last sublayer.
+    For example, a fault may be in the last sublayer or in all sublayers. If earlier segments are right, the fault is
+    only in the last sublayer.
     """
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
@@ -166,7 +166,8 @@ def tap_kind(tap: str) -> str:
 def _causes(
     segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe, *, is_complete: bool = True
 ) -> tuple[Cause, ...]:
-    """Return the faults `chosen` as causes. If they are complete, the last cause explains all of the difference."""
+    """Return the faults `chosen` as causes. If `is_complete`, the last cause explains all that remains of the
+    difference."""
     *others, last = (_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     return (*others, dataclasses.replace(last, explained=1.0) if is_complete else last)
 
@@ -203,7 +204,7 @@ def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> 
 
 
 def _other(fault: Fault, other: Fault) -> str:
-    """Return the number of `other`, or its description; empty if it has no difference to `fault`."""
+    """Return the number or the description of `other`; empty if both faults have the same."""
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
     return "" if other.description == fault.description else other.description

@@ -113,7 +113,7 @@ def _depends_on_convention(result: ProbeResult, tap: str) -> np.ndarray:
 
 
 def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> list[str]:
-    """Return the later taps through which `tap` affects the logits; together, they carry its whole effect."""
+    """Return later taps that together carry the whole effect of `tap` on the logits."""
     attention, _, last = tap.rpartition(".")
     through = {"hidden": (), "value": INSIDE[2:], "scores": INSIDE[1:], "weights": INSIDE[2:], "context": ()}
     behind = result.order[result.order.index(tap) + 1 :]
@@ -124,7 +124,7 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the port's value at `tap`. With ALiBi, correct scores by a constant per row, and replace masked scores.
 
-    Like BLOOM, a port may add a bias for the position of the key instead of its distance. This adds a constant to all
+    Like BLOOM, a port may compute the bias from the key's position instead of its distance. This adds a constant to all
     visible scores of a row.
     """
     recorded = result.recorded[tap]

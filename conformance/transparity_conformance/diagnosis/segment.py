@@ -57,7 +57,8 @@ class Segment:
         return self._bases[probe.name]
 
     def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
-        """Return the reference's value with these faults; None if the faults exclude each other or remove the tap."""
+        """Return the reference's value with these faults; None if faults exclude each other, or if one removes the
+        tap."""
         given = self.results[probe.name].recorded if probe.name in self.results else {}
         base = self._base(probe) if given else None
         try:
@@ -73,8 +74,8 @@ class Segment:
         return less(self.results[probe.name].judged(self.tap, ours), ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
-        """Return the remaining difference, relative to the budget. If it is slightly too large, measure the budget
-        again with the faults: first at two nearby points, then at as many points as without faults."""
+        """Return the remaining difference, relative to the budget. If the difference is slightly too large, measure the
+        budget again, with the faults: first at two points, then at all."""
         error, budget, result = self.largest(probe, chosen), self.budget(probe), self.results[probe.name]
         for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[result.dtype]), (probe.neighbours, LUCK)):
             if budget < error < within * budget:

@@ -84,7 +84,7 @@ FITS = (
     "14 rejected numbers, 12 are an eps"
 )
 IMPROVED = Threshold(2, FITS)
-"""The search accepts a fit if it leaves less than the best number of the grid, by this factor."""
+"""The search accepts a fit if the best number of the grid leaves at least this many times as much."""
 
 BELOW_MEDIAN = Threshold(100, FITS)
-"""The search also accepts a fit if it leaves less than the median over the grid, by this factor."""
+"""The search also accepts a fit if the numbers of the grid leave at least this many times as much, in the median."""

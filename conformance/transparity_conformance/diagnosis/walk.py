@@ -141,7 +141,7 @@ class Model:
 
 
 def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> Model:
-    """Return the model after the faults have changed its configuration and its parameters, which were `right`."""
+    """Return the model with the faults' changes of the configuration and of the `right` parameters."""
     model = Model(config, right)
     for hypothesis in hypotheses:
         fault = hypothesis.fault
@@ -226,7 +226,7 @@ def _start(
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
-    # Up to a recorded activation, a fault has no effect on later values, unless it also acts downstream.
+    # A recorded activation hides earlier faults from later values, unless a fault changes the value that continues.
     cut = start_at(config, recorded, end).depth if until else (0, 0)
     earliest = min([end, *(depth(config, name) for name in touched if depth(config, name) >= cut)])
     earliest = min([earliest, *(depth(config, name) for name in downstream)])

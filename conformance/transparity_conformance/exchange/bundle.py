@@ -78,7 +78,8 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the sections, and other sections that they need. Raise `BundleError` for an unknown section."""
+    """Return the sections in order, including other sections that they need. Raise `BundleError` for an unknown
+    section."""
     for name in sections:
         if name not in CAPABILITIES:
             raise BundleError(f"There is no section {name!r}; the sections of a bundle are {', '.join(CAPABILITIES)}.")
@@ -114,8 +115,9 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return the section with the requests in a bundle, after `check_section`. Integers and random numbers must equal
-    the checker's. Parameters are taken from the file, because another machine may have rounded them differently."""
+    """Return the section with the bundle's own requests; call `check_section` first. Integers and random numbers must
+    equal the checker's. Parameters are taken from the file, because another machine may have rounded them
+    differently."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
             raise BundleError(f"{path} is not valid: {name} does not fit the configuration and the probes.")
@@ -137,7 +139,7 @@ ACTUAL = "actual.safetensors"
 SMALLEST_VOCABULARY = 3
 
 WIDTH = 8
-"""The width of feed-forwards to which two configurations are resized before they are compared."""
+"""The width of feed-forwards to which configurations are resized before a comparison."""
 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 

@@ -178,7 +178,8 @@ def _check_expected(folder: Path, bundle: Bundle) -> None:
 def import_described(
     folder: Path, described: CheckpointFields, config: TransformerConfig, progress: Progress
 ) -> Checkpoint:
-    """Import a checkpoint. If it differs from its description in the bundle, raise `BundleError` with a difference."""
+    """Import a checkpoint. If the checkpoint differs from the bundle's description, raise `BundleError` with the first
+    difference."""
     imported = import_checkpoint(folder, described.head)
     for name, value in explicit(config).items():
         if (found := explicit(imported.config)[name]) != value:

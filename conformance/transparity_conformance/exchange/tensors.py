@@ -26,7 +26,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I32", "I64")
 
 HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
-"""The bytes of a header for metadata, and the bytes for each expected tensor besides its name."""
+"""The bytes that a header may use for metadata, and for each expected tensor besides its name."""
 
 
 def largest_header(expected: Shapes) -> int:

@@ -1,1 +1,1 @@
-"""Edits: small changes of the reference's computation, after which it may give a wrong port's numbers."""
+"""Edits: small changes of the reference's computation, which may imitate the mistake of a port."""

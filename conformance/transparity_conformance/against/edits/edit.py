@@ -43,8 +43,8 @@ class At:
 
     def behind(self, *counts: int) -> list[int] | None:
         """Return the values at which consecutive segments start, last segment first; None if a segment has no start.
-        The last segment ends at this step. The count of a segment says how many values of `starts` lie between its end
-        and its start, including the start."""
+        The last segment ends at this step. The count of a segment is the number of values that `starts` yields from its
+        end back to its start."""
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -238,7 +238,7 @@ def origin(program: Program, index: int) -> str:
 
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
-    """Follow views back to the value that they rearrange, and return its index. With `in_order`, stop at a view that
+    """Return the index of the value of which `index` is a view, or `index` itself. With `in_order`, stop at a view that
     changes the order of the numbers."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
@@ -256,7 +256,7 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the index of the parameter or input that an argument is, or of which it is a view; otherwise return -1."""
+    """If an argument is a parameter or an input, or a view of one, return the index of this value; otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

@@ -237,7 +237,7 @@ def limits(at: At, context: Context) -> Iterator[Edit]:
 
 def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
     """Return the lower and upper limits to which the port clips numbers, or None for no limit. Both arrays are sorted.
-    A limit is found if several numbers of `theirs` equal it, and some numbers of `ours` lie beyond it."""
+    The port has a limit if several numbers of `theirs` equal it, and some numbers of `ours` lie beyond it."""
     low = float(theirs[0]) if ours[0] < theirs[0] == theirs[1] else None
     return low, float(theirs[-1]) if ours[-1] > theirs[-1] == theirs[-2] else None
 

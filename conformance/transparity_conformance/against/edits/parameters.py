@@ -140,7 +140,7 @@ def _in_sibling(name: str, mine: str, theirs: str) -> str:
 
 
 def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:
-    """Return a change that runs the step with the parameters that `rename` names; None if they do not exist."""
+    """Return a change that runs the step with other parameters, which `rename` names; None if none of these exist."""
     by_name = {name: index for index, name in at.program.names.items()}
     read = {place: at.program.names.get(given_of(at.program, item), "") for place, item in enumerate(at.step.args)}
     renamed = {place: rename(name) for place, name in read.items() if rename(name) != name}

@@ -171,7 +171,7 @@ class _Group:
 
     @property
     def module(self) -> list[str]:
-        """The path of the module two levels above these tensors, such as a layer for its queries' weights."""
+        """The path two levels above these tensors; for `layers.#.query.weight`, this is `layers.#`."""
         return _pattern(self.names[0]).split(".")[:-2]
 
 
@@ -245,7 +245,7 @@ def _size_along(part: tuple[int, ...], whole: tuple[int, ...], axis: int, *, may
 
 
 def _orders(cuts: Cuts) -> Iterator[Cuts]:
-    """Yield the cuts with their parts in every order; all tensors with the same number of parts use the same order."""
+    """Yield the cuts with the parts in every order. All tensors with equally many parts use the same order."""
     tried: list[Cuts] = []
     for order in itertools.permutations(range(max((len(cut.sizes) for cut in cuts.values()), default=0))):
         made = {
@@ -354,8 +354,8 @@ class _Search:
         return replace(now, places=_as_in_other_layers(now.places, confirmed), confirmed=frozenset(confirmed))
 
     def _exchanges(self, now: Paired, step: Step) -> Iterator[Paired]:
-        """Yield pairings in which two steps with a common operand swap their tensors. This finds ports that compute
-        both values but use each in place of the other, such as the gate and the value of a feed-forward."""
+        """Yield pairings in which two steps with a common operand swap their tensors. Some ports compute both values,
+        but each with the other's tensors, such as the gate and the value of a feed-forward."""
         for one, other in itertools.product(self._makers(step), self.parts):
             pair = frozenset((one, other))
             if one == other or pair in self.exchanged or not self._operands(one) & self._operands(other):
@@ -368,12 +368,12 @@ class _Search:
                 yield Paired(places, now.cuts)
 
     def _makers(self, step: Step) -> list[int]:
-        """Return the last steps with tensors before a step, one on each path that leads to it."""
+        """On each path that leads to a step, return the last step that uses tensors."""
         between = ancestors([step.number], self.program.makers, self.parts)
         return sorted(self.parts.keys() & set().union(*map(self.program.makers, between)))
 
     def _operands(self, number: int) -> set[int]:
-        """Return the computed inputs of a step; for a view, return the value of which it is a view."""
+        """Return the computed inputs of a step; in place of a view, return the value that it rearranges."""
         roots = {behind_views(self.program, item.index) for _, item in references(self.program.steps[number])}
         return roots - self.program.given.keys()
 

@@ -84,8 +84,8 @@ def _names(names: str | tuple[str, ...]) -> list[str]:
 
 
 def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
-    """Return a small float32 model with random weights in evaluation mode. If the model does not run, shrink its
-    configuration in the next way of `KEPT`."""
+    """Return a small float32 model with random weights in evaluation mode. If the model does not run, keep other fields
+    of the configuration, which `KEPT` lists."""
     made: Any = model_class if isinstance(model_class, type) else class_of(config, model_class)
     failures: list[Exception] = []
     for keep in KEPT:

@@ -28,7 +28,7 @@ HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
 """The head size of small models, the smallest width that is shrunk, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
-"""Special tokens with this id or a higher id move to the end of the small vocabulary, which random texts do not use."""
+"""The smallest id of special tokens that move to the end of the small vocabulary. Random texts do not use this end."""
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 
@@ -74,7 +74,7 @@ def configs_in(config: PretrainedConfig, seen: set[int]) -> Iterator[PretrainedC
 
 
 class _Part:
-    """A configuration, or a configuration nested in another, while it shrinks.
+    """A configuration that shrinks; it may be nested in another configuration.
 
     Attributes:
         widths: the small width for each width in any configuration.
@@ -224,8 +224,8 @@ class _Part:
     def _expand(self) -> None:
         """Restore the relation between a width and heads × head size, which shrinking may have broken.
 
-        If heads × head size was a multiple of the model's width, restore this multiple. If it equaled another width,
-        set this width to the small product.
+        If heads × head size was a multiple of the model's width, restore this multiple. If the product equaled another
+        width, set this width to the small product.
         """
         small = vars(self.config)
         for name, value in self._of("head").items():

@@ -198,7 +198,7 @@ def _way(first: int, then: int, says: str) -> Way:
 
 
 def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str:
-    """Return why the reference's cached steps cannot be compared; empty if they equal its forward pass."""
+    """Return why cached steps are not compared; empty if the reference's steps equal its forward pass."""
     try:
         (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
     except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take

@@ -148,7 +148,7 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
 
 
 class Place:
-    """The place of the mistake: the last value of the port with a wrong gradient, and the function that reads it."""
+    """The place of a mistake: the port's last value with a wrong gradient, and the function that reads this value."""
 
     def __init__(self, exact: Backward, rounded: Backward, port: Backward, dtype: str) -> None:
         self.theirs, self.port = exact, port

@@ -211,7 +211,7 @@ GENERATION = Capability(
     name="generation",
     attribute="generate",
     signature="generate(prompt, max_new_tokens, source=…), and uniforms=…, sampling=… or lengths=… → tokens",
-    purpose="tokens (batch, length): the prompt and its continuation, with columns of -1 after the last one. A request "
+    purpose="tokens (batch, length): the prompt and its continuation, then columns of -1 up to the length. A request "
     "may replace some of the model's parameters, and has its own end token",
     ways=(
         _way("generate", asked.greedy_requests, faults=GREEDY_FAULTS),

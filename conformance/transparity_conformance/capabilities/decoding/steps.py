@@ -228,7 +228,7 @@ STEPS = Capability(
     judge=judge_steps,
     why_not=_why_no_steps,
     stays=1,
-    if_forward_diverges="the forward pass diverges, and so does its cache",
+    if_forward_diverges="the forward pass diverges, so cached steps diverge, too",
     describe=lambda request: {"sizes": list(request.sizes)},
     sizes=lambda request: (len(request.rows), sum(request.sizes)),
 )

@@ -54,8 +54,8 @@ class SimulatedFault:
 
 def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: Any) -> Run:
     """Return a function of the NumPy column with edited source, which may refer to the objects in `names`. Edits may
-    also change the modules `imported`, in the order of import; the originals stay unchanged. Raise `ValueError` unless
-    the text of each edit occurs exactly once."""
+    also change copies of the modules `imported`, which must be listed in the order of their imports. Raise `ValueError`
+    unless the text of each edit occurs exactly once."""
     last, _, name = f"transparity_numpy.{function}".rpartition(".")
     texts = {
         each: inspect.getsource(import_module(each))

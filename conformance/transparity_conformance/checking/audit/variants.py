@@ -61,7 +61,7 @@ def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
     """Yield changes of several of our fields that together are one field of config.json."""
     yield {"embed_dim": 2 * config.embed_dim, "feed_forward_dim": 2 * config.feed_forward_dim}
     yield {"rotary_scaling": "linear", "rotary_factor": 3.0}
-    # In the original length, the fastest angle makes 13 / 2π (about 2.07) turns, between the two limits.
+    # The fastest angle must lie between both limits: in 13 positions, it makes 13 / 2π turns (about 2.07).
     llama3 = {"rotary_factor": 3.0, "rotary_slow_turns": 1.5, "rotary_fast_turns": 2.5}
     yield {"rotary_scaling": "llama3", **llama3, "rotary_original_length": 13}
     yield {"attention_head_dim": config.head_dim + 2}

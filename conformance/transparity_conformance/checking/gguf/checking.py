@@ -36,7 +36,7 @@ from transparity_conformance.report.report import ClaimResult, Divergence, Repor
 from transparity_conformance.running.loading import LoadError
 from transparity_numpy.transformer import transformer
 
-NOT_RUN = "llama.cpp itself: the file is compared with its checkpoint, but not run"
+NOT_RUN = "llama.cpp itself: the file is compared with its checkpoint, but llama.cpp does not run it"
 
 Model = tuple[TransformerConfig, Arrays]
 

@@ -60,7 +60,7 @@ SHAPES = {key.field for key in (*SIZES, *GROUPED)}
 """Fields on which the shapes of weights depend."""
 
 CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention_head_dim", "rotated_dim": "rotary_dim"}
-"""The name of the configuration's field behind each property that may differ from its field."""
+"""The configuration field from which each property is computed, if the names differ."""
 
 
 def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:

@@ -26,7 +26,7 @@ AT_ONCE = 2**16
 """The number of blocks to sort at once, which limits memory."""
 
 OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
-"""Types in which a scale is shared by 16 numbers; in other types, it is shared by 32."""
+"""Types in which 16 numbers share a scale. In other types, 32 numbers share a scale."""
 
 
 def step(right: np.ndarray, kind: Any) -> np.ndarray | None:

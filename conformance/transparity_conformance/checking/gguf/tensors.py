@@ -145,7 +145,7 @@ def head_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
             OUTPUT, "the shape differs from the shape of the embeddings, with which the head is tied", "gguf-shape"
         )
         return
-    says = "the head differs from the embeddings, with which it is tied in the checkpoint"
+    says = "the head differs from the embeddings, although the checkpoint ties them"
     for fault in compare(dataclasses.replace(hub, names={embedding: OUTPUT}), file.tensors, [embedding]).faults:
         yield dataclasses.replace(fault, causes=(Cause("head-tied", says),))
 

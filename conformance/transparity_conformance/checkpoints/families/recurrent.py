@@ -47,7 +47,7 @@ def convolution(widths: Mapping[str, int]) -> StoredTensor:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the tensors of fused projections: of a recurrence, interleaved by head group, and of queries with their
+    """Return the tensors with several projections: of a recurrence (interleaved by head group), and of queries and
     gates. The heads of a group share a key."""
     groups = config.recurrent_key_heads
     shares = config.recurrent_heads // groups

@@ -1,1 +1,1 @@
-"""Tables of the fields of config.json. Each row reads and writes a field, and is used to audit it."""
+"""Tables of the fields of config.json. A row reads and writes a field; the audit uses the same rows."""

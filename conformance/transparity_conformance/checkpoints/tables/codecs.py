@@ -120,7 +120,7 @@ class Family:
     rows: Sequence[FieldRow]
     """The rows for the fields of config.json. If two rows set the same value, the later row counts."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Fields of config.json of which only some values are supported, with these values."""
+    """The supported values of fields of config.json that have unsupported values, too."""
     unneeded: Collection[str] = ()
     """Fields of config.json that never change a forward pass of this family."""
     names: Table
@@ -135,8 +135,8 @@ class Family:
     no_parameters: Collection[str] = ()
     """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """For each tensor that a file may store although the reference computes it: the function that computes it. If the
-    file has other numbers, the tensor is a parameter."""
+    """Functions that compute tensors, by name. A file may store such a tensor, although the reference computes it. If
+    the file has other numbers, the tensor is a parameter."""
     classifier: Classifier | None = None
 
     def variant(
@@ -173,7 +173,7 @@ class Family:
 
     @property
     def understood(self) -> set[str]:
-        """Return the fields of config.json that the family reads, or of which it refuses unsupported values."""
+        """Return the fields of config.json that the family reads, or whose unsupported values it refuses."""
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:
@@ -192,7 +192,8 @@ class Family:
         return found | (self.classifier.read(fields) if self.classifier else {})
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Convert a configuration to config.json. If the family cannot express it, `read` returns a different one."""
+        """Convert a configuration to config.json. If the family cannot express the configuration, `read` then returns
+        another configuration."""
         found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
         for row in sorted(self.rows, key=lambda row: not row.ours):
             found |= row.write(config)

@@ -136,7 +136,7 @@ def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
 
 def _yarn_factor(given: Fields) -> float:
     """Return the default attention factor of YaRN, 0.1 · ln(factor) + 1. If `mscale` and `mscale_all_dim` are both
-    given, it is the ratio of their scales."""
+    given, the factor is the ratio of their scales."""
     scales = [row.as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
     return _ratio(row.as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
 
@@ -203,7 +203,7 @@ def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _rotated_share(config: TransformerConfig) -> float:
-    """Return the `partial_rotary_factor` from which a loader computes exactly `rotary_dim`, although it truncates."""
+    """Return the `partial_rotary_factor` from which a loader, which truncates, computes exactly `rotary_dim`."""
     share = config.rotated_dim / config.head_dim
     return share if int(config.head_dim * share) == config.rotated_dim else math.nextafter(share, 1)
 

@@ -201,8 +201,8 @@ def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> 
 
 
 def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
-    """Return a row that computes fields from several fields of config.json; `write` is the inverse of `read`. If
-    missing, the fields `reads` are null, and the fields `defaults` have these values."""
+    """Return a row that computes fields from several fields of config.json; `write` is the inverse of `read`. A missing
+    field in `reads` is null; a missing field in `defaults` has the value given there."""
     return by_tensors(lambda fields, _: read(fields), write, *reads, **defaults)
 
 

@@ -1,9 +1,9 @@
 """Coherent errors: errors within the budget that resemble the effect of a known fault more than rounding.
 
-The effect of a fault is the change of the reference's logits when it has the fault. Rounding errors point in random
-directions, so their projection onto an effect is small. A small multiple of the effect has a larger projection. The
-error of the logits is therefore projected onto each effect. The result is compared with projections of the reference's
-own rounding errors at nearby points (slightly changed weights).
+The effect of a fault is how the reference's logits change if the reference has the fault. Rounding errors point in
+random directions, so their projection onto an effect is small. A small multiple of the effect has a larger projection.
+The error of the logits is therefore projected onto each effect. The result is compared with projections of the
+reference's own rounding errors at nearby points (slightly changed weights).
 """
 
 from __future__ import annotations

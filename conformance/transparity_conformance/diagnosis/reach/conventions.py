@@ -52,7 +52,7 @@ def near_tie_notes(results: Results, dtype: str) -> list[str]:
 
 def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
     """Return (number of output positions that depend on a near-tie, number of all output positions)."""
-    shown = [result for result in results.values() if result.recorded]  # all shapes may be wrong
+    shown = [result for result in results.values() if result.recorded]  # empty if all shapes are wrong
     tied = [tied_positions(result.probe, dtype).get(result.last) for result in shown]
     total = sum(math.prod(result.recorded[result.last].shape[:-1]) for result in shown)
     return sum(int(each.any(-1).sum()) for each in tied if each is not None), total

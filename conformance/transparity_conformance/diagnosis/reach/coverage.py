@@ -18,7 +18,7 @@ from transparity_conformance.report.report import Report
 
 def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], failed: Sequence[str] = ()) -> Report:
     """Add the coverage of the calls to a report. If no call exercises some field, `agrees` becomes `inconclusive`.
-    `failed` describes calls on which the port failed; they count as untested."""
+    `failed` describes calls on which the port failed; such calls count as untested."""
     if report.verdict != "agrees":
         return dataclasses.replace(report, coverage=coverage_of(probes))
     seen, unseen = exercised(config, sorted(affordable(config, probes), key=_cost))

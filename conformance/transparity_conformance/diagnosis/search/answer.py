@@ -76,7 +76,7 @@ class Answer:
         return Search(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find single faults that give the port's logits when they act at all possible taps; return the first. For a
+        """Find the single faults that give the port's logits if they act at all possible taps; return the first. For a
         large model, return nothing, because the reference takes too long."""
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()

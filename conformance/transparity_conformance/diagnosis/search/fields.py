@@ -52,7 +52,7 @@ def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
 def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
     """Find up to `DEEPEST` fields whose change leaves the smallest difference. Return them, and the share of the
     difference that remains. `left` returns the difference with a fault. A fixed number of runs limits the search, so
-    that a slow computer finds the same fields; the clock may end it earlier."""
+    that a slow computer finds the same fields, unless the time is over."""
     before = left(changed({}))
     found = beam = [(before, Fields())]
     for _ in range(DEEPEST):

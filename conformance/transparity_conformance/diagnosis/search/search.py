@@ -119,7 +119,7 @@ class Search:
         """Yield combinations with one more fault of the catalogue, then combinations with one more fitted number.
 
         If only logits are known, faults at all possible taps come first. Most ports run the same code in all layers,
-        and faults at some of the taps are ten times as many.
+        and there are ten times as many faults at only some taps.
         """
         is_first, is_whole = best == [()], self.segment.is_whole_model
         if is_first:
@@ -178,7 +178,7 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """For each fitted number in `best`, yield its best partners without it; it is then fitted anew."""
+        """For each fitted number in `best`, yield its best partners without the number, to fit the number anew."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])

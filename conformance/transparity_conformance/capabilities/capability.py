@@ -143,7 +143,7 @@ class Way:
     keywords: tuple[str, ...] = ()
     """Keyword arguments that the port's method must accept."""
     requires: str = ""
-    """The claim that must agree, or this claim is not compared."""
+    """The id of a claim. If that claim does not agree, this claim is not compared."""
     why_not: Callable[[Probe, str], str] = _never
     """A function that returns why the claim is not compared for a probe and a dtype; empty if it is compared."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True

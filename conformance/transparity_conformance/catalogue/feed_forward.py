@@ -268,8 +268,8 @@ PACKINGS: dict[str, tuple[int, Callable[[Value], Value]]] = {
     "scale twice": (1, lambda blocks: blocks * 2),
     "scale half": (1, lambda blocks: blocks / 2),
 }
-"""Wrong ways to unpack four-bit weights. To imitate the mistake, the function changes the features, in blocks of the
-given size: (…, blocks, size)."""
+"""Wrong ways to unpack four-bit weights. Each function imitates a mistake by changing the features, in blocks (…,
+blocks, size)."""
 
 
 def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:

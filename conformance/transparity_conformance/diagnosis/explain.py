@@ -166,8 +166,7 @@ def tap_kind(tap: str) -> str:
 def _causes(
     segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe, *, is_complete: bool = True
 ) -> tuple[Cause, ...]:
-    """Return the faults `chosen` as causes. If `is_complete`, the last cause explains all that remains of the
-    difference."""
+    """Return the faults `chosen` as causes. If `is_complete`, the last cause explains all that remains."""
     *others, last = (_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     return (*others, dataclasses.replace(last, explained=1.0) if is_complete else last)
 

@@ -178,8 +178,7 @@ def _check_expected(folder: Path, bundle: Bundle) -> None:
 def import_described(
     folder: Path, described: CheckpointFields, config: TransformerConfig, progress: Progress
 ) -> Checkpoint:
-    """Import a checkpoint. If the checkpoint differs from the bundle's description, raise `BundleError` with the first
-    difference."""
+    """Import a checkpoint. If it is not the checkpoint that the bundle describes, raise `BundleError`."""
     imported = import_checkpoint(folder, described.head)
     for name, value in explicit(config).items():
         if (found := explicit(imported.config)[name]) != value:

@@ -216,7 +216,7 @@ def part_of(program: Program, steps: Sequence[Step]) -> str:
     before = itertools.takewhile(lambda each: place in each.places, reversed(program.steps[:first]))
     inside = [*before, *itertools.takewhile(lambda each: place in each.places, program.steps[first:])]
     is_whole = {each.number for each in computing(inside)} <= {each.number for each in steps}
-    if is_whole and (expression.endswith(")") or len(steps) > 1):  # an operator's expression has operands
+    if is_whole and (expression.endswith(")") or len(steps) > 1):  # `a + b` also contains operands
         return f"`{expression}`"
     names = f"`{short(steps[0])}`" if first == last else f"`{short(steps[0])}` to `{short(steps[-1])}`"
     return f"{names} in `{expression}`"

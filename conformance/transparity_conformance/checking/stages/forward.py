@@ -218,7 +218,8 @@ def name_form(evidence: Evidence) -> None:
 
 
 def end_forward_pass(evidence: Evidence) -> None:
-    """Raise the port's error on a probe, unless the port also diverges on other probes: that may cause the error."""
+    """Raise the port's error on a probe. If the port also diverges elsewhere, which may cause the error, do not
+    raise."""
     raised = evidence.ran.raised
     if raised is not None and evidence.report.verdict != "diverges":
         raise raised

@@ -74,7 +74,7 @@ class BuiltPort:
         """Build the port with a copy of `parameters`; for the same `parameters`, return the port built before."""
         if id(parameters) in self.of_reached:
             return self.of_reached[id(parameters)]
-        key = config, id(parameters)  # requests may change only the end token
+        key = config, id(parameters)  # requests with another end token have another config
         if key not in self.built:  # keep the parameters, so that no other object gets their `id`
             copies = {name: value.copy() for name, value in parameters.items()}
             self.built[key] = parameters, self.build(config, copies)

@@ -45,7 +45,7 @@ class TracedReference(Reference):
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype, self.others, self._programs = name, model, dtype, 0, {}
-        held = [array for _, array in arrays_of(model)]  # if none, look at the file's imports
+        held = [array for _, array in arrays_of(model)]  # without arrays, the imports of its file decide
         kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
         found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))
         self.framework = next(found, None) or call_port(framework_of, model)

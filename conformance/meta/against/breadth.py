@@ -58,7 +58,7 @@ class Exact(TorchDispatchMode):
     """A dispatch mode that computes in float64 wherever the model asks for a narrower float.
 
     Attributes:
-        shaped: the operations that were called and whose output shape depends on the input's values.
+        shaped: the called operations whose output shape depends on the input's values.
     """
 
     shaped: frozenset[str] = frozenset()

@@ -75,7 +75,7 @@ def row_of(name: str, now: Judged, before: Row | None) -> Row:
 
 
 def with_first_sight(rows: Rows, cache: Path) -> dict[str, Row]:
-    """Replace the first judgments of the rows by the judgments from a folder."""
+    """Replace the `first` judgments in the rows by those in the folder `cache`."""
     first = merged({}, cache)
     return {name: {**row, "first": first[name]["first"]} if name in first else row for name, row in rows.items()}
 

@@ -227,7 +227,7 @@ def all_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def one_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first causes name every bug, or one bug in a report that says that an error remains."""
+    """Return whether the first causes name every bug; one bug suffices if the report mentions a remaining error."""
     first = {fault["causes"][0]["mistake"] for fault in answer["faults"] if fault["causes"]}
     right = [bug for bug in bugs if first & set(bug.causes)]
     remains = any(not fault["causes"] or _remains(fault) for fault in answer["faults"])

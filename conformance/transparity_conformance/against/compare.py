@@ -207,7 +207,7 @@ def answer_of(
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find edits that explain the wrong answer whose cause is easiest to find; confirm the edits on the other calls."""
+    """Find edits that explain the most telling wrong answer; confirm the edits on the other calls."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))

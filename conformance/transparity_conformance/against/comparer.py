@@ -27,7 +27,7 @@ class Comparison:
     have: Mapping[int, Sequence[int]]
     """For each value of the reference, the port's operations that give the same numbers."""
     lost: Sequence[int]
-    """The port's operations whose result has no match in the reference, and which lead to no matched value."""
+    """The port's unmatched operations whose results affect no matched value."""
     agrees: bool
     """Whether the port's answer equals the reference's answer within the tolerance."""
     shares: Mapping[int, float]
@@ -137,7 +137,7 @@ class Comparer:
         return {code for each in makers if each is not None for code, _ in self.program.steps[each].places}
 
     def missing(self, now: Comparison) -> set[int]:
-        """Return the reference's steps whose result has no match in the port, and which lead to no matched value."""
+        """Return the reference's unmatched steps whose results affect no matched value."""
         steps, have = self.program.steps, now.have
         return leading_nowhere(
             self.relevant,

@@ -43,7 +43,7 @@ class Departure:
     matched: Collection[int] = frozenset()
     """The port's operations that had a counterpart before this edit."""
     users: frozenset[int] = frozenset()
-    """The port's operations that use the values which the edit explains; empty if the edit also explains a use."""
+    """The port's operations that use the explained values; empty if the edit also explains a use."""
     made: Any = None
     """The port's value with which the reference continues if no edit explains the departure."""
 
@@ -143,8 +143,8 @@ class Departures:
         return Departure(self, operation, first.step, first.edit, first.steps, others, matched, self._users(first, now))
 
     def _users(self, found: Explanation, now: Comparison) -> frozenset[int]:
-        """Return the port's operations that use the values which an edit explains. If the edit also explains an
-        operation that uses such a value, the edit is no coincidence; return an empty set."""
+        """Return the port's operations that use the explained values. If the edit also explains an operation that uses
+        such a value, the edit is no coincidence; return an empty set."""
         port, matched = self.comparer.port, found.after.matched
         explained = set(now.lost) - set(found.after.lost)
         uses = [(index, reader) for index in explained for reader in port.readers.get(index, ())]

@@ -53,7 +53,7 @@ MEASURED = 3
 """The largest number of edits for which the rounding error is measured, to limit time."""
 
 TRIES = 8
-"""The largest number of values after an edit that are compared with the port's values, to limit time."""
+"""To limit time, at most this number of values after an edit are compared with the port's values."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -292,7 +292,7 @@ def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = replace(config, eos_id=None)
     tokens = generate(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
-    # For each token, the steps at which it first occurs in the rows that contain it.
+    # For each token, the step of its first occurrence in each row with this token.
     firsts = {
         token: [int(np.argmax(row == token)) for row in tokens[:, begin:] if (row == token).any()]
         for token in range(config.vocab_size)

@@ -151,7 +151,7 @@ def _ends(state: WalkState) -> np.ndarray:
 
 
 Pooled = tuple[Pooling, bool] | Callable[[WalkState], np.ndarray]
-"""A pooling, with a flag that counts padding as visible; or a function that returns the pooled position of each row."""
+"""(pooling, whether it includes padding), or a function that returns the pooled position of each row."""
 
 
 def _pooled(pooled: Pooled, state: WalkState, site: str, value: Value) -> Value:

@@ -256,7 +256,7 @@ def _from_role(source: Mapping[str, str], config: TransformerConfig, parameters:
 
 
 def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
-    """Return a weight or a bias. If only the key has no bias (Whisper), its bias is zeros."""
+    """Return a weight or a bias. Return zeros for a missing bias, such as the key's bias in Whisper."""
     weight = parameters[f"{part}.weight"]
     return weight if kind == "weight" else parameters.get(f"{part}.bias", np.zeros(len(weight), weight.dtype))
 

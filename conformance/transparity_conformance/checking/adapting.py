@@ -43,7 +43,7 @@ def adapt_port(
     progress: Progress,
 ) -> tuple[str, list[str], int]:
     """Find a port's adapter in a separate process, and write it to `out`. Return its text, lines for the user, and the
-    exit code, which is 0 if the logits agree, 1 if they differ, and 3 if the adapter is incomplete."""
+    exit code: 0 if the logits agree, 1 if not, 3 if the adapter is incomplete."""
     name, chosen = _chosen(preset, config, family)
     build = isolated_build(port, timeout, "")
     try:
@@ -111,7 +111,7 @@ def summary(result: Adapted) -> tuple[list[str], int]:
 
 
 def contradicting(lines: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each tensor whose name suggests another role than the one that was found."""
+    """Return a sentence for each tensor whose name suggests another role than its values."""
     found = []
     for ours, line in lines.items():
         role, said = ours.split(".")[-2], called(line)

@@ -73,7 +73,7 @@ def check_command(
 
 
 def _failed(report: Report, failure: str) -> Report:
-    """Return the report on a program that failed, in which the verdict is not `agrees`."""
+    """Return the report on a failed program: a verdict of `agrees` becomes `inconclusive`."""
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 

@@ -82,8 +82,8 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
         folder: A Hugging Face folder with config.json and safetensors. For one tower of CLIP, append the name of the
             tower's section: `clip/text_config` or `clip/vision_config`.
         head: The output of an encoder: `hidden`, `pooled`, `classes`, or `logits` of a masked-language head. By
-            default, a sequence classifier returns `classes`, a model with a pooler `pooled`, and a model with such a
-            head `logits`.
+            default, the checkpoint decides: `classes` for a sequence classifier, `pooled` with a pooler, `logits` with
+            a masked-language head.
 
     Raise `TransparityError` if a file is missing or unreadable, or if no configuration describes the model.
     """

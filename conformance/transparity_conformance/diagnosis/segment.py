@@ -103,7 +103,7 @@ class Segment:
         return self._size(probe, chosen)[0]
 
     def is_near(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the difference is so small that `share` would measure the budget again."""
+        """Return whether the difference is at most slightly above the budget."""
         within = REMEASURED_WITHIN[self.results[probe.name].dtype]
         return self.largest(probe, chosen) <= within * (self.budget(probe) or 1)
 

@@ -33,7 +33,7 @@ NO_EXPLANATION = Threshold(
     "each of 53 faults was planted in float32. The planted fault leaves at most 1.1e-4 of the difference. Any other "
     "fault leaves more than half in 99.6 % of 7,268 cases (two models, two probes, one of them with large scores)",
 )
-"""The largest share of a difference that may remain with a fault that explains the difference."""
+"""A fault explains a difference only if at most this share of the difference remains."""
 
 ROUNDED_PRODUCTS = (
     "products were rounded to TF32 and bfloat16 (five probes, 20 runs). The reference with the same rounding leaves at "

@@ -60,7 +60,7 @@ class Base:
     computed: MutableMapping[str, np.ndarray]
     """The values that the reference computes."""
     taps: Mapping[str, np.ndarray]
-    """The values with which the walk continues, which are the port's values if the port shows them."""
+    """The values with which the walk continues: the port's values where shown, otherwise the computed values."""
 
 
 def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:

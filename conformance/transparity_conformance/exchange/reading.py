@@ -74,8 +74,8 @@ def read_config(path: Path) -> TransformerConfig:
 def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actual:
     """Read the tensors that a port wrote. For a bundle of a checkpoint, each tensor is loaded when it is used.
 
-    `cut` means that the port was stopped, so that the file may be truncated; then only complete tensors are read. Raise
-    `BundleError` for an unknown name, a wrong shape or a wrong dtype.
+    If `cut`, the port was stopped and the file may be truncated; read only complete tensors. Raise `BundleError` for an
+    unknown name, a wrong shape or a wrong dtype.
     """
     path, expected = Path(path), {**bundle.shapes, **bundle.asked}
     if is_folder(path):

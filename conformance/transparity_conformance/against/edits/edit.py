@@ -157,7 +157,7 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield the dominators (see `..flow`) of a value, nearest first. Skip dominators that differ only by views."""
+    """Yield a value's dominators (see `..flow`), nearest first; if only views separate some, yield the nearest."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS

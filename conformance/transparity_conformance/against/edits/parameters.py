@@ -30,7 +30,7 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "uses no weight": lambda weight, bias: (None, bias),
     "adds 1 to the weight": lambda weight, bias: (weight + 1, bias),
 }
-"""Mistakes in a layer norm. Each description has a function that returns the weight and bias that are used."""
+"""Mistakes in a layer norm: a description, and a function from the right weight and bias to the wrong ones."""
 
 DEFAULT_EPSILON = 1e-5
 

@@ -136,7 +136,7 @@ class _Part:
         return Fraction(size * self.heads[""][count], small) if are_together else free, Fraction(self.width, small)
 
     def _small_width(self, count: int, unit: int) -> int:
-        """Return a width that no other configuration has, and that all head counts divide."""
+        """Return a width that is a multiple of all head counts, and differs from the widths of other configurations."""
         counts = [count, *(each for each in self._of("heads").values() if is_size(each) and self.width % each == 0)]
         times = math.lcm(*(self.heads[""].get(each, 1) for each in counts))
         unit = unit if count else 2 * HEAD
@@ -224,8 +224,8 @@ class _Part:
     def _expand(self) -> None:
         """Restore the relation between a width and heads × head size, which shrinking may have broken.
 
-        If heads × head size was a multiple of the model's width, restore this multiple. If the product equaled another
-        width, set this width to the small product.
+        If heads × head size was a multiple of the model's width, restore this multiple. If heads × head size was equal
+        to a width of another name, give that width the new product.
         """
         small = vars(self.config)
         for name, value in self._of("head").items():

@@ -167,7 +167,7 @@ def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
 
 
 def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare on the first inputs that the port accepts and for which the reference's steps equal its forward pass."""
+    """Compare on the first inputs that the port accepts, if the reference's steps on them equal its forward pass."""
     given, reasons = taken(probes, signature_of(sides.forward))
     view, found = way.reference(sides.reference), CapabilityResult()
     for name, inputs in given.items():

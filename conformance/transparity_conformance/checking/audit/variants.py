@@ -121,7 +121,7 @@ Write = Callable[[TransformerConfig], Fields | None]
 """A function that returns the config.json of a configuration; None if the family cannot express it."""
 
 Changed = list[Variant]
-"""Variants that make the same change; the first that changes the logits is used."""
+"""Variants that make the same change. The audit uses the first variant that changes the logits."""
 
 
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:

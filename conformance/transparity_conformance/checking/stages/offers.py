@@ -77,7 +77,7 @@ def compare_offers(evidence: Evidence) -> None:
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    """Compare all capabilities. Skip all if the forward pass rounds more than declared, because all depend on it."""
+    """Compare all capabilities, unless the forward pass (on which all depend) rounds more than declared."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"

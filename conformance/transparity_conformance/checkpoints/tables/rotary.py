@@ -191,7 +191,8 @@ def written_scaling(config: TransformerConfig) -> dict[str, Any]:
 
 
 def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields in the forms of `transformers` 4 and 5 together. Published files have one form."""
+    """Return the rotary fields in the forms of `transformers` 4 and 5 together. Published files contain only one of
+    these forms."""
     scaling = written_scaling(config)
     part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": _rotated_share(config)}
     return {
@@ -203,7 +204,7 @@ def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _rotated_share(config: TransformerConfig) -> float:
-    """Return the `partial_rotary_factor` from which a loader, which truncates, computes exactly `rotary_dim`."""
+    """Return a `partial_rotary_factor` such that `int(head_dim * factor)` is `rotary_dim`, despite rounding."""
     share = config.rotated_dim / config.head_dim
     return share if int(config.head_dim * share) == config.rotated_dim else math.nextafter(share, 1)
 

@@ -134,7 +134,7 @@ class Answer:
         return [found, *((Hypothesis(fault, each),) for each in wide if sites < {*each})]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return each fault that gives the port's logits together with `known`, if it acts at all possible taps."""
+        """Return the faults that act at all possible taps and, together with `known`, give the port's logits."""
         clock = self.clock if known else self.clock.part()
         return _complete(Search(self.segment, self.sites, known, clock), 1, only_wide=True)
 

@@ -19,7 +19,7 @@ from transparity_conformance.report.report import Divergence
 Fields = dict[str, Any]
 
 ONLY_FORMS = {"rope_layout"}
-"""Fields that only say in which form another field is given."""
+"""Fields that describe only the format of another field."""
 
 OF_THE_CALL = {"architecture", "head", "padding"}
 """Fields about inputs and outputs, which are known from the port's signature."""

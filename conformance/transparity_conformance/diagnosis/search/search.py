@@ -21,7 +21,7 @@ from transparity_conformance.diagnosis.thresholds import BEAM, NO_EXPLANATION, W
 from transparity_conformance.oracle.probes import Probe
 
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
-"""Common faults, which are preferred to other faults that explain a difference equally well."""
+"""Common faults. If several faults explain a difference equally well, the search prefers a common fault."""
 
 Round = tuple[Probe, Sequence[Combination]]
 """(probe, combinations to sort by the difference that remains on this probe)."""

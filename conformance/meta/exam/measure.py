@@ -72,8 +72,7 @@ def taken(bug: Bug, cache: Path, way: str = "run") -> dict[str, Any]:
 
 
 def _process(bug: Bug, folder: str, way: str) -> Any:
-    """Return the process for a bug: a fork with slow modules imported, or a new process if the bug changes one of
-    these."""
+    """Return the process for a bug: a fork with slow modules imported, or a new one if the bug is in a slow module."""
     package, _, inside = bug.file.partition("/")
     is_imported = package in IMPORTED and not inside.startswith("models/")
     context: Any = multiprocessing.get_context("spawn" if is_imported else "forkserver")

@@ -85,7 +85,7 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the faults make a right segment wrong, or raise an error.
+        """Return whether the faults make a right segment wrong, or exclude each other.
 
         For example, a fault of all layers is excluded if an earlier layer is right.
         """

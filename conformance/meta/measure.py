@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found.append((trial, answer))
         if line := getattr(pool, "line_of", line_of)(trial, answer):
             console.print(line, soft_wrap=True, markup=False)
-        if options.json:  # written after each answer, because some pools take hours
+        if options.json:  # write after each answer, because some pools take hours
             kept = [{"trial": str(trial), "answer": x} for trial, x in found]
             options.json.write_text(json.dumps(kept, indent=1, default=str))
     shares = pool.shares(found) if hasattr(pool, "shares") else counted(pool.MEASURES, found)

@@ -80,7 +80,7 @@ def config_with(field: str, value: int) -> dict[str, Any]:
 
 
 def growing(folder: Path) -> Iterator[tuple[str, int, Sequence[str]]]:
-    """Yield each size, its value, and the arguments of the check; write the configurations into `folder`."""
+    """Write configurations of growing size into `folder`; yield (kind of size, value, arguments of the check)."""
     for size, (field, values) in GROWING.items():
         for value in values:
             path = folder / f"{field or 'itself'}-{value}.json"

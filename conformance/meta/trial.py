@@ -52,7 +52,8 @@ class Share:
 class Measure:
     """A share of the answers to trials of one kind and view; an empty kind or view means all.
 
-    `judge` returns whether an answer is right, or the pair (right, of), or None if the answer does not count.
+    `judge` returns whether an answer is right, or (number of right parts, number of parts), or None if it does not
+    count.
     """
 
     title: str
@@ -73,7 +74,7 @@ def share(title: str, marks: Iterable[object], target: float = 0.0) -> Share:
 
 
 def shares(measures: Iterable[Measure], found: Sequence[tuple[Any, Answer]]) -> list[Share]:
-    """Return each measure's share of right answers; measures that judge none of the answers are left out."""
+    """Return the share of right answers for each measure that judges at least one of the answers."""
     result = []
     for measure in measures:
         marks = [mark for mark in (measure.mark(*each) for each in found) if mark is not None]

@@ -349,10 +349,10 @@ def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
     assert report.verdict == "diverges"
     assert report.not_compared[:5] == (
         "gradients: the forward pass diverges, so its gradients belong to another function",
-        "generate: the forward pass diverges, and so do its tokens",
-        "beam_search: the forward pass diverges, and so do its tokens",
-        "step: the forward pass diverges, and so does its cache",
-        "train: the forward pass diverges, and so do its gradients",
+        "generate: the forward pass diverges, so the generated tokens diverge, too",
+        "beam_search: the forward pass diverges, so the generated tokens diverge, too",
+        "step: the forward pass diverges, so cached steps diverge, too",
+        "train: the forward pass diverges, so gradients diverge, too",
     )
 
 
@@ -362,9 +362,9 @@ NOT_ASKED: list[tuple[str, TransformerConfig, str, list[str]]] = [
         "walkthrough",
         preset("walkthrough").resized(),
         "float32",
-        ["step: this mask hides nothing", "generate.lengths: this mask hides nothing"],
+        ["step: this mask does not fully hide keys", "generate.lengths: this mask does not fully hide keys"],
     ),
-    ("config", ENCODER, "float32", ["step: a model that is only an encoder generates nothing"]),
+    ("config", ENCODER, "float32", ["step: an encoder without a decoder generates no tokens"]),
     (
         "translation",
         SMALL,
@@ -438,4 +438,4 @@ def test_export_says_what_the_sections_are_for(tmp_path: Path) -> None:
     said = " ".join(result.stdout.split())
     assert "loss: the loss is the mean of -log softmax(logits)[target]" in said
     assert "gradients: the gradients of the first probe's loss by every parameter" in said
-    assert "steps: this mask hides nothing" in said
+    assert "steps: this mask does not fully hide keys" in said

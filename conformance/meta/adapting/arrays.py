@@ -56,7 +56,7 @@ def mha(x, c_attn, c_proj, n_head):
 
 
 def pico(c):
-    """Return picoGPT: nested dicts of NumPy arrays, matrices stored as (in, out), one loop iteration per head."""
+    """Return picoGPT: nested dicts of NumPy arrays, matrices stored as (in, out), and a loop over heads."""
 
     def gpt2(ids, p):
         x = p["wte"][ids] + p["wpe"][: len(ids)]

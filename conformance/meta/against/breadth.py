@@ -58,7 +58,7 @@ class Exact(TorchDispatchMode):
     """A dispatch mode that computes in float64 wherever the model asks for a narrower float.
 
     Attributes:
-        shaped: the operations that were called and whose output shape depends on the input's values.
+        shaped: the called operations whose output shape depends on the input's values.
     """
 
     shaped: frozenset[str] = frozenset()
@@ -186,7 +186,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def _reached(stage: str, first: str = STAGES[0]) -> Callable[[Trial, Answer], bool | None]:
-    """Return a function that returns whether a class passes `stage`, or None if it fails at `first`."""
+    """Make a judge of whether a class passes `stage`; for a class that fails at `first`, the judge returns None."""
 
     def judge(_: Trial, answer: Answer) -> bool | None:
         passed = STAGES.index(answer["stage"])

@@ -80,7 +80,7 @@ def original(name: str, folder: Path) -> Family:
 
 
 def observed(text: str, folder: Path, calls: Mapping[str, Mapping[str, Tensor]]) -> dict[Key, Value | None]:
-    """Return a description of each executed expression's value, by position in the source."""
+    """Return descriptions of the values of all executed expressions, by position in the source."""
     seen: dict[Key, Value | None] = {}
     running = False
 

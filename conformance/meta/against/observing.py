@@ -31,7 +31,7 @@ def described(value: object) -> Value | None:
 
 
 def key_of(node: ast.AST) -> Key:
-    """Return a node's position in the source: first line and column, last line and column."""
+    """Return the position of a node in the source: (first line, first column, last line, last column)."""
     place: Any = node
     return place.lineno, place.col_offset, place.end_lineno, place.end_col_offset
 

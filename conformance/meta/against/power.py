@@ -58,7 +58,7 @@ def original(folder: Path) -> Any:
 
 
 def _lines(report: Report, port: Path, theirs: Path) -> list[int]:
-    """Return the lines of the first fault in the port and in the original, as line numbers of the port's file."""
+    """Return the first fault's lines in the port and in the original. Both are given as lines of the port's file."""
     if not report.faults:
         return []
     fault, found = report.faults[0], []

@@ -36,7 +36,7 @@ def test_rows_rewrite_what_they_describe() -> None:
 
 
 def test_mutants_differ_and_twins_agree(tmp_path: Path) -> None:
-    """Check that a mutant changes one line, or two swapped lines, and the output on the inputs that it names."""
+    """Check that a mutant changes one line or swaps two lines, and changes the output on the inputs that it names."""
     family = original("olmo3", tmp_path)
     for mutant in mutants(family, 6, seed=0):
         found = family.differences(mutant.text)

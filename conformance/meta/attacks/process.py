@@ -21,7 +21,7 @@ NO_ANSWER = object()
 
 
 class Panic(BaseException):
-    """An exception like the panic of a Rust library, which is not an `Exception`."""
+    """An exception like a panic in a Rust library. It is not an `Exception`."""
 
 
 class Lazy:

@@ -102,7 +102,7 @@ def named(audit: Audit | None) -> list[str]:
 
 
 def audit_alone(load: Load, family: str, folder: Path) -> list[str]:
-    """Return the names in the audit's findings, without a check of the forward pass."""
+    """Audit a loader without checking its forward pass; return the names in the findings."""
     loader = audited_of(HubBuild(load, family, str(folder)))
     return named(audited(loader, example_config(family), "float32", ignore_progress, with_fields=True))
 

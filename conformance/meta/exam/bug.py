@@ -14,7 +14,7 @@ BUGS = Path(__file__).parent / "bugs"
 
 
 def twin_of(bug: Bug, number: int) -> Bug:
-    """Return a bug that changes nothing in the same subject; the checker must agree with it."""
+    """Return the twin of a bug: the same subject unchanged, with which the checker must agree."""
     changes = ", ".join(f"{name} = {json.dumps(value)}" for name, value in bug.config.items())
     return Bug(
         f"{bug.group}-twin{number or ''}",

@@ -43,7 +43,7 @@ def checker() -> str:
 
 
 def kept(bug: Bug, cache: Path, *, whatever_checker: bool = False) -> dict[str, Any] | None:
-    """Return the stored result, or None if the bug, the subject or the checker has changed since."""
+    """Return the stored result of a bug. Return None if the bug, the subject or the checker has changed."""
     file = cache / f"{bug.id}.json"
     if not file.is_file():
         return None
@@ -72,7 +72,7 @@ def taken(bug: Bug, cache: Path, way: str = "run") -> dict[str, Any]:
 
 
 def _process(bug: Bug, folder: str, way: str) -> Any:
-    """Return the process for a bug: a fork with the slow modules imported, or a new process if the bug changes one."""
+    """Return the process for a bug: a fork with slow modules imported, or a new one if the bug is in a slow module."""
     package, _, inside = bug.file.partition("/")
     is_imported = package in IMPORTED and not inside.startswith("models/")
     context: Any = multiprocessing.get_context("spawn" if is_imported else "forkserver")
@@ -102,7 +102,7 @@ def trials(options: argparse.Namespace, way: str = "run") -> list[Trial]:
 
 
 def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
-    """Return the bugs whose id or story contains `--only`, or a sample of these, and then their twins."""
+    """Return the bugs whose id or story contains `--only`, or a sample of these bugs, followed by their twins."""
     word = options.only
     found = [bug.id for bug in exam().values() if word in bug.id or word in bug.story]
     if options.sample:

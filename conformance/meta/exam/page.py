@@ -26,7 +26,7 @@ FILE = DOCS / "exam.json"
 PAGE, PLOT = FILE.with_suffix(".md"), FILE.with_suffix(".png")
 
 TOLD = ("story", "source", "group", "file", "hidden", "control")
-"""The fields of a row that come from the bug's table; they are not stored."""
+"""The fields of a row that come from the bug's table and are therefore not stored."""
 
 JUDGED = ("detected", "placed", "named", "falsely", "line")
 
@@ -75,13 +75,13 @@ def row_of(name: str, now: Judged, before: Row | None) -> Row:
 
 
 def with_first_sight(rows: Rows, cache: Path) -> dict[str, Row]:
-    """Replace the first judgments of the rows by the judgments from a folder."""
+    """Replace the `first` judgments in the rows by those in the folder `cache`."""
     first = merged({}, cache)
     return {name: {**row, "first": first[name]["first"]} if name in first else row for name, row in rows.items()}
 
 
 def write(rows: Rows, file: Path = FILE) -> None:
-    """Write the measured fields, a row per line."""
+    """Write the measured fields, one row per line."""
     measured = {name: {key: row[key] for key in row if key not in TOLD} for name, row in rows.items()}
     lines = (f" {json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in measured.items())
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
@@ -100,7 +100,7 @@ def percent(share: Share) -> str:
 
 
 def compared(rows: Rows) -> list[tuple[str, Share, Share]]:
-    """Return the shares of bugs that the checker and each rule detect, and of correct ports that they reject."""
+    """Return, for the checker and for each rule, the share of detected bugs and the share of rejected correct ports."""
     found = judgments(rows)
     own = {share.title: share for share in scores(found)}
     alone = own["controls and twins accepted"]
@@ -109,7 +109,7 @@ def compared(rows: Rows) -> list[tuple[str, Share, Share]]:
 
 
 def beside_rules(rows: Rows) -> str:
-    """Return a table: the shares of bugs that the checker and each rule detect, and of right ports they reject."""
+    """Return a table with the share of detected bugs and of rejected right ports, for the checker and each rule."""
     lines = [[name, percent(found), percent(refused)] for name, found, refused in compared(rows)]
     lines[0][0] = f"**{lines[0][0]}**"
     return table(["rule", "bugs detected", "right ports refused"], lines, (1, 2))
@@ -124,7 +124,7 @@ def answers(rows: Rows) -> str:
 
 
 def by_where(rows: Rows) -> str:
-    """Return a table with the shares of detected bugs by the place where they are visible."""
+    """Return a table with the share of detected bugs, by the calls that show the bugs."""
     places = dict.fromkeys(row["hidden"] for row in bugs_of(rows).values())
     lines = []
     for place in sorted(places, key=lambda place: (place != "any", place)):
@@ -136,7 +136,7 @@ def by_where(rows: Rows) -> str:
 
 
 def _kinds(row: Row) -> dict[str, bool]:
-    """Return whether the answer to a bug or a control has each kind of flaw."""
+    """Return, for each kind of flaw, whether the answer to a bug or a control has it."""
     if row["control"]:
         return {"Right code refused": bool(row["detected"])}
     is_unnamed = bool(row["detected"]) and not row["named"] and not row["falsely"]
@@ -203,7 +203,7 @@ def rendered(page: str, rows: Rows) -> str:
 
 
 def plot(rows: Rows, file: Path) -> None:
-    """Plot what the checker and the rules detect, and which correct ports they reject."""
+    """Plot the shares of bugs and of correct ports that the checker and the rules reject."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""Rules by which people commonly judge a port from the logits of one row, and the scores of an exam."""
+"""Rules with which people judge a port by the logits of one text, and the scores of an exam."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ RULES = {
 
 
 def failed(port: dict[int, np.ndarray | None], right: dict[int, np.ndarray]) -> list[str]:
-    """Return the names of the rules that a port fails; missing logits or logits of another shape fail every rule.
+    """Return the names of the rules that a port fails. Without logits, or with logits of a wrong shape, it fails all
+    rules.
 
     Args:
         port, right: the port's logits and the expected logits (tokens, vocab), by the number of tokens.

@@ -53,7 +53,7 @@ class PatchedFinder(importlib.abc.MetaPathFinder):
 
 
 def install(bug: Bug, folder: Path) -> Path:
-    """Write the changed file, let imports find it, and return its path; raise if its module is already imported."""
+    """Write the changed file, and let imports find it. Return its path; raise if the original is already imported."""
     patched = folder / bug.file
     patched.parent.mkdir(parents=True, exist_ok=True)
     patched.write_text(bug.text(), encoding="utf-8")
@@ -142,7 +142,7 @@ def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: n
 
 
 def main(name: str, folder: str, way: str = "run") -> None:
-    """Write the result of one bug, or the error that prevented it; `way` names the module that runs the checker."""
+    """Write the result for one bug, or the error that prevented a result. `way` is the module that runs the checker."""
     try:
         result = importlib.import_module(f"meta.exam.{way}").result_of(exam()[name], Path(folder))
     except Exception as error:

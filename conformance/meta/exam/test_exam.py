@@ -1,4 +1,4 @@
-"""Test the common rules on artificial logits, and the judgment of answers; `nox -s exam` runs the exam."""
+"""Test the rules on artificial logits, and the judgment of answers. `nox -s exam` runs the exam itself."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ SCALINGS = ("none", "linear", "llama3")
 
 
 class Drawn(Model):
-    """The independent port with convolutions and batch norm stored as in PyTorch modules, in its parameters'
-    precision."""
+    """The independent port, with the tensors of convolutions and batch norms as PyTorch modules store them."""
 
     @property
     def dtype(self) -> torch.dtype:

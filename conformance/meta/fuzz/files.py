@@ -108,7 +108,7 @@ def parameters_named(draw: Draw, folder: Path) -> str:
 
 
 def parameters_object(draw: Draw, folder: Path) -> str:
-    """Check parameters of wrong types, such as values that are no arrays, or an object that is no dict."""
+    """Check parameters of wrong types, such as values that are not arrays, or an object that is not a dict."""
     called = st.sampled_from([*PARAMETERS, *NAMES, 3, None])
     given: Any = draw(objects) if draw(is_rare) else PARAMETERS | {draw(called): draw(objects)}
     if draw(is_rare) and isinstance(given, dict) and all(isinstance(name, str) for name in given):

@@ -42,11 +42,11 @@ class Outcome:
 
 
 class TooLong(KeyboardInterrupt):
-    """Raised when the time of an input is over; it derives from KeyboardInterrupt so that no entry point catches it."""
+    """The time for an input is over. Entry points do not catch this exception, because it is a KeyboardInterrupt."""
 
 
 class WrongAnswerError(Exception):
-    """Raised when an answer is wrong, such as agreement with a wrong port."""
+    """An answer is wrong, such as agreement with a wrong port."""
 
 
 def outcome(run: Callable[[], str]) -> Outcome:
@@ -75,7 +75,7 @@ def outcome(run: Callable[[], str]) -> Outcome:
 
 
 def unreadable(sentence: str) -> str:
-    """Return why a message is not one readable sentence, or an empty string."""
+    """Return why a message is not one readable sentence; empty if it is."""
     if not sentence.isprintable():
         return f"not printable: {sentence!a}"
     if not sentence.endswith("."):

@@ -74,7 +74,7 @@ def damaged(data: bytes) -> SearchStrategy[bytes]:
 
 
 def _renumbered(data: bytes) -> SearchStrategy[bytes]:
-    """Return a strategy that replaces a number in the JSON header; the stored length of the header is updated."""
+    """Return a strategy that replaces a number in the JSON header, and updates the header's stored length."""
     found = list(re.finditer(rb"(?<=[\[:, ])\d+(?=[,\]} \n])", data[:4000]))
 
     def changed(match: re.Match[bytes], value: Any) -> bytes:

@@ -1,8 +1,8 @@
 """The pool `alignment`: the checker must find the activations of ports among recorded values.
 
-The ports are the columns, and independent ports with one fault each. While they are recorded, they return only
-logits. The found values are compared with the taps that the same ports can return. At least 95 % of the taps must be
-found, and no found value may be wrong.
+The ports are the columns, and independent ports with one fault each. While a port is recorded, it returns only logits.
+The found values are compared with the taps that the same ports can return. At least 95 % of the taps must be found, and
+no found value may be wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Build = Callable[..., Callable[..., Arrays]]
 
 
 def aligned(build: Build, probe: Probe) -> dict[str, Any]:
-    """Record a port that returns only logits; return the number of its taps, how many are found, and the wrong ones."""
+    """Record a port that returns only logits. Return the number of its taps, of found taps, and the wrong taps."""
     shown_taps = build(probe.config, probe.parameters)(**probe.inputs)
     own = {tap: as_numbers(value) for tap, value in shown_taps.items()}
     taps, operations = run_listening(built(of_logits(build), probe), probe)

@@ -40,7 +40,7 @@ def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
             subjects: list[Backend] = [build]
             if column == REFERENCE_COLUMN:
                 stack.enter_context(as_reference(build))
-                subjects.append(backend("pytorch"))  # correct, so a disagreement is the mutant's
+                subjects.append(backend("pytorch"))  # the other column is correct, so the mutant is wrong
             for name, subject, dtype in _questions(names, subjects, near, quick=quick):
                 if caught(name, subject, dtype):
                     return f"{name} ({dtype})" if dtype else name

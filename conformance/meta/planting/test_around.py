@@ -1,4 +1,4 @@
-"""Test wrong lines of loaders that act only in another folder: the checker names the cause whose page has the line."""
+"""Test loaders whose wrong line matters only in another folder: the checker names the cause whose page has the line."""
 
 from __future__ import annotations
 

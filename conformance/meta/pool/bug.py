@@ -16,12 +16,11 @@ from typing import Any, Literal
 
 
 class PoolError(ValueError):
-    """Raised for a table that does not describe a bug, and for an edit whose text is missing."""
+    """A table does not describe a bug, or a file lacks the text that an edit replaces."""
 
 
 def rows(path: Path, table: str) -> list[dict[str, Any]]:
-    """Return a table's rows, completed by the top-level fields; a row's `config` is merged with the top-level
-    `config`."""
+    """Return the rows of a table. Top-level fields are defaults; the top-level `config` is merged into each."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     are_rows = [
         name for name, value in tables.items() if value and isinstance(value, list) and isinstance(value[0], dict)

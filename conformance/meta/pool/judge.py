@@ -19,7 +19,7 @@ Fault = Mapping[str, Any]
 """One divergence of an answer."""
 
 NOTHING_ELSE = "The rest agrees."
-"""The statement of a report that promises that nothing else differs."""
+"""The sentence with which a report promises that nothing else differs."""
 
 Way = Literal["", "verdict", "error", "audit"]
 
@@ -92,7 +92,7 @@ class Judged:
 
 
 def judged(bug: Bug, answer: Answer, twin: Answer | None = None) -> Judged:
-    """Judge the answer to a bug or a control; an audit's findings that the unchanged twin also has do not count.
+    """Judge the answer to a bug or a control. Findings of an audit do not count if the unchanged twin has them, too.
 
     For a control, every verdict except `agrees` counts as detected, and so does an error or an unexpected audit
     finding.
@@ -200,7 +200,7 @@ def is_detected(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_placed(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether every divergence is where a bug shows, and every bug has a divergence."""
+    """Return whether every divergence is at a tap where a bug shows, and every bug has such a divergence."""
     where = [place_of(fault) for fault in answer["faults"]]
     return all(any(bug.shows_at(tap) for bug in bugs) for tap in where) and all(
         any(bug.shows_at(tap) for tap in where) for bug in bugs
@@ -227,7 +227,7 @@ def all_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def one_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first causes name every bug, or name one bug while the report says that an error remains."""
+    """Return whether the first causes name every bug; one bug suffices if the report mentions a remaining error."""
     first = {fault["causes"][0]["mistake"] for fault in answer["faults"] if fault["causes"]}
     right = [bug for bug in bugs if first & set(bug.causes)]
     remains = any(not fault["causes"] or _remains(fault) for fault in answer["faults"])
@@ -263,7 +263,7 @@ def is_true(bugs: Bugs, answer: Answer) -> bool:
 
 
 def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:
-    """Return the bugs that a fault names; of bugs with the same causes, return those at the line of the fault."""
+    """Return the bugs that a fault names. If several bugs have the same cause, return the bugs at the fault's line."""
     named = {cause["mistake"] for cause in fault["causes"]} | set(fault["indistinguishable"])
     found = [bug for bug in bugs if named & set(bug.causes)]
     at_line = [bug for bug in found if is_line(bug, fault, [other for other in bugs if other is not bug])]

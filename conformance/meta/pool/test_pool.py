@@ -40,8 +40,8 @@ ROWS = list(pool().values())
 
 
 def drawn(rows: list[Bug], count: int) -> list[tuple[str, Bug]]:
-    """Return random rows, each with a random configuration in which the row's line runs. A row's id seeds its draws,
-    so a new row changes no other row's configuration."""
+    """Draw random rows, each with a random configuration in which the row's line runs. A row's id seeds its draws, so a
+    new row changes no other row's configuration."""
     draws = sorted((random.Random(bug.id).random(), bug.id, bug) for bug in rows)[:count]
     return [
         (random.Random(name).choice([case for case in CASES if bug.runs_in(CASES[case])]), bug)
@@ -95,7 +95,7 @@ def test_a_bug_changes_the_logits(case: str, bug: Bug) -> None:
 
 @pytest.mark.parametrize(("case", "bug"), drawn([bug for bug in ROWS if bug.control], 40), ids=str)
 def test_a_control_is_right(case: str, bug: Bug) -> None:
-    """Use the oracle, because an alarm of the checker about a wrong control would be right."""
+    """Use the oracle instead of the checker, because the checker rightly rejects a control that is wrong."""
     assert is_right(case, (bug,))
 
 

@@ -91,7 +91,7 @@ class Trial:
         return answer_of(report, Path(modules_with(bugs).__file__).parent)
 
     def drafted(self, answer: Answer) -> dict[str, Any]:
-        """Return the bugs named by the first report, and the bugs named if bugs are fixed one by one.
+        """Return the bugs named by the first report, and the bugs named when bugs are fixed one by one.
 
         The result also has the marks of the reported lines, and the reported causes that match no bug.
         """

@@ -75,7 +75,7 @@ def started(spec: str, ranks: int) -> Iterator[IsolatedBuild]:
 
 
 def checked(build: IsolatedBuild, case: Case) -> Report:
-    """Return the report on a case, checked in running processes."""
+    """Check a case in processes that already run, and return the report."""
     group = group_of(build)
     assert group is not None
     group.load(case.spec)
@@ -84,7 +84,7 @@ def checked(build: IsolatedBuild, case: Case) -> Report:
 
 @functools.cache
 def _processes(ranks: int) -> IsolatedBuild:
-    """Return the processes that all cases with `ranks` ranks share."""
+    """Start the processes that all cases with `ranks` ranks share."""
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(started(RIGHT[0].spec, ranks))

@@ -64,7 +64,7 @@ def every_piece(folder: Path) -> dict[str, Any]:
 
 
 def every_mistake(folder: Path, layer: int, mistakes: Sequence[str]) -> list[dict[str, Any]]:
-    """Check the layer with each mistake, and also the layer below, which has no mistake."""
+    """Check the layer with each mistake, and the layer before it, which has no mistake."""
     rows: dict[str, dict[str, Any]] = {mistake: {"mistake": mistake} for mistake in mistakes}
     for system in layer_systems(folder, None, f"{layer - 1},{layer}"):
         before = system.name.endswith(f" layer {layer - 1}")

@@ -24,7 +24,7 @@ MISTAKES: dict[str, str] = {}
 
 
 def mistake(says: str) -> Callable[[Change], Callable[[str], Any]]:
-    """Return a decorator that adds a function to `MISTAKES`, and turns it into a loader with this mistake."""
+    """Return a decorator that turns a change into a loader with this mistake, and lists it in `MISTAKES`."""
 
     def listed(change: Change) -> Callable[[str], Any]:
         MISTAKES[change.__name__] = says

@@ -1,4 +1,4 @@
-"""`check PORT --against REFERENCE`: a report on a port, compared with another implementation."""
+"""Compare a port with another implementation (`check PORT --against REFERENCE`), and return a report."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import listen_in_full
 
 Make = Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]
-"""A function that makes the port's forward pass from a model folder or from the reference's tensors by name."""
+"""A function that takes a model folder and the reference's tensors by name, and returns the port's forward pass."""
 
 TRANSFORMERS = "transformers"
-"""A reference that needs only a config.json: the `transformers` model of this configuration."""
+"""The value of `--against` that selects the `transformers` model of the given config.json as the reference."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `check` with another implementation as the reference."""
+    """The arguments of `check` if the reference is another implementation."""
 
     port: Any
     """The port: `file.py:load`, `file.py:Model`, or the object itself.
@@ -63,7 +63,7 @@ class Request:
     against: Any
     """The reference: a file, an object (as for `port`), or `transformers`.
 
-    A list of two implementations adds a third implementation to the comparison.
+    With a list of two references, the report compares all three implementations.
     """
     config: Any = None
     checkpoint: Any = None
@@ -137,14 +137,14 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Makes the port's forward pass with the reference's weights; the names of tensors may differ."""
+    """Makes the port's forward pass with the reference's weights, even if the port's tensors have other names."""
 
     make: Make
     reference: Reference
     folder: Path | None
     probes: Mapping[str, Inputs]
     found: Paired | None = None
-    """The port's tensor for each tensor of the reference; None before the search."""
+    """The port's tensor for each tensor of the reference; None until the first call has searched for the pairs."""
 
     @property
     def notes(self) -> list[str]:
@@ -185,9 +185,9 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the folder that loaders receive.
+    """Yield the reference, and the folder to pass to loaders.
 
-    For a configuration, the folder is temporary and has a small model.
+    If the user gave a configuration, the folder is temporary and contains a small model.
     """
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config makes a small model and --checkpoint names one; give one of the two.")
@@ -208,9 +208,9 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
 
 def _configure(model: Any, folder: Path | None) -> None:
-    """Give a model the configuration in the folder, from which random inputs are made.
+    """Set the model's configuration from the folder, so that the checker can draw valid inputs.
 
-    If `transformers` cannot read the folder, the inputs are found by calling the model.
+    If `transformers` cannot read the folder, the checker later calls the model to find valid inputs.
     """
     if folder is None or is_configured(model):
         return
@@ -260,7 +260,7 @@ def from_transformers(folder: Path | None) -> Any:
 
 
 def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[str]:
-    """Return the arguments of a function that makes the model: the folder for a loader, otherwise none."""
+    """Return the arguments for `make`: the folder if `make` requires one argument, otherwise no arguments."""
     if required_arguments(signature_of(make)) != 1:
         return []
     if folder is None:
@@ -319,7 +319,7 @@ DRAWN: dict[str, Callable[[Sides, Source], CapabilityResult]] = {
     "other lengths and batches": calls.compare_sizes,
     "cached steps": calls.compare_steps,
 }
-"""The comparisons that draw more inputs, in order."""
+"""The comparisons for which the checker draws further inputs, in the order in which they run."""
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
     "generation": calls.compare_generation,
@@ -327,11 +327,11 @@ COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]
     "gradients": compare_gradients,
     "repeated calls": calls.compare_repeats,
 }
-"""The comparisons on the probes' own inputs. Repeated calls come last: they show a state that earlier calls left."""
+"""The comparisons on the inputs of the forward passes. Repeated calls run last, to detect state of earlier calls."""
 
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source: Source | None) -> Report:
-    """Run the comparisons of `DRAWN` and `COMPARISONS` until one differs, and add their results to the report."""
+    """Run the comparisons of `DRAWN` and `COMPARISONS` until one fails, and add their results to the report."""
     untested: tuple[str, ...] = ()
     for name in (*DRAWN, *COMPARISONS):
         if report.verdict != "agrees":

@@ -1,6 +1,7 @@
-"""Compare a port with a reference on many inputs; find the lines where they diverge, and why.
+"""Compare a port with a reference on many inputs, and find the lines that differ and the cause.
 
-One call may agree by chance, so the edits that explain one call are tried on every other call.
+The cause is an edit: a change of the reference's computation after which the reference gives the port's numbers. An
+edit may fit one call by chance, so the search confirms it on all other calls.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from transparity_conformance.report.report import Cause, Divergence
 Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
 RESHAPED = "shape"
-"""The id of a fault: the answer has the right numbers in another shape. Like the ids of edits, this id has no page."""
+"""The id of the fault "right numbers in a wrong shape". Like the ids of edits, this id has no page in the catalogue."""
 
 
 class Call:
-    """A call of both implementations; the port's operations are recorded on first use."""
+    """One call of both implementations. The port's operations are recorded on first use."""
 
     def __init__(self, reference: Reference, listen: Listen, answer: Answer) -> None:
         self.reference, self.listen, self.answer, self.inputs = reference, listen, answer, answer.inputs
@@ -76,7 +77,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Confirming:
-    """Finds edits that explain one call, and keeps an edit only if it also gives the port's answer in every other call.
+    """Finds edits that explain one call, and rejects edits that do not explain the other calls.
 
     Another call may show further differences, for example beyond a window or at padding.
     """
@@ -87,10 +88,8 @@ class Confirming:
     clock: Clock
 
     def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the differences in the call, and the comparison after the edits of these differences.
-
-        The edits explain all calls.
-        """
+        """Return the differences, each with its edit, and the comparison after all edits. If the edits do not explain
+        all calls, the differences have no edits."""
         further: list[Departure] = []
         while True:
             found, now = self.departures.found()
@@ -100,7 +99,7 @@ class Confirming:
                 return (found if self._is_alike(found) else list(map(without_edit, found))), now
             if (failing := self._failing(found)) is None:
                 return found, now
-            tried = next(with_other_edits(found), None)  # other edits may explain every call
+            tried = next(with_other_edits(found), None)  # an alternative edit may explain every call
             while tried is not None and self._failing(tried):
                 tried = next(with_other_edits(tried), None)
             if tried:
@@ -120,9 +119,10 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Return `found` and the further differences of each call that the edits of `found` do not explain. The last
-        difference has no edit if none explains it. The list is empty if no further difference is found, or if all edits
-        together do not explain the first call."""
+        """Return `found`, extended by further differences in calls that the edits of `found` do not explain.
+
+        The last difference has no edit if the search finds none. Return an empty list if the search finds no further
+        difference, or if all edits together do not explain the first call."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -133,7 +133,7 @@ class Confirming:
         return more if self._run_again(more, now).agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
-        """Return whether the most informative other wrong call differs only on the lines in `found`."""
+        """Return whether the clearest other wrong call differs only on lines that `found` already contains."""
         wrong = {call.answer: call for call in self.others if not call.answer.agrees}
         if not wrong:
             return True
@@ -153,10 +153,10 @@ Port = Callable[[Inputs], np.ndarray]
 class Outcome:
     answers: Sequence[Answer]
     faults: Sequence[Divergence] = ()
-    """The differences, each with the port's line, the reference's line and the edit that explains it."""
+    """The differences, each with the lines in both implementations, and the edit that explains the difference."""
     notes: Sequence[str] = ()
     lost: float = math.inf
-    """The number of operations of the port that have no counterpart in the edited reference."""
+    """The number of the port's operations without a counterpart in the edited reference."""
 
     @property
     def is_explained(self) -> bool:
@@ -195,8 +195,8 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
 def answer_of(
     reference: Reference, name: str, inputs: Inputs, actual: np.ndarray, expected: np.ndarray, budget: float
 ) -> Answer:
-    """Compare the port's answer with the expected answer; ignore padding. An answer of another shape but the same size
-    is compared in the expected shape."""
+    """Compare the port's answer with the expected answer, without padding. If only the shape differs, reshape the
+    port's answer before comparing."""
     if actual.size != expected.size:
         return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.shape)
     errors = apart(actual.reshape(expected.shape), expected, reference.kept(inputs, expected.shape))
@@ -207,7 +207,7 @@ def answer_of(
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find edits that explain the most informative wrong answer, and confirm them on the other calls."""
+    """Find edits that explain the most telling wrong answer; confirm the edits on the other calls."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
@@ -224,7 +224,7 @@ def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clo
 
 def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     found, now = confirming.found()
-    if not now.agrees:  # Edits are causes only if all of them together give the port's answer.
+    if not now.agrees:  # An edit is a cause only if all edits together give the port's answer.
         found = list(map(without_edit, found))
     residual = confirming.departures.comparer.residual(now)
     worst = max(outcome.wrong, key=lambda each: share(each.error, each.budget))

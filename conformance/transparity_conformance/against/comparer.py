@@ -1,4 +1,4 @@
-"""Match the values of a port's operations with the values of the reference."""
+"""Match the values in a call of the port with the values in a recorded call of the reference."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Comparison:
     changes: Mapping[int, Change]
     values: Values
     have: Mapping[int, Sequence[int]]
-    """For each value of the reference, the port's operations that return the same numbers."""
+    """For each value of the reference, the port's operations that give the same numbers."""
     lost: Sequence[int]
-    """The port's operations whose results lead to no matched value."""
+    """The port's unmatched operations whose results affect no matched value."""
     agrees: bool
     """Whether the port's answer equals the reference's answer within the tolerance."""
     shares: Mapping[int, float]
@@ -54,17 +54,17 @@ class Comparer:
 
     @functools.cached_property
     def relevant(self) -> Collection[int]:
-        """Return the steps on which the answer depends."""
+        """Return the steps of the reference on which the answer depends."""
         program = self.program
         made = program.answer in program.maker  # a model may return one of its inputs
         return ancestors([program.maker[program.answer]], program.makers) if made else frozenset()
 
     def at(self, number: int, changes: Mapping[int, Change] = MappingProxyType({})) -> At:
-        """Return a step of the changed program, as the position of an edit."""
+        """Return a step of the changed program, at which an edit can be made."""
         return At(self.program, self.flow.within(changes), self.program.steps[number])
 
     def changes(self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change]) -> dict[int, Change]:
-        """Add the changes that an edit makes at some steps to the changes `before`."""
+        """Return the changes `before`, extended by the changes that an edit makes at some steps."""
         return {**before, **changes_at(edit, numbers, self.program, self.flow.within(before))}
 
     def compared(self, changes: Mapping[int, Change], within: Mapping[int, float] | None = None) -> Comparison:
@@ -74,7 +74,7 @@ class Comparer:
     def _matched(
         self, changes: Mapping[int, Change], values: Values, have: dict[int, Sequence[int]], within: Mapping[int, float]
     ) -> Comparison:
-        """Match the reference's values that `have` lacks, add the matches to `have`, and return the comparison."""
+        """Match the reference's values that are missing in `have`; add the matches to `have`; return the comparison."""
         program = self.program
         for index in values.keys() - have.keys():
             if program.maker.get(index, -1) in self.relevant or index in program.given:
@@ -90,13 +90,13 @@ class Comparer:
         return agreeing(values[self.program.answer], self.port.answer, within.get(self.program.answer, 0.0), self.kept)
 
     def residual(self, now: Comparison) -> float:
-        """Return the largest difference between the port's answer and the reference's answer in this run."""
+        """Return the largest difference between the answers of the port and the (changed) reference."""
         ours, theirs = now.values[self.program.answer].numpy(), self.port.answer
         theirs = theirs.reshape(ours.shape) if theirs.size == ours.size else theirs
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Run the reference with `changes`, reusing values of the run `since`; return None if an edited step fails."""
+        """Run the reference with `changes`; reuse values of the run `since`. Return None if a changed step raises."""
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():
@@ -108,15 +108,15 @@ class Comparer:
             return None
 
     def measured(self, now: Comparison) -> Comparison:
-        """Repeat a comparison with tolerances of the changed reference, because the changes may increase rounding."""
+        """Repeat a comparison with new tolerances, because the changed reference may have larger rounding errors."""
         try:
             return self.compared(now.changes, shares(self.program, self.dtype, now.changes))
         except Exception:  # noqa: BLE001 - a change may not run in the port's precision
             return now
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
-        """Return the port's first unmatched operations, and the reference's first unmatched steps. Steps that read the
-        same values as these operations come first."""
+        """Return the first unmatched operations of the port, and the first unmatched steps of the reference. Prefer
+        steps that read the same values as these operations."""
         lost, missing, program = set(now.lost), self.missing(now), self.program
         port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
         by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing
@@ -126,18 +126,18 @@ class Comparer:
         return port, [number for number in first if shared & makers[number]] or first
 
     def counterparts(self, now: Comparison, port: Collection[int]) -> list[int]:
-        """Return the reference's steps that compute the inputs of some operations of the port."""
+        """Return the reference's steps that compute the inputs of the given operations of the port."""
         maker = self.program.maker
         given = {each for index in port for each in self.port.operations[index].inputs}
         return sorted({maker[value] for each in given for value in now.matched.get(each, ()) if value in maker})
 
     def codes(self, now: Comparison, operation: int) -> set[Any]:
-        """Return the functions (code objects) that run the steps whose results equal an operation's result."""
+        """Return the code objects of the reference's functions that compute the same value as a port's operation."""
         makers = (self.program.maker.get(value) for value in now.matched.get(operation, ()))
         return {code for each in makers if each is not None for code, _ in self.program.steps[each].places}
 
     def missing(self, now: Comparison) -> set[int]:
-        """Return the reference's steps whose results lead to no matched value."""
+        """Return the reference's unmatched steps whose results affect no matched value."""
         steps, have = self.program.steps, now.have
         return leading_nowhere(
             self.relevant,
@@ -147,7 +147,7 @@ class Comparer:
 
 
 def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: DataFlow) -> dict[int, Change]:
-    """Return the changes that an edit makes; skip steps to which the edit does not apply."""
+    """Return the changes that an edit makes at the given steps. Skip steps to which the edit does not apply."""
     changes = {}
     for number in numbers:
         with contextlib.suppress(Exception):  # the step has another form, for example without the argument

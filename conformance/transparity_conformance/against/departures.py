@@ -1,7 +1,7 @@
-"""Find every place where the port computes other numbers than the reference.
+"""Find every departure: a place where the port computes other numbers than the reference.
 
 The search tries edits of the reference that give the port's numbers. If no edit does, the reference continues with the
-port's value.
+port's value, so that later departures can be found.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ class Departure:
     operation: int
     """The index of the port's first operation at this place."""
     step: Step
-    """The step of the reference that the edit changes, or that has no counterpart in the port."""
+    """The reference's step that the edit changes; without an edit, the first step without a counterpart in the port."""
     edit: Edit | None
-    """The edit that gives the port's numbers; None if no edit does."""
+    """The edit after which the reference gives the port's numbers; None if the search found none."""
     steps: Sequence[int] = ()
-    """The indices of the edited steps, one step per layer."""
+    """The numbers of the edited steps, one step per layer."""
     others: Sequence[Explanation] = ()
-    """Other edits that explain the departure equally well."""
+    """Other edits that explain this departure equally well."""
     matched: Collection[int] = frozenset()
-    """The port's operations that matched a value before this edit."""
+    """The port's operations that had a counterpart before this edit."""
     users: frozenset[int] = frozenset()
-    """The port's operations that use the explained values; empty if one explained operation uses another."""
+    """The port's operations that use the explained values; empty if the edit also explains a use."""
     made: Any = None
-    """The port's value that replaces the reference's value, if no edit explains the difference."""
+    """The port's value with which the reference continues if no edit explains the departure."""
 
     @property
     def port_line(self) -> Source | None:
-        """Return the innermost line of the port that runs this operation but no matched operation of the same name."""
+        """Return the innermost line of the port that runs this operation, but no matched operation of the same name."""
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)
 
     @property
     def reference_line(self) -> Source | None:
-        """Return the innermost line of the reference that runs the edited steps and no others."""
+        """Return the innermost line of the reference that runs the edited steps, but no other steps."""
         comparer, step, edit = self.by.comparer, self.step, self.edit
         program = comparer.program
         steps = [step] if edit is None else edit.steps(comparer.at(step.number))
@@ -70,7 +70,7 @@ class Departure:
 
     @property
     def only_in(self) -> list[str]:
-        """Return the modules of the edited steps if the same line is right in other modules; otherwise nothing."""
+        """Return the modules with the edited steps if the same line is right in other modules; otherwise nothing."""
         program, relevant = self.by.comparer.program, self.by.comparer.relevant
         if self.edit is not None and self.edit.is_everywhere:
             return []
@@ -79,7 +79,7 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the same steps in the program of another call, found by their line and by their order on this line."""
+        """Return the same steps in the program of another call, found by line and by their order on this line."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -91,15 +91,15 @@ class Departure:
 
 
 class Departures:
-    """Finds the differences in one call, in the order of computation."""
+    """Finds the departures in one call, in the order of computation."""
 
     def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
         self.comparer, self.search, self.has_others = comparer, search, has_others
-        """Whether the reference has a second implementation of experts, in which other edits are possible."""
+        """Whether the reference has a second implementation of its experts, which allows other edits."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the differences in a call, and the comparison after their edits. `before` has the differences of
-        another call, whose edits are applied first. If an edit of `before` fails here, return no differences."""
+        """Return the departures in this call, and the comparison after their edits. `before` contains the departures of
+        another call, whose edits are applied first. If these edits fail in this call, return no departures."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
         if before:
@@ -112,7 +112,7 @@ class Departures:
             if not port and not steps:
                 break
             lines = {self.comparer.program.steps[number].places[:1] for number in steps}
-            # A line that no edit explained in one layer is not searched again in another layer.
+            # If no edit explains a line in one layer, do not search for edits of this line in other layers.
             is_known = any(each.edit is None and each.step.places[:1] in lines for each in [*before, *found])
             explanations = [] if is_known else self.search.explanations(now, port, steps)
             if explanations:
@@ -130,7 +130,7 @@ class Departures:
         return self._without_coincidences(fewest), now
 
     def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
-        """Remove each edit that may be a coincidence: it explains values of the port, but no use of these values."""
+        """Remove edits that may be coincidences: the edit explains a value, but no operation that uses the value."""
         unexplained = {each.operation for each in found if each.edit is None}
         users = {reader for index in unexplained for reader in self.comparer.port.readers.get(index, ())}
         return [without_edit(each) if each.users and each.users <= unexplained | users else each for each in found]
@@ -143,10 +143,8 @@ class Departures:
         return Departure(self, operation, first.step, first.edit, first.steps, others, matched, self._users(first, now))
 
     def _users(self, found: Explanation, now: Comparison) -> frozenset[int]:
-        """Return the port's operations that use the values which an edit gives.
-
-        The set is empty if the edit explains an operation of the port together with an operation that uses its value.
-        """
+        """Return the port's operations that use the explained values. If the edit also explains an operation that uses
+        such a value, the edit is no coincidence; return an empty set."""
         port, matched = self.comparer.port, found.after.matched
         explained = set(now.lost) - set(found.after.lost)
         uses = [(index, reader) for index in explained for reader in port.readers.get(index, ())]
@@ -157,9 +155,9 @@ class Departures:
         return frozenset(reader for _, reader in uses) - explained
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
-        """Return the port's operation to report, which is the first that the edit matches. If the edit leaves out a
-        step, report the operation before this step. If the edit matches nothing, report the first operation that only
-        the port has."""
+        """Return the port's operation to report, usually the first that the edit explains. If the edit leaves out a
+        step, return the operation before this step. If the edit explains no operation, return the first operation that
+        only the port has."""
         comparer, after = self.comparer, found.after
         if found.edit.operation >= 0:
             return found.edit.operation
@@ -174,7 +172,7 @@ class Departures:
             return next(of_content, next(iter(unlike), first % len(comparer.port.operations)))
         if found.edit.kind != "left out":
             return first
-        # If a function leaves out its last step, it returns the input of this step.
+        # A function without its last step returns the input of this step; report the operation that computes the input.
         left_out = common_place(found.edit.steps(comparer.at(found.step.number)))
         behind = comparer.codes(after, first)
         givers = (index for index in comparer.port.operations[first].inputs if index in now.matched)
@@ -182,21 +180,21 @@ class Departures:
         return next(in_function, first)
 
     def _reads_content(self, operation: int, now: Comparison) -> bool:
-        """Return whether an operation of the port reads a matched value that depends on the main input. Masks and
-        tables of positions do not depend on it."""
+        """Return whether an operation of the port reads a value that depends on the main input, unlike masks and
+        position tables."""
         given = self.comparer.port.operations[operation].inputs
         return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Remove each difference without which the answers still agree. If necessary, the other differences get
-        alternative edits."""
+        """Remove each departure that is not needed to explain the port's answer. If necessary, replace edits of the
+        other departures by their alternatives."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):
                 after = self.comparer.tried(self.changes_of(tried), now)
                 if after is None or not after.agrees or after.lost:
                     continue
-                # The run does not show the values inside edited segments, so these values may become unmatched.
+                # An edited run skips the values inside edited segments; only these values may lose their counterparts.
                 edits = [
                     (each.edit, number) for each in tried if each.edit and each.edit.behind for number in each.steps
                 ]
@@ -213,11 +211,11 @@ class Departures:
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
-        """Replace the result of the most similar step by the port's value, where no edit explains the difference.
-        Return no comparison if no replacement helps."""
+        """Let the reference continue with the port's value: replace the result of the step whose value is most similar.
+        Return no comparison if no replacement leaves fewer unmatched operations."""
         program = self.comparer.program
         fronts = port or now.lost[:1]
-        # The port may lack the step, so its input is tried too; with additional steps, a later value fits.
+        # If the port lacks the step, the step's input fits. If the port has additional steps, a later value fits.
         given = [each for index in fronts for each in self.comparer.port.operations[index].inputs]
         nearest = sorted(self._layouts([*fronts, *given], steps, now), key=lambda each: -each[0])
         for _, tensor, operation, number in itertools.chain(nearest, self._layouts(now.lost, steps, now)):
@@ -233,7 +231,7 @@ class Departures:
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison
     ) -> Iterator[tuple[float, Any, int, int]]:
-        """Yield (similarity, port's value in the step's layout, operation, step) for results of equal size."""
+        """Yield (similarity, port's value in the step's layout, operation, step) for values of equal size."""
         near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
         for operation, number in itertools.product(dict.fromkeys(operations), near):
             if (found := self._in_layout(operation, number, now)) is not None:
@@ -248,9 +246,7 @@ class Departures:
         return sorted(ancestors([number], readers))
 
     def _in_layout(self, operation: int, number: int, now: Comparison) -> tuple[float, Any] | None:
-        """Return the cosine similarity of an operation's value and a step's value, and the operation's value in the
-        step's layout. Return None if no layout fits.
-        """
+        """Return (cosine similarity, operation's value in the layout of the step's value); None if no layout fits."""
         import torch
 
         ours = now.values.get(self.comparer.program.steps[number].output)
@@ -272,14 +268,14 @@ class Departures:
 
 
 MOST_AXES = 5
-"""The largest number of axes (of size > 1) for which all orders of the axes are compared."""
+"""The largest number of axes (of size > 1) for which the checker tries all orders of the axes."""
 
 
 def changes_of(
     found: Sequence[Departure], program: Program, flow: DataFlow, by: Departures | None = None
 ) -> dict[int, Change]:
-    """Return the changes that all differences make in a program. A difference without an edit applies only to the call
-    in which `by` found it, because it contains the port's value."""
+    """Return the changes that all departures make in a program. A departure without an edit contains a value of the
+    port, and applies only to the call that `by` searched."""
     changes: dict[int, Change] = {}
     for each in found:
         if each.edit is not None:

@@ -1,6 +1,7 @@
-"""The data flow of a program: which values depend on the input, and through which values all data passes.
+"""The data flow of a program: which values depend on the input, and which values all data passes.
 
-A dominator of a value is an earlier value through which all data from the inputs to this value passes.
+A dominator of a value is an earlier value on every path from the inputs to this value. A segment consists of the steps
+between a dominator and the value.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import numpy as np
 from transparity_conformance.listening.program import Change, Program, Step, Values
 
 START = -1
-"""The dominator of all inputs."""
+"""The index that stands for the dominator of all inputs."""
 
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change of a segment's result. If the segment's steps run again on another value, the change does not apply."""
+    """A change of a segment's result. The change does not apply if the segment's steps run again on another value."""
 
     change: Change
 
@@ -30,18 +31,18 @@ class OfSegment:
 
 
 class DataFlow:
-    """The values that depend on the program's main input, each with its immediate dominator. Masks, tables of positions
-    and parameters do not depend on the main input."""
+    """The values that depend on the program's main input, each with its nearest dominator. Masks, position tables and
+    parameters do not depend on the main input."""
 
     def __init__(
         self, program: Program, main: Collection[str], rounded: Mapping[str, Sequence[np.ndarray]] | None = None
     ) -> None:
         self.program, self.rounded = program, rounded or {}
-        """The port's values that `dtype` represents exactly, by `dtype` (bfloat16 or float16)."""
+        """The port's values that bfloat16 or float16 represents exactly, by the name of this dtype."""
         self.changes: Mapping[int, Change] = {}
-        """The changes that apply when steps run again."""
+        """The changes to apply when steps run again."""
         self.passes: dict[int, int] = {i: START for i, name in program.names.items() if name in main}
-        """The immediate dominator of each value."""
+        """The nearest dominator of each value."""
         self._depth = {START: 0, **dict.fromkeys(self.passes, 1)}
         for step in program.steps:
             given = [index for index in step.inputs if index in self._depth]
@@ -57,7 +58,7 @@ class DataFlow:
         return flow
 
     def _shared(self, one: int, other: int) -> int:
-        """Return the nearest dominator of two values."""
+        """Return the nearest common dominator of two values."""
         while one != other:
             if self._depth[one] >= self._depth[other]:
                 one = self.passes[one]
@@ -66,7 +67,7 @@ class DataFlow:
         return one
 
     def behind(self, value: int) -> Iterator[int]:
-        """Yield the dominators of a value, the nearest first."""
+        """Yield the dominators of a value, from the nearest to the farthest."""
         value = self.passes.get(value, START)
         while value != START:
             yield value
@@ -82,8 +83,8 @@ class DataFlow:
         return steps[::-1]
 
     def through(self, start: int, end: int, value: Any, values: Values) -> Any:
-        """Run the steps from `start` to `end` on another value; skip a view that does not fit its size."""
-        # A segment of a later layer may read masks and tables that the current run has not reached.
+        """Run the steps from `start` to `end` with `value` as `start`. Skip a view if `value` has another size."""
+        # A segment of a later layer may read values that this run has not computed; the first run has them.
         now = {**self.program.values, **values, start: value}
         for step in self.between(start, end):
             given = now[step.inputs[0]]

@@ -1,4 +1,4 @@
-"""The calls on which two implementations are compared."""
+"""The inputs on which the port and the reference are compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from transparity_conformance.running.frameworks.modules import kept
 from transparity_conformance.running.loading import load_file
 
 TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
-"""(length, batch) of each text. The lengths lie around powers of two, and exceed the windows of small models."""
+"""(length, batch) of each text. Some lengths lie next to powers of two, and some exceed the windows of small models."""
 
 REPEATED = 16, 2
 """(largest length, batch) of texts in which each row repeats one token."""
@@ -46,7 +46,7 @@ class Answer:
     budget: float
     actual: np.ndarray
     changed: int
-    """The number of elements with an error above the budget."""
+    """The number of wrong elements, whose errors exceed the budget (tolerance)."""
     first: int
     """The first position with a wrong element; 0 if the shape is wrong."""
     shape: tuple[int, ...]
@@ -72,23 +72,23 @@ class Answer:
 
 @dataclass(frozen=True)
 class Source:
-    """Draws inputs for a model."""
+    """Draws random inputs for a model."""
 
     draw: Callable[[int, int, int], Inputs]
-    """Returns inputs, given a length, a batch size and a seed; their mask hides no position."""
+    """Returns inputs, given a length, a batch size and a seed. No position is hidden by a mask."""
     longest: int
     """The length of the longest text that the model accepts."""
     is_text: bool
-    """Whether texts of any length up to `longest` can be drawn; other inputs have a fixed length."""
+    """Whether `draw` can return texts of any length up to `longest`. Other inputs have a fixed length."""
 
     def title(self, length: int, batch: int) -> str:
         return f"{batch} × {length}" if self.is_text else f"batch of {batch}"
 
 
 def source_of(model: Any) -> Source:
-    """Return a source of inputs, with texts of at most `LONGEST` tokens. The model's `transformers` configuration
-    describes the inputs. Without a configuration, calls of the model show its input names, number of token ids and
-    longest text."""
+    """Return a source of inputs, with texts of at most `LONGEST` tokens. If the model has a `transformers`
+    configuration, the configuration describes the inputs. Otherwise, call the model to find the names of its inputs,
+    the number of token ids and the longest text."""
     if not is_configured(model):
         return _found_by_calls(model)
     limits = [getattr(model.config, name, None) or LONGEST for name in ("max_position_embeddings", "max_seq_len")]
@@ -144,7 +144,7 @@ def _found_by_calls(model: Any) -> Source:
 
 
 def length_of(inputs: Inputs) -> int:
-    """Return the length of the longest text; 0 without a text."""
+    """Return the length of the longest text in the inputs, or 0 if there is no text."""
     texts = [each.shape[1] for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2]
     return max(texts, default=0)
 
@@ -163,12 +163,12 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
 
 
 def without_mask(inputs: Inputs) -> Inputs:
-    """Remove masks that hide no position: some recurrent models refuse a mask with a cache."""
+    """Remove masks that hide no position, because some recurrent models refuse a mask together with a cache."""
     return {name: value for name, value in inputs.items() if "mask" not in name}
 
 
 def padded(inputs: Inputs, side: str) -> Inputs | None:
-    """Hide positions in every row but the last; return None if the inputs have no mask."""
+    """Hide some positions in all rows except the last; return None if the inputs have no mask."""
     if "attention_mask" not in inputs:
         return None
     mask = np.ones_like(inputs["attention_mask"])
@@ -179,8 +179,8 @@ def padded(inputs: Inputs, side: str) -> Inputs | None:
 
 
 def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
-    """Return inputs by description, from a list of dicts of arrays or from `inputs` of a Python file. `inputs` may be a
-    list or a function that returns a list. Raise `TransparityError` for other values."""
+    """Return inputs by description. The inputs are a list of dicts of arrays. A Python file has such a list, or a
+    function that returns the list, under the name `inputs`. Raise `TransparityError` for other values."""
     found: Any = given
     where = str(given) if isinstance(given, str | Path) else "the call"
     if isinstance(given, str | Path):
@@ -205,8 +205,8 @@ def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
 
 
 def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
-    """Return the probes that a port accepts, and a message about each other probe. A mask that hides nothing is removed
-    if the port takes no mask."""
+    """Return the probes that a port accepts, and a message about each other probe. If the port takes no mask, a mask
+    that hides nothing is removed."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)
@@ -222,10 +222,9 @@ def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> 
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """Return the wrong answer whose cause is easiest to find: it has several rows, more than two tokens, no padding,
-    and many wrong numbers. Among equal answers, return the smallest. Two tokens are too few: values match in any order
-    of axes, so two numbers also match the same numbers in reverse.
-    """
+    """Return the wrong answer whose cause is easiest to find: several rows, more than two tokens, no padding, and many
+    wrong numbers. Among equally good answers, return the smallest. Two tokens are too few: matching ignores the order
+    of axes, so two values also match when they are reversed."""
 
     def key(each: Answer) -> tuple[Any, ...]:
         rows, tokens = (

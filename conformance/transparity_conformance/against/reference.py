@@ -1,4 +1,4 @@
-"""The reference of a comparison: a PyTorch module, its answers in float64 and its rounding errors."""
+"""The reference of a comparison: a PyTorch module, its answers in float64, and the tolerances of these answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, a
 Inputs = Mapping[str, np.ndarray]
 
 ASIDE = ("mask", "position", "type")
-"""Inputs with one of these words in their name carry no content."""
+"""Words in the names of inputs that carry no content, such as masks and positions."""
 
 
 MOST_PROGRAMS = 16
@@ -39,7 +39,7 @@ MOST_PROGRAMS = 16
 
 
 class RefusedError(TransparityError):
-    """A reference that gives no answer to compare on some inputs."""
+    """The reference gives no answer that can be compared."""
 
 
 class Reference:
@@ -48,7 +48,7 @@ class Reference:
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model.eval(), dtype
         self.others = 0
-        """The number of arrays besides the answer in the last result."""
+        """The number of arrays in the last result that are not compared."""
         self._programs: dict[bytes, Program] = {}
 
     @functools.cached_property
@@ -57,7 +57,7 @@ class Reference:
 
     @functools.cached_property
     def neighbours(self) -> list[tuple[Any, Any]]:
-        """Copy the module with weights that differ by rounding; return each copy in float64 and in `dtype`."""
+        """Copy the module with weights changed by rounding errors; return each copy in float64 and in `dtype`."""
         import torch
 
         pairs, ulp, generator = [], epsilon(self.dtype), torch.Generator().manual_seed(0)
@@ -73,19 +73,16 @@ class Reference:
         return pairs
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and a budget from the rounding error of one run.
-
-        The rounding error of one run may be small by chance. If a port exceeds this budget, `answer` measures the
-        budget again.
-        """
+        """Return the answer in float64, and a budget (tolerance) from the rounding error of a single run. This error
+        may be small by chance. If a port exceeds the budget, the caller measures the budget again with `answer`."""
         answer = self.truth(inputs)
         return answer, self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
 
     def budget(
         self, inputs: Inputs, answer: np.ndarray, points: Iterable[tuple[np.ndarray, np.ndarray]], dtype: str = ""
     ) -> float:
-        """Return the budget of an answer, measured on pairs of an exact and a rounded answer. Padding, masked scores
-        and numbers that are not finite do not count. `dtype` defaults to the reference's precision."""
+        """Return the budget (tolerance) of an answer, given pairs of an exact and a rounded answer. Padding, masked
+        scores and numbers that are not finite do not count. `dtype` defaults to the reference's dtype."""
         dtype = dtype or self.dtype
         kept = self.kept(inputs, answer.shape)
         counted = answer if kept is None else answer[kept]
@@ -113,7 +110,7 @@ class Reference:
         return self.model if self.dtype == "float32" else copied(self.model).to(getattr(torch, self.dtype))
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and its budget, measured with several slightly changed weights."""
+        """Return the answer in float64, and its budget from the rounding errors of several slightly changed copies."""
         answer, pairs = self.truth(inputs), self.neighbours
         points = [(self.exactly_of(point, inputs), self.answer_of(rounded, inputs)) for point, rounded in pairs]
         return answer, self.budget(inputs, answer, points)
@@ -127,7 +124,7 @@ class Reference:
             with exactly():
                 return self.answer_of(model, inputs)
         except TransparityError as error:
-            self.answer_of(self.model, inputs)  # which raises if the inputs are the reason
+            self.answer_of(self.model, inputs)  # if the inputs are wrong, this call raises the clearer error
             raise RefusedError(
                 f"The reference {self.name} answers in its own precision, but in float64 it raised "
                 f"{raised(error)}; remove its check of the dtype."
@@ -155,18 +152,18 @@ class Reference:
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Return values for other required arguments, and turn off the cache, because it adds steps."""
+        """Return values for other required arguments. Turn off the key/value cache, because it adds operations."""
         takes = inspect.signature(self.model.forward)
         return settings_of(takes) | ({"use_cache": False} if "use_cache" in takes.parameters else {})
 
     @functools.cached_property
     def needs_targets(self) -> bool:
-        """Return whether the model needs targets to give logits at all positions."""
+        """Return whether the model gives logits at all positions only if targets are passed."""
         return needs_targets(self.model, inspect.signature(self.model.forward), *arrays(self.model, "torch"))
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
-        """Record a call in float64, with the named implementation of experts if the model has experts. The last
-        programs are kept."""
+        """Record the operations of a call in float64, and keep the last few records. `experts` names an implementation
+        of `self.experts`; it is empty for a model without experts."""
         parts = (name.encode() + str(value.shape).encode() + value.tobytes() for name, value in inputs.items())
         key = b"".join((experts.encode(), *parts))
         if key not in self._programs:
@@ -182,14 +179,14 @@ class Reference:
 
     @functools.cached_property
     def experts(self) -> tuple[str, ...]:
-        """Return the implementations of experts in `transformers` that can be recorded. `eager` loops over the experts,
-        as many ports do. `batched_mm` multiplies matrices whose shapes do not depend on the routing. The name is empty
-        for a model without experts."""
+        """Return the names of implementations of experts in `transformers` that can be recorded. `eager` loops over the
+        experts, as many ports do. `batched_mm` has shapes that do not depend on the routing. A model without experts
+        has one empty name."""
         has_experts = getattr(self.model, "_can_set_experts_implementation", lambda: False)()
         return ("eager", "batched_mm") if has_experts else ("",)
 
     def kept(self, inputs: Inputs, shape: Sequence[int]) -> np.ndarray | None:
-        """Return the mask of the numbers to compare, without padding; None if all numbers count."""
+        """Return a mask that is true where the answer is compared, or None if no position is padding."""
         if len(shape) < 3:  # A pooled answer has no positions, even if its width equals the length of the text.
             return None
         masks = [value for name, value in inputs.items() if name.endswith("attention_mask")]
@@ -208,7 +205,7 @@ class Reference:
 
     @property
     def learned(self) -> dict[str, np.ndarray]:
-        """Return the learned tensors by name; a tied tensor has its first name."""
+        """Return the learned tensors by name. A tensor with several names (tied weights) has its first name."""
         return {name: value.detach().float().numpy() for name, value in self.model.named_parameters()}
 
     @functools.cached_property
@@ -217,13 +214,14 @@ class Reference:
 
 
 def raised(error: Exception) -> str:
-    """Describe the exception that the user's code raised; our own exception has it as its cause."""
+    """Describe the exception of the user's code, even if an exception of the checker wraps it."""
     cause = error.__cause__ if isinstance(error, TransparityError) else None
     return describe_error(cause or error)
 
 
 def copied(module: Any) -> Any:
-    """Return a deep copy of a module. Results that a call stored in the module lose their autograd graphs."""
+    """Return a deep copy of a module. Tensors that a call stored in the module are detached, because autograd
+    results cannot be copied."""
     import torch
 
     values = (value for part in module.modules() for value in vars(part).values())
@@ -256,8 +254,8 @@ def _numbers_in(config: Any) -> Iterator[float]:
 def shares(
     program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
 ) -> dict[int, float]:
-    """Return each value's tolerance, relative to its largest number. It is measured on slightly changed inputs and
-    parameters, in float64 and in `dtype`."""
+    """Return the tolerance of each value of a program, relative to the value's largest number. The rounding errors are
+    measured with slightly changed inputs and parameters, in float64 and in `dtype`."""
     rule, ulp = RULES[dtype], epsilon(dtype)
     noise: dict[int, float] = {}
     for exact, rounded in neighbours(program, dtype, changes, seed):
@@ -270,7 +268,7 @@ def shares(
 def neighbours(
     program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
 ) -> Iterator[tuple[Values, Values]]:
-    """Yield a program's values for slightly changed inputs and parameters, in float64 and in `dtype`."""
+    """Yield all values of a program for slightly changed inputs and parameters, once in float64 and once in `dtype`."""
     import torch
 
     precision, ulp = getattr(torch, dtype), epsilon(dtype)
@@ -287,8 +285,8 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Change each number at random by up to one ulp. A constant x changes by up to 1 + |ln x| ulps, because it may be a
-    rounded power, such as a rotary frequency."""
+    """Change each number at random by up to one ulp. A constant x changes by up to 1 + |ln x| ulps, because x may be a
+    power such as a rotary frequency."""
     import torch
 
     if not value.is_floating_point():
@@ -299,7 +297,7 @@ def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
 
 
 def _apart(exact: Any, rounded: Any) -> float:
-    """Return the largest difference relative to the largest number; masked scores do not count."""
+    """Return the largest difference, divided by the largest number; ignore masked scores."""
     a, b = numbers_of(exact), numbers_of(rounded)
     if a.shape != b.shape or not a.size:
         return 0.0

@@ -1,4 +1,4 @@
-"""Search for an edit of the reference that gives the port's numbers."""
+"""Search for an edit of the reference after which the reference gives the port's numbers."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ SIMPLE: tuple[Maker, ...] = (
 )
 
 OF_TABLES: tuple[Maker, ...] = (uses, tables)
-"""Functions that change a constant table. They are tried first, because few steps read such a table."""
+"""Functions that yield edits of constant tables. They are tried first, because few steps read such a table."""
 
 LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
-"""Functions that yield many edits per step, or edits with numbers fitted to the port's values."""
+"""Functions that yield many edits per step, or edits with numbers fitted to the port's values; tried last."""
 
 LAG = 2
-"""The search tries the edits of `LATER` at a distance after the edits of `SIMPLE` at this distance plus `LAG`."""
+"""The search moves away from the first difference step by step. `LATER` follows `SIMPLE` at this distance."""
 
 RANK_OF_FITTED = 3
-"""The lowest rank of edits with a fitted number. After such an edit, the search looks for a simpler edit."""
+"""The lowest rank of edits with a fitted number. After finding such an edit, the search looks for a simpler edit."""
 
 MEASURED = 3
-"""The largest number of edits whose rounding error is measured, to limit time."""
+"""The largest number of edits for which the rounding error is measured, to limit time."""
 
 TRIES = 8
-"""The largest number of values after an edit that are compared with the port, to limit time."""
+"""To limit time, at most this number of values after an edit are compared with the port's values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,32 +62,34 @@ class Explanation:
     step: Step
     steps: Sequence[int]
     extent: int
-    """The number of steps in the edited segment, without views."""
+    """The number of steps in the edited segment, not counting views."""
     after: Comparison
     is_denied: bool = False
-    """Whether the port computes the value that the edit replaces, but does not use this value for its answer."""
+    """Whether the port computes the value that the edit replaces, but does not use it for its answer."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a sort key, smallest for the best explanation: first `worth`, then simpler edits and shorter segments.
-        A value comes before its view, many edited steps before few, and whole expressions before parts of them."""
+        """Return a sort key that is smallest for the best explanation.
+
+        The first criterion is `worth`. Then simple edits, short segments, values (not views), many edited steps and
+        whole expressions are preferred."""
         parts = self.edit.says.count("` in `")
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps), parts)
 
     @property
     def worth(self) -> tuple[bool, int, bool]:
-        """Return a sort key: whether the answers still differ, how many operations are unmatched, and `is_denied`."""
+        """Return a sort key: whether the answers still differ, the number of unmatched operations, and `is_denied`."""
         return not self.after.agrees, len(self.after.lost), self.is_denied
 
 
 class EditSearch:
-    """Searches for edits near the first difference of the port and the reference."""
+    """Searches for edits near the first difference between the port and the reference."""
 
     def __init__(self, comparer: Comparer, tried: Sequence[float], clock: Clock) -> None:
         self.comparer, self.numbers, self.clock = comparer, tried, clock
         self.program, self.port = comparer.program, comparer.port
         self.failed = False
-        """Whether the result of an edit matched the port, but a later step of the edited program failed."""
+        """Whether an edited value matched the port, but a later step of the edited program raised."""
         self._refused: dict[Any, set[str]] = {}
         self._unused = Known(
             {index: each for index, each in self.port.prints.items() if index not in self.port.relevant}
@@ -98,7 +100,7 @@ class EditSearch:
         self._refused.setdefault(step.site, set()).add(edit.says)
 
     def explanations(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> list[Explanation]:
-        """Return the edits that match some of the port's first unmatched operations, the best first."""
+        """Return the edits that give some of the port's first unmatched values, best first."""
         if found := self._of_order(now, port):
             return [found]
         lost = Known({index: self.port.prints[index] for index in now.lost})
@@ -120,7 +122,7 @@ class EditSearch:
         return self._ranked(best)
 
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
-        """Sort the explanations, after measuring the rounding errors of the first few."""
+        """Sort the explanations, after measuring new rounding errors for the first few."""
         found.sort(key=lambda each: each.key)
         if found and found[0].after.agrees and not found[0].after.lost:
             return found  # nothing is better
@@ -135,7 +137,7 @@ class EditSearch:
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
-        """Apply an edit in all layers, and in one layer; yield the attempts with fewer unmatched operations."""
+        """Apply an edit in all layers, or in one layer; yield the attempts that leave fewer operations unmatched."""
         scoped = ((each, scope) for each in (edit, *edit.wider) for scope in self._scopes(each, number, now))
         for tried, scope in scoped:
             changes = self.comparer.changes(tried, scope, now.changes)
@@ -166,7 +168,7 @@ class EditSearch:
     def _rounds(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> Iterator[list[tuple[Sequence[int], Sequence[Maker]]]]:
-        """Yield the steps that are tried together, each group with the functions that yield its edits."""
+        """Yield rounds of the search: groups of steps, each with the functions that yield edits of these steps."""
         yield [(self._readers_of_tables(now), OF_TABLES)]
         passed = deque[list[int]]([[]] * LAG)
         for ring in itertools.chain(self._rings(now, port, steps), [[]] * LAG):
@@ -174,7 +176,7 @@ class EditSearch:
             yield [(ring, SIMPLE), (passed.popleft(), LATER)]
 
     def _readers_of_tables(self, now: Comparison) -> list[int]:
-        """Return the unmatched steps that read a constant table of numbers, one for each line."""
+        """Return the unmatched steps that read a constant table; among steps of the same line, only the first."""
         program, found = self.program, dict[Any, int]()
         for number in sorted(self.comparer.missing(now)):
             if number not in now.changes and any(self._is_table(index) for index in program.steps[number].inputs):
@@ -187,8 +189,8 @@ class EditSearch:
         return is_constant and index not in self.comparer.flow.passes and bool(value.is_floating_point())
 
     def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
-        """Yield groups of steps by distance from the first difference, the nearest first. Groups extend forward over
-        unmatched steps, and backward to the last matched step."""
+        """Yield groups of steps by their distance from the first difference, nearest first. The search moves forward
+        over unmatched steps, and backward to the last matched step."""
         missing, program = self.comparer.missing(now), self.program
         ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
         while ring:
@@ -227,8 +229,8 @@ class EditSearch:
                     yield edit
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
-        """Return whether an edit makes one of the next values equal an unmatched value of the port. Reject an edit
-        whose result is in `made`, the results of this step's earlier edits."""
+        """Return whether an edit makes one of the next values equal to an unmatched value of the port. Reject an edit
+        whose result is in `made`: an earlier edit of this step had the same result."""
         result = self._result(edit, number, now)
         first = _first(result)
         if first is None:
@@ -251,11 +253,9 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether leaving out a segment helps only if every run of its line leaves it out.
-
-        For example, the port rotates neither queries nor keys. In this case, the port has the value at the start of the
-        segment, but not the value at its end.
-        """
+        """Return whether leaving out a segment explains the port only if all runs of the same line leave it out. For
+        example, the port rotates neither queries nor keys. Then the port has the value at the start of the segment, but
+        not the value at the end."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:
@@ -274,8 +274,8 @@ class EditSearch:
             return None
 
     def _of_order(self, now: Comparison, port: Sequence[int]) -> Explanation | None:
-        """Find the edit of the first step for which the port has the right numbers in a wrong order. Matching ignores
-        the order, so only later operations differ."""
+        """Find an edit for the first step at which the port has the right numbers in a wrong order. Matching ignores
+        the order, so this step counts as matched, and only later operations differ."""
         given = {each for index in port for each in self.port.operations[index].inputs}
         if all(self._in_another_order(now, operation) is None for operation in given):
             return None
@@ -294,7 +294,7 @@ class EditSearch:
         return None
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:
-        """Return the step whose result has an operation's shape and numbers, but in another order."""
+        """Return the step with the same numbers and shape as an operation's result, but another order; None if none."""
         theirs: np.ndarray = self.port.operations[operation].value
         alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
         is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)

@@ -1,1 +1,1 @@
-"""Capabilities of a port besides its forward pass: loss, gradients, generation, beam search, steps and training."""
+"""Capabilities: what a port may do besides its forward pass, such as losses, gradients, generation and training."""

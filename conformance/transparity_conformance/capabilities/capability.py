@@ -1,4 +1,4 @@
-"""The types that define how a capability of a port is requested and judged."""
+"""Types that define a capability of a port: which requests the checker makes, and how it judges the results."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from transparity_conformance.report.report import CapabilityResult, Cause, Claim
 Build = Callable[[TransformerConfig, Arrays], Any]
 
 Probes = Mapping[str, Probe]
-"""Probes of one model, by name. A capability that needs only one probe uses the first probe."""
+"""Probes (configuration, weights and inputs) of one model, by name. Most capabilities use only the first probe."""
 
 Requests = Mapping[str, Any]
-"""Requests by key. The names of a request's tensors start with the key; messages contain the request's `name`."""
+"""Requests by key. A request's tensors have names that start with the key; messages contain the request's `name`."""
 
 Answers = Mapping[str, np.ndarray]
-"""A port's results, as tensors by their names in a bundle."""
+"""A port's results, with the tensors' names in a bundle."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -37,10 +37,8 @@ R = TypeVar("R")
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function on its argument at `position`, so that the argument and the results are freed
-    together. A global cache would keep every model in memory. The results must not refer to the argument: the garbage
-    collector frees such cycles late.
-    """
+    """Store the results of a function in its argument at `position`, so that results and argument are freed together.
+    The results must not refer to this argument, because Python frees such cycles late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -63,21 +61,21 @@ def first_of(probes: Probes) -> tuple[str, Probe]:
 
 @dataclass(frozen=True)
 class BuiltPort:
-    """A port in this process, with the models that were built for its capabilities."""
+    """A port in this process, with all models that it built for its capabilities."""
 
     build: Build
     forward: Any
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
-    """(parameters, port) of each further model, by its configuration and the `id` of its parameters."""
+    """(parameters, port) of each model, by its configuration and the `id` of its parameters."""
     of_reached: Mapping[int, Any] = field(default_factory=dict)
-    """The ports that were built for calls at other sizes, by the `id` of their parameters."""
+    """The ports that were built for calls of other sizes, by the `id` of their parameters."""
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
-        """Build the port with a copy of `parameters`; for the same `parameters`, return the same object again."""
+        """Build the port with a copy of `parameters`; for the same `parameters`, return the port built before."""
         if id(parameters) in self.of_reached:
             return self.of_reached[id(parameters)]
-        key = config, id(parameters)  # configurations of one model may differ in the end token
-        if key not in self.built:  # parameters are kept, so that their `id` stays unique
+        key = config, id(parameters)  # requests with another end token have another config
+        if key not in self.built:  # keep the parameters, so that no other object gets their `id`
             copies = {name: value.copy() for name, value in parameters.items()}
             self.built[key] = parameters, self.build(config, copies)
         return self.built[key][-1]
@@ -85,15 +83,15 @@ class BuiltPort:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The result of a port's forward pass, which is needed to judge its other capabilities."""
+    """The result of a port's forward pass, on which the judgment of other capabilities depends."""
 
     probes: Probes
     logits: Answers
-    """The logits by the probe's name."""
+    """The port's logits, by the name of the probe."""
     dtype: str
     sharding: Sharding = ALONE
     reached: Sequence[ReachProbe] = ()
-    """The calls at other sizes that agree with the reference."""
+    """The calls of other sizes in which the port agrees with the reference."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,9 @@ class Judged:
     error: float
     budget: float
     where: str
-    """The token or tensor with this error."""
+    """The token or tensor that has this error."""
     near: tuple[str, ...] = ()
-    """The tokens or beams whose choice rounding may change."""
+    """The tokens or beams that a rounding error could change (near ties)."""
 
     @property
     def share(self) -> float:
@@ -113,8 +111,8 @@ class Judged:
 def result(
     claim: str, worst: Judged, explain: Callable[[], Sequence[Cause]], *, probe: str = "", notes: tuple[str, ...] = ()
 ) -> CapabilityResult:
-    """Return the result of one claim. `worst` has the error with the largest share of its tolerance. `explain` is
-    called for an error above the tolerance; it returns the possible causes, the most likely first."""
+    """Return the result of one claim. `worst` is the error that is largest relative to its tolerance. If the error
+    exceeds the tolerance, `explain` returns possible causes, most likely first."""
     agrees = worst.share <= 1
     claims = (ClaimResult(claim, "agrees" if agrees else "diverges", worst.error, worst.budget, worst.where),)
     if agrees:
@@ -126,7 +124,7 @@ def result(
 
 
 def cause_of(fault: SimulatedFault, error: float, left: float = 0.0) -> Cause:
-    """Return a fault as the cause of an error; `left` is the error relative to a reference with this fault."""
+    """Return a fault as the cause of an error; `left` is the error that remains if the reference has this fault."""
     return Cause(fault.id, fault.says, None, left, 1 - left / error)
 
 
@@ -136,27 +134,27 @@ def _never(*_: Any) -> str:
 
 @dataclass(frozen=True)
 class Way:
-    """One form of a capability, such as sampling in `generate`; each form is one claim of the report."""
+    """One form of a capability, such as sampling in `generate`. The report has one claim for each form."""
 
     claim: str
     requests: Callable[[Probes], Requests]
     faults: Sequence[SimulatedFault] = ()
-    """Faults that may explain a wrong result, the most likely first."""
+    """Known faults that may explain a wrong result, most likely first."""
     keywords: tuple[str, ...] = ()
     """Keyword arguments that the port's method must accept."""
     requires: str = ""
-    """The claim that must agree before this claim is compared."""
+    """The id of a claim. If that claim does not agree, this claim is not compared."""
     why_not: Callable[[Probe, str], str] = _never
-    """Returns why the claim is not compared for a probe and a dtype; empty if it is compared."""
+    """A function that returns why the claim is not compared for a probe and a dtype; empty if it is compared."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
-    """Returns whether the forward pass suffices to judge the request with this key."""
+    """Whether the result of the forward pass suffices to judge the request with this key."""
     here: Callable[[ForwardPass], Requests] | None = None
-    """Returns the requests to a port in this process; None if they equal the requests of a bundle."""
+    """A function that returns the requests to a port in this process; None if they are the same as in a bundle."""
     further: Callable[[ForwardPass], Requests] = lambda forward: {}
-    """Returns requests that no bundle contains, such as other batches, other lengths and calls across thresholds."""
+    """A function that returns requests which no bundle contains, such as other batches and calls across thresholds."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
-        """Return the requests to a port in this process that can be judged."""
+        """Return the requests to a port in this process, without requests that cannot be judged."""
         first = self.here(forward) if self.here else self.requests(forward.probes)
         requests = {**first, **self.further(forward)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
@@ -164,10 +162,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Capability:
-    """A capability of a port: its requests, the format of its results, and their judgment."""
+    """A capability of a port: the requests, the format of the results, and the function that judges them."""
 
     name: str
-    """The name of the bundle's section and of the command line's option."""
+    """The name of the section in a bundle, and of the command-line option."""
     attribute: str
     """The name of the port's method."""
     signature: str
@@ -175,42 +173,42 @@ class Capability:
     """The description in a bundle's manifest."""
     ways: tuple[Way, ...]
     ask: Callable[[BuiltPort, Way, str, Any], Answers]
-    """Calls a port in this process; may raise any exception."""
+    """A function that calls a port in this process; it may raise any exception."""
     shapes: Callable[[str, Any], Shapes]
-    """Returns the names and shapes of the tensors that a port may write for a request."""
+    """A function that returns the names and shapes of the tensors that a port may write for a request."""
     judge: Callable[[Way, Requests, Answers, ForwardPass], CapabilityResult]
     why_not: Callable[[Probe, str], str] = _never
-    """Returns why no claim is compared for a probe and a dtype; empty if a claim may be compared."""
+    """A function that returns why no claim is compared for a probe and a dtype; empty if a claim is compared."""
     dtypes: tuple[str, ...] = EVERY
     not_in: str = ""
-    """Why the capability is not compared in a dtype outside `dtypes`; `{}` becomes the dtype."""
+    """The reason why the capability is not compared in a dtype outside `dtypes`; `{}` stands for the dtype."""
     if_forward_diverges: str = ""
-    """Why the capability is not compared if the forward pass diverges; empty if it is compared."""
+    """The reason why the capability is not compared if the forward pass is wrong; empty if it is still compared."""
     needs: tuple[str, ...] = ()
-    """The other sections of a bundle that this section needs."""
+    """Other sections of a bundle without which this section cannot be judged."""
     describe: Callable[[Any], dict[str, Any]] = lambda request: {}
-    """Returns a request as the JSON of the manifest."""
+    """A function that returns a request as JSON for the manifest."""
     file: str = ""
-    """The bundle's file with the tensors of requests."""
+    """The file of a bundle that contains the tensors of requests."""
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
-    """Returns a request's tensors: integers, and floats that float32 represents exactly."""
+    """A function that returns a request's tensors: integers, and floats that float32 represents exactly."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """Returns the request with its values from the bundle; on another machine, rounding could give other values."""
+    """A function that puts a bundle's values into a request; another machine may have rounded them differently."""
     free_fields: tuple[str, ...] = ()
-    """The fields of the manifest's entry that `received` takes from the bundle."""
+    """The fields of the manifest's entry that `received` reads."""
     stays: int | None = None
-    """The index of an item in the method's result that stays in the port's process, such as a cache."""
+    """The index of an item in the method's result that must stay in the port's process, such as a cache."""
     missing_is_wrong: bool = False
-    """Whether a request with missing tensors is judged as wrong."""
+    """Whether a missing tensor counts as a wrong result."""
     is_long: bool = False
     """Whether the length of requests grows with `max_length`."""
     sizes: Callable[[Any], tuple[int, int]] | None = None
-    """Returns (rows, tokens) of a request; None if the report does not state them."""
+    """A function that returns (rows, tokens) of a request; None if the report does not state these numbers."""
     is_discrete: bool = False
-    """Whether a row is right or wrong as a whole, such as generated tokens; a fault may then show in few rows."""
+    """Whether each row is right or wrong as a whole, as with generated tokens. A fault may change only few rows."""
 
     def reach(self, requests: Requests) -> str:
-        """Describe how many tokens were compared; if `is_discrete`, add a 95 % bound on the rate of wrong rows."""
+        """Describe how many tokens were compared. For discrete results, add a 95 % bound on the rate of wrong rows."""
         if self.sizes is None or not requests:
             return ""
         found = [self.sizes(request) for request in requests.values()]
@@ -222,7 +220,7 @@ class Capability:
         return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {1 / rate:.0f} differs)"
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        """Return why nothing can be compared for any port; empty if something can be compared."""
+        """Return why nothing is compared for any port; empty if something is compared."""
         if reason := self.why_not(probe, dtype):
             return reason
         return "" if dtype in self.dtypes else self.not_in.format(dtype)

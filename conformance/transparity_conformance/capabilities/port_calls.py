@@ -1,11 +1,10 @@
-"""Calls of a port's code, all of which use `call_port`.
+"""Calls of a port's code. All calls use `call_port`.
 
-A port may raise any exception, end the process, or change global state. Exceptions become sentences. The state on which
-the checker depends is restored: NumPy's error state, warning filters, standard streams, and the handler of Ctrl-C.
-Other state belongs to the port: environment variables, working directory, random state, and a framework's default
-dtype.
+A port may raise any exception, end the process, or change global state. `call_port` turns exceptions into sentences. It
+restores the state on which the checker depends: NumPy's error state, warning filters, standard streams, and the handler
+of Ctrl-C. The port may change other state, such as environment variables, the random state or a default dtype.
 
-An exit of the process, a closed file descriptor or a patched function cannot be undone. Therefore,
+Nothing can undo an exit of the process, a closed file descriptor or a patched function. Therefore,
 `running.process.isolation` runs a port in its own process.
 """
 
@@ -32,25 +31,25 @@ from transparity_conformance.listening.operation import home
 
 
 class PortError(TransparityError):
-    """A port that fails, or returns an invalid result."""
+    """The port fails, or returns an invalid result."""
 
 
 class PortProcessError(PortError):
-    """A port whose process ends, or does not answer in time."""
+    """The port's process ended, or did not answer in time."""
 
 
 class PortCallError(PortError):
-    """A port that raises an exception, which the message describes in one clause."""
+    """The port raised an exception, which the message describes in one clause."""
 
 
 class ChangedInPlaceError(Exception):
-    """A port that changes its input tokens in place."""
+    """The port changed its input tokens in place."""
 
 
 def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Call a function of the port. Raise `PortCallError` for any exception of the port, including exits and panics, and
-    `PortProcessError` if its process ended. Raise `KeyboardInterrupt` only if the user pressed Ctrl-C, even if the port
-    caught it."""
+    """Call a function of the port. Raise `PortCallError` for every exception of the port, including `SystemExit`, and
+    `PortProcessError` if the port's process ended. Raise `KeyboardInterrupt` only if the user pressed Ctrl-C, even if
+    the port caught this exception."""
     with _interrupts() as interrupts:
         try:
             with _shared_state_kept(), tokens_kept(args, named):
@@ -65,7 +64,7 @@ def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a port's function; None if it has none, such as some compiled functions."""
+    """Return the signature of a port's function, or None if Python finds none, as for some compiled functions."""
     try:
         signature: inspect.Signature = call_port(inspect.signature, function)
     except PortCallError:
@@ -74,7 +73,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def has_method(port: Any, name: str) -> bool:
-    """Return whether a port has the method `name`, or raises an exception if this attribute is read."""
+    """Return whether a port has the method `name`. An attribute that raises when it is read counts as a method."""
     try:
         return callable(call_port(getattr, port, name, None))
     except PortCallError:
@@ -82,15 +81,15 @@ def has_method(port: Any, name: str) -> bool:
 
 
 def describe_raised(error: BaseException) -> str:
-    """Describe an exception in one clause, with the innermost line of the port's code or of an installed package."""
+    """Describe an exception in one clause. Name the innermost line of the port's code, or else of a package."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if home(frame.filename) is not None]
     own = [frame for frame in frames if home(frame.filename) == "" and not _is_column(frame.filename)] or frames
     where = f" ({_shown_file(own[-1].filename)}, line {own[-1].lineno})" if own else ""
     missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     library = home(frames[-1].filename) if frames else None
     if library == "transformers" and isinstance(error, ImportError) and importlib.util.find_spec("torch") is None:
-        missing = "torch"  # transformers can be imported without PyTorch, but has no models then
-    if missing == "tensorflow" and library == "keras":  # the backend that Keras has by default
+        missing = "torch"  # without PyTorch, transformers has no models
+    if missing == "tensorflow" and library == "keras":  # Keras uses TensorFlow by default
         return f"{NOT_FOUND}tensorflow is not installed{where}: {install('torch')} and set KERAS_BACKEND=torch"
     if missing in EXTRAS:
         return f"{NOT_FOUND}{missing} is not installed{where}: {install(missing)}"
@@ -111,7 +110,7 @@ EXTRAS = {
     "onnxruntime": "onnx",
     "gguf": "gguf",
 }
-"""This project's optional dependency that installs each package."""
+"""For each package, the extra of this project that installs it."""
 
 NOT_FOUND = "ModuleNotFoundError: "
 
@@ -126,8 +125,8 @@ def _is_column(file: str) -> bool:
 
 
 def _shown_file(file: str) -> str:
-    """Return a short path: relative to the working directory, or only the file's name. A file of a package is shown
-    with its folder."""
+    """Return a short path: relative to the working directory, or only the file's name. For a file of a package, keep
+    the name of its folder."""
     path = PurePath(file)
     is_here = path.is_relative_to(Path.cwd()) and home(file) == ""
     return str(path.relative_to(Path.cwd()) if is_here else PurePath(*path.parts[-2 if home(file) else -1 :]))
@@ -135,7 +134,7 @@ def _shown_file(file: str) -> str:
 
 @contextlib.contextmanager
 def tokens_kept(args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
-    """Raise `ChangedInPlaceError` if the code in the context changes an integer array among the arguments."""
+    """Raise `ChangedInPlaceError` if the code in the context writes to an integer array among the arguments."""
     given = {f"argument {index}": value for index, value in enumerate(args, 1)} | dict(named)
     arrays = {
         name: value for name, value in given.items() if isinstance(value, np.ndarray) and value.dtype.kind in "iu"
@@ -160,8 +159,8 @@ def _shared_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[BaseException]]:
-    """Yield a list of the exceptions that the user's Ctrl-C raised. If the list is empty, a `KeyboardInterrupt` came
-    from the port. Python delivers Ctrl-C only to the main thread, and only if a handler is set."""
+    """Yield a list of the exceptions that the user's Ctrl-C raised. If the list stays empty, the port itself raised a
+    `KeyboardInterrupt`. Python delivers Ctrl-C only to the main thread, and only if a handler is set."""
     raised: list[BaseException] = []
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

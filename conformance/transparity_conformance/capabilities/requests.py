@@ -1,4 +1,4 @@
-"""Requests for generation: weights, prompts, and how each next token is chosen."""
+"""Requests for generated tokens: the weights, the prompts, and the rule that chooses each next token."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from transparity_numpy.transformer import transformer
 
 ROWS = 4
 MANY = 8
-"""The number of rows of long prompts. A fault that shows in a third of all rows is missed once in 25 times (0.67⁸)."""
+"""The number of rows of long prompts. A fault that changes a third of all rows is missed once in 25 times (0.67⁸)."""
 
 PROMPT = 2
 LONG_PROMPT = 64
-"""The length of a long prompt, unless a threshold requires more."""
+"""The length of a long prompt, unless a test of a threshold needs a longer prompt."""
 
 SEARCHED = 6
-"""The number of new tokens in beam search."""
+"""The number of new tokens in a beam search."""
 
 BEAMS = 4
 COMPETING = 0.7
-"""In beam search, the end token's logit rises by this number of standard deviations. Continuations that end then
-compete with others."""
+"""Beam search adds this number of standard deviations to the end token's logit. Then some continuations end, and
+compete with continuations that go further."""
 
-# In both settings, every option changes the result, and so does the order of the options: `top_k` often keeps more
-# tokens than `top_p`.
+# With these settings, each option changes the sampled tokens, and so does the order in which options apply: `top_k`
+# often keeps more tokens than `top_p`.
 SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
 
-# Settings with few options, which keep other tokens than `SAMPLINGS`.
+# Settings with few options. They keep other tokens than `SAMPLINGS`.
 FURTHER_SAMPLINGS = (Sampling(0.25), Sampling(1.5, top_p=0.9))
 
 EXTREMES = (0.0, 2**-24, 0.9995, 1 - 2**-24)
-"""Random numbers that select the first or the last of the tokens that can be sampled."""
+"""Random numbers that select the first or the last token that can be sampled."""
 
-# These powers are so large that a missing penalty for ended continuations shows.
+# With such large powers, a port that does not penalize ended continuations returns other beams.
 PENALTIES = (2.0, 4.0)
 
 
@@ -70,19 +70,19 @@ class Request:
 
     @property
     def begins(self) -> np.ndarray:
-        """Return the position (batch,) of each row's first new token."""
+        """Return the position of the first new token in each row, with shape (batch,)."""
         return np.full(len(self.prompt), self.prompt.shape[1]) if self.lengths is None else self.lengths
 
     def named(self, *keywords: str) -> dict[str, Any]:
-        """Return copies of the arguments `keywords`, and of the source if there is one."""
+        """Return copies of the arguments with these names. If the model has an encoder, also return the source."""
         given = {name: getattr(self, name) for name in keywords}
         given |= {} if self.source is None else {"source": as_given(self.source)}
         return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
 
 
 def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: int) -> np.ndarray:
-    """Return the logits (batch, steps, vocab) that choose each new token, given the earlier `tokens`. If no position
-    depends on later tokens, one forward pass computes all of them."""
+    """Return the logits (batch, steps, vocab) from which each new token is chosen, given all earlier `tokens`. If
+    positions do not depend on later tokens, a single forward pass gives all logits."""
     config, end = request.config, int(request.begins.max()) + steps - 1
     sees_itself = (
         config.pad_id is None or (tokens[:, 0] != config.pad_id).all()
@@ -99,7 +99,7 @@ def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: i
 
 
 def _asked(probe: Probe, name: str, prompt: np.ndarray, steps: int) -> Request:
-    """Return a request to the probe's model. Each prompt gets a row of the source that contains more than padding."""
+    """Return a request to a probe's model. For each prompt, choose a row of the source that is not only padding."""
     source = probe.inputs["source"] if probe.config.has_encoder else None
     if source is not None:
         pad = probe.config.pad_id
@@ -116,7 +116,7 @@ def _prompt(config: TransformerConfig, seed: int, rows: int, length: int) -> np.
 
 
 def _single(request: Request, name: str) -> Request:
-    """Return the request with only the first prompt, and with the second row of the source."""
+    """Return the same request with only the first prompt and the second row of the source."""
     source = None if request.source is None else request.source[1:2]
     return replace(request, name=name, prompt=request.prompt[:1], source=source)
 
@@ -124,15 +124,15 @@ def _single(request: Request, name: str) -> Request:
 class Asked(NamedTuple):
     first: tuple[Request, ...]
     further: tuple[Request, ...] = ()
-    """Requests that no bundle contains: other batches, lengths and options."""
+    """Requests that bundles do not contain, with other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """Returns a request that crosses the same threshold as a given call; None if the claim has no such requests."""
+    """A function that returns a request across the threshold of a given call, or None if there are no such requests."""
 
 
 @kept_in(0)
 def greedy_requests(probe: Probe) -> Asked:
-    """Continue prompts beyond `max_length`, unless it is large, and until every row reaches the end token. Further
-    requests use the probe's own model and long prompts: a single row, one new token, an end token in a prompt."""
+    """Continue prompts beyond `max_length` (unless it is large), and until every row ends. Further requests use long
+    prompts: a single row, one new token, and an end token within a prompt."""
     config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
     beyond = _asked(probe, name, _prompt(config, 5, ROWS, PROMPT), min(config.max_length, LONGEST) + 2)
@@ -145,9 +145,9 @@ def greedy_requests(probe: Probe) -> Asked:
 
 
 def _across(probe: ReachProbe) -> Request:
-    """Continue prompts that end just before a threshold, so that the third new token exceeds it.
+    """Continue prompts that end just before a threshold, so that the third new token lies beyond it.
 
-    If the longest text of `probe` crosses no threshold, the prompts have at most `LONG_PROMPT` tokens.
+    If the longest text of `probe` crosses no threshold, use prompts of at most `LONG_PROMPT` tokens.
     """
     length, crossed = probe.lengths[-1], thresholds(probe.config).values()
     longest = LONGEST if length - 1 in crossed else LONG_PROMPT
@@ -156,7 +156,7 @@ def _across(probe: ReachProbe) -> Request:
 
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
-    """Return a request with rows that never end, and a request with rows that end at different steps."""
+    """Return a request in which no row ends, and a request in which rows end at different steps."""
     parameters, end = beyond.parameters, beyond.config.eos_id
     if end is None:
         return (beyond,)
@@ -169,7 +169,7 @@ def _ending(beyond: Request) -> tuple[Request, ...]:
 
 @kept_in(0)
 def given_requests(probe: Probe) -> Asked:
-    """Continue prompts with the probe's own model, to at most as many positions as the probe has."""
+    """Continue prompts with the probe's own model, up to the number of positions of the probe."""
     config = probe.config
     width = min(probe.inputs[config.input_names[-1]].size // MANY, config.max_length)
     prompt = _prompt(config, 5, MANY, max(1, width - PROMPT))
@@ -185,10 +185,10 @@ def given_beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def drawing_requests(probe: Probe) -> Asked:
-    """Sample from the whole vocabulary. The shapes are the same as in greedy generation, because a port may be compiled
-    for them. A further request uses the smallest and the largest random numbers."""
+    """Sample from the whole vocabulary, in the shapes of greedy generation, for which a port may already be compiled. A
+    further request uses the smallest and the largest random numbers."""
     beyond = greedy_requests(probe).first[0]
-    # Numbers that float32 represents exactly, so that they are the same for every port.
+    # float32 represents these numbers exactly, so every port gets the same numbers.
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
     drawn = replace(beyond, name="drawn", parameters=_with_equally_likely_tokens(probe), uniforms=uniforms)
     extremes = np.repeat(np.array(EXTREMES)[:, None], drawn.steps, axis=1)
@@ -197,8 +197,8 @@ def drawing_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def sampling_requests(probe: Probe) -> Asked:
-    """Sample with all options, at a low and a high temperature. Further requests use one option, or a `top_k` of most
-    of the vocabulary."""
+    """Sample with all options at a low and at a high temperature. Further requests use one option, or a `top_k` that
+    keeps most of the vocabulary."""
     (drawn,) = drawing_requests(probe).first
     further = (*FURTHER_SAMPLINGS, Sampling(1.0, top_k=max(1, probe.config.vocab_size * 3 // 4)))
     return Asked(
@@ -209,8 +209,7 @@ def sampling_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def ragged_requests(probe: Probe) -> Asked:
-    """Continue prompts of different lengths in one batch, beyond `max_length`. In a further request, the lengths range
-    from one token to many."""
+    """Continue prompts of different lengths in one batch, beyond `max_length`. A further request has more lengths."""
     beyond, width = greedy_requests(probe).first[0], greedy_requests(probe).further[-1].prompt.shape[1]
     many = replace(_asked(probe, "", _prompt(probe.config, 12, MANY, width), 3), parameters=beyond.parameters)
     lengths = np.linspace(width, 1, MANY).astype(int)
@@ -227,7 +226,7 @@ def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray
 
 @kept_in(0)
 def beam_requests(probe: Probe) -> Asked:
-    """Run beam search; an end token ends some continuations. Further requests use a single row, or a single beam."""
+    """Run beam searches in which some continuations end early. Further requests have a single row, or a single beam."""
     config, parameters = probe.config, drawing_requests(probe).first[0].parameters
     if config.eos_id is not None and "head.bias" in parameters:
         spread = float(probe.oracle.expected["logits"].std())
@@ -243,7 +242,7 @@ def beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def penalty_requests(probe: Probe) -> Asked:
-    """Run beam search with scores divided by a power of each continuation's length."""
+    """Run beam searches that divide the score by a power of the continuation's length."""
     (request,) = beam_requests(probe).first
     return Asked(
         tuple(replace(request, name=f"beams with the penalty {power:g}", length_penalty=power) for power in PENALTIES)
@@ -251,7 +250,7 @@ def penalty_requests(probe: Probe) -> Asked:
 
 
 def _with_equally_likely_tokens(probe: Probe) -> Arrays:
-    """Make all tokens equally likely on average, so that no token repeats all the time."""
+    """Change the head so that all tokens are equally likely on average; otherwise one token might always win."""
     if probe.config.tied_head:
         return _with_changed_signs(probe)
     if "head.bias" not in probe.parameters:
@@ -264,8 +263,8 @@ def _with_equally_likely_tokens(probe: Probe) -> Arrays:
 
 
 def _with_changed_signs(probe: Probe) -> Arrays:
-    """Change half of the last norm's signs, because a model with a tied head would otherwise mostly repeat its last
-    token. A head with a bias makes all tokens equally likely."""
+    """Flip half of the last norm's signs, because a model with a tied head would otherwise mostly repeat its last
+    token. If the head has a bias, also make all tokens equally likely on average."""
     config, last = probe.config, f"decoder.layers.{probe.config.num_decoder_layers - 1}.feed_forward_norm"
     name = f"{'decoder.final_norm' if config.final_norm else last}.weight"
     if name not in probe.parameters:
@@ -280,7 +279,7 @@ def _with_changed_signs(probe: Probe) -> Arrays:
 
 
 def _likeliest(probe: Probe) -> int:
-    """Return the token with the largest average logit, except special tokens."""
+    """Return the token with the largest average logit, other than padding and the start token."""
     usual = probe.oracle.expected["logits"].mean(axis=(0, 1)).copy()
     special = [token for token in (probe.config.pad_id, probe.config.bos_id) if token is not None]
     usual[special] = -np.inf
@@ -288,12 +287,12 @@ def _likeliest(probe: Probe) -> int:
 
 
 def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
-    """Return the requests of `_ending` for a head without bias, with other end tokens. In the first request, the end
-    token never occurs. In the second request, rows end at as many different steps as possible."""
+    """Return the requests of `_ending` for a head without bias. The first has an end token that never occurs. The
+    second has an end token with which rows end at as many different steps as possible."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = replace(config, eos_id=None)
     tokens = generate(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
-    # For each token, the first step of each row that contains it.
+    # For each token, the step of its first occurrence in each row with this token.
     firsts = {
         token: [int(np.argmax(row == token)) for row in tokens[:, begin:] if (row == token).any()]
         for token in range(config.vocab_size)
@@ -315,8 +314,8 @@ def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
 
 
 def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
-    """Choose the bias of the end token so that rows end at as many different steps as possible. A row's tokens before
-    its end do not depend on this bias."""
+    """Choose a bias of the end token with which rows end at as many different steps as possible. This bias does not
+    change the tokens before a row's end."""
     tokens = generate(never.config, never.parameters, never.prompt, never.steps, source=never.source)
     logits = following(never, parameters, tokens, never.steps)
     margins = np.delete(logits, eos_id, axis=-1).max(axis=-1) - logits[..., eos_id].astype(np.float64)
@@ -324,7 +323,7 @@ def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
     between = (ordered[1:] + ordered[:-1]) / 2
 
     def steps(push: float) -> tuple[bool, int, int]:
-        """Return (whether all rows end in time, the number of different last steps, the earliest last step)."""
+        """Return (whether all rows end before the last step, number of different last steps, earliest last step)."""
         ended = [int(np.argmax(row < push)) for row in margins if (row < push).any()]
         in_time = len(ended) == len(margins) and max(ended) + 1 < margins.shape[1]
         return in_time, len(set(ended)), min(ended, default=0)

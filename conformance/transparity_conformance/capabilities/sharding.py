@@ -1,16 +1,16 @@
-"""The placements of a port's values on several ranks: the port declares them, and the checker verifies and joins them.
+"""Placements: how a port's values on several ranks combine. The port declares placements; the checker verifies them.
 
-A port on several ranks may have an attribute `placements`, a dict from names of taps, parameters or methods to
-placements. `*` in a name matches any part. A placement is one of:
+A port on several ranks may have an attribute `placements`: a dict from names of taps, parameters or methods to
+placements. `*` in a name matches any text. A placement is one of:
 
 | `replicated` | the same value on every rank (the default) |
 | `partial` | the values of all ranks are summed |
 | `sharded:-1` | the values are concatenated along the last axis |
 | `rank:-1` | only the last rank has the value |
 
-After any of these, `padded:-1` means that the last axis ends with padding. A placement may also be a dict, such as
-`{"sharded": 1, "indices": [[0, 2], [1, 3]]}`. It lists the entries of each rank along the axis. An entry on several
-ranks is replicated, and the index −1 is padding.
+`padded:-1` after a placement means that the last axis ends with padding. A placement may also be a dict, such as
+`{"sharded": 1, "indices": [[0, 2], [1, 3]]}`. The dict lists the indices that each rank has along the axis. An index on
+several ranks is replicated, and the index −1 is padding.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Placement:
     kind: str = "replicated"
     """`replicated`, `partial`, `sharded` or `rank`."""
     number: int = 0
-    """The axis of the shards, or the only rank with the value."""
+    """The axis along which the value is sharded, or the only rank that has the value."""
     padded: int | None = None
     """The axis that ends with padding; None without padding."""
     indices: tuple[tuple[int, ...], ...] | None = None
-    """The indices of each rank's entries along the sharded axis; None if they are consecutive."""
+    """For each rank, the indices of its entries along the sharded axis; None if the ranks have consecutive entries."""
 
     def __str__(self) -> str:
         words = self.kind if self.kind in ("replicated", "partial") else f"{self.kind}:{self.number}"
@@ -56,7 +56,7 @@ class Joined:
     value: np.ndarray
     gap: float = 0.0
     rank: int = 0
-    """The rank whose replica differs most from rank 0's."""
+    """The rank whose replica differs most from the replica of rank 0."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Sharding:
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def of(self, name: str) -> Placement:
-        """Return the first placement whose pattern matches the name of a tap, a parameter or a method."""
+        """Return the placement of a tap, parameter or method: the first whose pattern matches the name."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, REPLICATED)
 
@@ -114,14 +114,14 @@ def _words(value: Any) -> dict[str, Any]:
 
 
 def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, shape: Any = None) -> Joined:
-    """Join the values of all ranks.
+    """Combine the values of all ranks into the value of the whole model.
 
     Args:
         name: The name of the tap or parameter, for messages.
-        values: The values by rank; None for a rank that returned no value.
-        shape: The expected shape, if known; declared padding is removed to fit this shape.
+        values: The value of each rank, or None if the rank returned no value.
+        shape: The expected shape, if known. Declared padding is removed to obtain this shape.
 
-    Raises `PortError` if the values contradict the declared placement.
+    Raise `PortError` if the values contradict the declared placement.
     """
     if placement.kind == "rank":
         found = values[placement.number]
@@ -159,7 +159,7 @@ def _check_shapes(name: str, values: Sequence[np.ndarray], placement: Placement)
 
 
 def _joined(name: str, values: Sequence[np.ndarray], placement: Placement) -> Joined:
-    """Join values of all ranks, in shapes that fit the placement."""
+    """Combine the values of all ranks. Their shapes must already fit the placement."""
     if placement.kind == "partial":
         return Joined(np.sum(np.stack(values), axis=0, dtype=np.result_type(values[0], np.float32)))
     if placement.kind == "replicated":
@@ -174,7 +174,7 @@ def _joined(name: str, values: Sequence[np.ndarray], placement: Placement) -> Jo
 def _by_index(
     name: str, values: Sequence[np.ndarray], placement: Placement, indices: tuple[tuple[int, ...], ...]
 ) -> Joined:
-    """Join shards by their indices, and compare the entries that several ranks have."""
+    """Combine shards by their indices, and measure how much the copies of an entry on several ranks differ."""
     entries: dict[int, np.ndarray] = {}
     worst, farthest = 0.0, 0
     for rank, (value, places) in enumerate(zip(values, indices, strict=True)):
@@ -208,7 +208,7 @@ def _unpadded(name: str, value: np.ndarray, placement: Placement, shape: Any) ->
 
 
 def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any, ranks: int) -> None:
-    """Raise `PortError` if the size of a joined value shows that a placement is missing."""
+    """Raise `PortError` if the size of the combined value shows that a placement is missing."""
     if shape is None or len(shape) != value.ndim or value.shape == tuple(shape):
         return
     off = [axis for axis in range(value.ndim) if value.shape[axis] != shape[axis]]
@@ -229,7 +229,7 @@ def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any,
 
 
 def split(value: np.ndarray, placement: Placement, ranks: int) -> list[np.ndarray]:
-    """Return each rank's part of a joined value; a replicated value is whole on every rank."""
+    """Return the part of a value that each rank has; a replicated value is whole on every rank."""
     if placement.kind != "sharded":
         return [value] * ranks
     if placement.indices is None:

@@ -1,7 +1,7 @@
-"""The table of all capabilities besides the forward pass, and their comparison with the reference.
+"""The table of all capabilities: what a port may do besides its forward pass, such as generation.
 
-Checks in this process, bundles, the command line and the documentation use this table. A capability's name is the name
-of the bundle's section and of the command line's option.
+Checks in this process, bundles (folders for programs in other languages), the command line and the documentation use
+this table. The name of a capability is also its section in a bundle and its command-line option.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from transparity_conformance.report.report import (
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
 
 OF_GIVEN = (LOSS, GRADIENTS_OF_GIVEN, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
-"""The capabilities that can be checked with given parameters, such as the weights of a checkpoint."""
+"""The capabilities to check with given parameters, such as the weights of a checkpoint."""
 
 ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())
 
@@ -55,8 +55,8 @@ def offered_by(forward: object) -> list[Capability]:
 def compare_capabilities(
     port: BuiltPort, forward: ForwardPass, rows: Iterable[Capability], left_out: Mapping[str, str], *, is_right: bool
 ) -> CapabilityResult:
-    """Compare every capability in `rows` that a port has, except the methods in `left_out`, which states reasons.
-    `is_right` tells whether the forward pass agrees."""
+    """Compare the capabilities in `rows` that a port has. `left_out` gives the reason for each method that is not
+    compared. `is_right` says whether the forward pass agrees with the reference."""
     offered = {row.attribute for row in offered_by(port.forward)}
     missing = [name for name in ATTRIBUTES if name not in offered | left_out.keys()]
     found = not_compared(*(f"{name}: the port has no such method" for name in missing))
@@ -84,7 +84,7 @@ def compare_capability(
 
 
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
-    """Return why a claim is not compared for any port; empty if the claim is compared."""
+    """Return why a claim is not compared for any port; empty if it is compared."""
     if way.requires and verdicts.get(way.requires) != "agrees":
         return "this depends on greedy generation, which is wrong"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)
@@ -95,7 +95,7 @@ def _not_taken(forward: Any, row: Capability, way: Way) -> str:
         signature = signature_of(call_port(getattr, forward, row.attribute))
     except PortCallError:
         signature = None
-    if signature is None:  # only a call shows which arguments it accepts
+    if signature is None:  # without a signature, only a call shows the accepted arguments
         return ""
     taken = signature.parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):

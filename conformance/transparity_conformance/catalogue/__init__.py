@@ -1,4 +1,4 @@
-"""The catalogue of faults: every error that the checker can put into the reference. Each file covers one subject."""
+"""The catalogue of faults: known mistakes that the checker can put into the reference. Each file covers one subject."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
     feed_forward.faults,
     output_head.faults,
 )
-"""Functions that yield the faults at a tap. Equally good causes are listed in this order."""
+"""Functions that yield the faults at a tap (a named activation). If two causes fit equally well, the first wins."""
 
 WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...] = (
     embedding.numeric_faults,
@@ -51,11 +51,11 @@ WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...]
     normalization.numeric_faults,
     output_head.numeric_faults,
 )
-"""Functions that yield faults with a number to be fitted."""
+"""Functions that yield faults with an unknown number, such as an epsilon, which the checker fits."""
 
 
 def faults_at(config: TransformerConfig, site: str, ranks: int = 1) -> Iterator[Fault]:
-    """Yield every fault at the tap `site` without a fitted number; faults of sharding over `ranks` ranks come first."""
+    """Yield each fault at the tap `site`, except faults with a fitted number. Faults of several ranks come first."""
     yield from sharding.faults(config, site, ranks)
     for faults in OF_A_SITE:
         yield from faults(config, site)
@@ -67,17 +67,17 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
-    """Yield faults of the whole model, which belong to no tap."""
+    """Yield the faults that change the whole model rather than single taps."""
     for fault in residuals.whole_model_faults(config):
         yield Hypothesis(fault, (PARAMETERS,) if fault.alter else ())
 
 
 PARAMETERS = "parameters"
-"""The site of faults that change all parameters, in place of a tap."""
+"""Stands in place of a tap for a fault that changes all parameters."""
 
 
 def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> list[Hypothesis]:
-    """Return a hypothesis for each fault and each plausible group of `sites`, for a model on `ranks` ranks."""
+    """Return each fault at each plausible group of the taps `sites`, for a model on `ranks` ranks."""
     found: dict[tuple[str, str], dict[str, Fault]] = {}
     for site in sites:
         for fault in faults_at(config, site, ranks):
@@ -92,14 +92,11 @@ def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> l
 
 
 OF_ONE_LAYER = ("layer-missing",)
-"""Faults that no port has in all layers."""
+"""Faults that ports have in single layers, but never in all layers."""
 
 
 def widest(some: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Return, for each fault, the hypothesis in `some` with the most taps.
-
-    For faults in one layer, return all hypotheses.
-    """
+    """For each fault, return the hypothesis with the most taps; for faults in single layers, return all hypotheses."""
     found: dict[tuple[object, ...], Hypothesis] = {}
     for each in some:
         key = each.fault.id, each.fault.variant, each.sites if each.fault.id in OF_ONE_LAYER else ()

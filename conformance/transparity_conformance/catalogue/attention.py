@@ -1,4 +1,4 @@
-"""Faults in attention: its scale, cap and temperature, the split and merge of heads, and shared keys."""
+"""Faults in attention: scale, cap and temperature of scores, split and merge of heads, and shared keys and values."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "1/√(embed_dim + 1)": lambda config: (config.embed_dim + 1) ** -0.5,
     "1/√max_length": lambda config: config.max_length**-0.5,
 }
-"""Factors by which ports multiply scores, the most likely factors first."""
+"""Factors with which ports multiply the scores, most likely first."""
 
 
 def named_scale(scale: float) -> str:
-    """Return a name such as `1/√48` for 0.1443, or an empty string if no such name fits."""
+    """Return the name of a factor, such as `1/√48` for 0.1443; empty if the factor has no such form."""
     width = round(scale**-2) if scale > 0 else 0
     return f"1/√{width}" if width > 1 and math.isclose(width, scale**-2, rel_tol=FITTED_WIDTH) else ""
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault of scores multiplied by `scale`; a named factor, such as 1/√head_dim, fits any model size."""
+    """Return the fault that scores are multiplied by `scale`. A named factor, such as 1/√head_dim, fits any size."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
     if config.attention_multiplier != 1:
@@ -94,8 +94,7 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
     instead = f"{kind} ({right:.4g})" if kind else f"{right:.6g}"
     description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {instead}"
-    # If masking precedes scaling, the factor also scales masked scores. The weights show this if the mask value is
-    # small.
+    # If the mask is applied before the scale, a wrong scale also changes masked scores. A small mask value shows this.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
     change: dict[str, Any] = {"value": scale, "also_patched": also, "scale": SCALES.get(named, lambda config: scale)}
     return fault("attention-scale", named or f"{scale:.6g}", says=description, formula=attended, **change)
@@ -104,8 +103,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Recompute a tap of attention with changed settings.
 
-    Queries, keys and values have the setting `split`. Scores have `scale`, `attention_softcap`, `capping` and
-    `temperature`. Keys also have `rotated` and `tiled`, values `tiled`, and the context `merge`.
+    `split` applies to queries, keys and values; `scale`, `attention_softcap`, `capping`, `temperature` and `rotated` to
+    scores; `tiled` to keys and values; `merge` to the context.
     """
     tap = site.rpartition(".")[2]
     if tap == "weights":
@@ -153,7 +152,7 @@ def _shared(settings: Settings, x: Value, config: TransformerConfig) -> Value:
 
 
 def tiled_heads(x: Value, heads: int) -> Value:
-    """Repeat the heads in turn (0, 1, 0, 1) instead of each several times (0, 0, 1, 1)."""
+    """Repeat heads in the order 0, 1, 0, 1, as some ports do, instead of 0, 0, 1, 1."""
     return np.tile(x, (1, heads // x.shape[1], 1, 1))
 
 
@@ -174,7 +173,7 @@ def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
     return attention_weights(scores_at(state, site), right_mask(state, site), masked, sinks_at(state, site))
 
 
-TILED = (  # At a single tap both give the same result; reports name the first.
+TILED = (  # At a single tap, both rows have the same effect, and reports name the first.
     row("head-grouping", "{alone} tiled", tiled=True),
     row("head-grouping", "tiled", tiled=True),
 )
@@ -203,7 +202,7 @@ INTERLEAVED = row("head-order", "split and merged interleaved", split=interleave
 
 
 def _by_members(heads: Value, config: TransformerConfig) -> Value:
-    """Merge the first heads of all groups, then the second heads, and so on."""
+    """Merge the first heads of all groups, then the second heads of all groups, and so on."""
     batch, count, length, width = heads.shape
     groups = config.key_value_heads
     members = heads.reshape(batch, groups, count // groups, length, width).transpose(0, 3, 2, 1, 4)
@@ -226,7 +225,7 @@ def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, va
 
 
 def temperature_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield faults of the query temperature, a factor that grows with the position."""
+    """Yield faults of the query temperature, a factor of queries that grows with the position."""
     _, sublayer, tap = split(site)
     if tap != "scores" or sublayer != "self_attention":
         return

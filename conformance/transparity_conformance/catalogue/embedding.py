@@ -1,4 +1,4 @@
-"""Faults of the embedding: its scale, its positions and the row of the padding token."""
+"""Faults of the embedding: its scale, its positions and the embedding of the padding token."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "all": lambda visible: np.arange(visible.shape[1])[None],
     "padding goes on": lambda visible: np.cumsum(visible, axis=1) - 1,
 }
-"""Wrong numbers of positions, given the visible tokens (batch, length); the offset is added to them."""
+"""Ways to count positions, given the visible tokens (batch, length). The offset of positions is added to the result."""
 
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
@@ -85,11 +85,11 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "embed_dim": lambda config: float(config.embed_dim),
     "√head_dim": lambda config: math.sqrt(config.head_dim),
 }
-"""Factors by which ports multiply token embeddings."""
+"""Factors with which ports multiply token embeddings."""
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault of embeddings multiplied by `factor`; a factor `named` in `SCALES` fits any model size."""
+    """Return the fault that embeddings are multiplied by `factor`. A factor `named` in `SCALES` fits any model size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
@@ -107,7 +107,7 @@ def based(config: TransformerConfig, base: float) -> Fault:
 
 
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
-    """Return the embedded tokens, patches or frames, before they are scaled and before positions are added."""
+    """Return the embedded tokens, patches or frames, before the scale and without positions."""
     if state.config.reads_pixels:
         return embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
     if state.config.reads_frames and site.startswith("encoder"):
@@ -121,7 +121,7 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """Return the row of each position in the position table, as (batch or 1, length).
+    """Return the row of the position table for each position, with shape (batch or 1, length).
 
     With `visible`, only visible tokens count as positions.
     """
@@ -147,7 +147,7 @@ def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) ->
 
 
 def _placed(count: Callable[[np.ndarray], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
-    """Replace each token's learned position by the row of the table that `count` returns, plus the offset."""
+    """Replace learned positions by other rows of the table: the rows that `count` returns, plus the offset."""
     table, ids = position_table(state, site), count(padding_at(state, site)[:, 0, 0]) + state.config.position_offset
     return value - right_positions(state, site) + table[np.clip(ids, 0, len(table) - 1)]
 
@@ -157,7 +157,7 @@ def _replaced(settings: Settings, state: WalkState, site: str, value: Value) -> 
 
 
 def sinusoids(settings: Settings, config: TransformerConfig, length: int) -> np.ndarray:
-    """Return sinusoids with frequencies base^−exponent, and other `exponents`, `layout`, `order` or `offset`."""
+    """Return sinusoids with frequencies base^−exponent. `settings` may change exponents, layout, order and offset."""
     exponents = settings.get("exponents", EXPONENTS[TIMESCALES[config.sinusoidal_timescales]])(config)
     positions = np.arange(length) + settings.get("offset", 0)
     angles = positions[:, None] / settings.get("base", config.rope_theta) ** exponents
@@ -170,7 +170,7 @@ def sinusoids(settings: Settings, config: TransformerConfig, length: int) -> np.
 EXCLUSIVE, INCLUSIVE = "i/embed_dim for even i", "j/(embed_dim/2 − 1) for the j-th pair"
 
 TIMESCALES = {"exclusive": EXCLUSIVE, "inclusive": INCLUSIVE}
-"""The exponents of the frequencies for each value of `sinusoidal_timescales`."""
+"""For each value of `sinusoidal_timescales`, the name of its exponents in `EXPONENTS`."""
 
 EXPONENTS: dict[str, Callable[[TransformerConfig], np.ndarray]] = {
     "2i/embed_dim": lambda config: 2 * np.arange(0, config.embed_dim, 2) / config.embed_dim,

@@ -1,4 +1,4 @@
-"""The parts of the catalogue: a fault is an error that can be put into the reference at some taps."""
+"""The types of the catalogue. A fault is a known mistake that can be put into the reference at some taps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity_conformance.report.causes import meanings
 
 @dataclass
 class WalkState:
-    """The data of one forward pass that a fault may read."""
+    """The data of one forward pass that a fault may use."""
 
     config: TransformerConfig
     parameters: Arrays
@@ -25,55 +25,55 @@ class WalkState:
 
 
 Alter = Callable[[TransformerConfig, Arrays, str], Arrays]
-"""A function that returns the wrong parameters, given the configuration, the right parameters and a tap."""
+"""A function that returns the faulty parameters, given the configuration, the right parameters and a tap."""
 
 Patch = Callable[[WalkState, str, Any], Any]
-"""A function that returns the wrong value, given the forward pass, a tap and its right value."""
+"""A function that returns the faulty value at a tap, given the forward pass, the tap and the right value."""
 
 Settings = Mapping[str, Any]
-"""The names and the wrong values of the settings that a fault changes in a formula."""
+"""The settings of a formula that a fault changes: names and wrong values."""
 
 Formula = Callable[[Settings, WalkState, str, Any], Any]
-"""A function that returns the wrong value, given changed settings, the forward pass, a tap and its right value."""
+"""A function (changed settings, forward pass, tap, right value) → the value recomputed with these settings."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One entry of the catalogue. The fields that are not empty describe what the fault changes."""
+    """A fault. Its fields say what the fault changes; fields that do not apply are empty."""
 
     id: str
-    """The fault's name in reports."""
+    """The id of the fault in reports."""
     variant: str
-    """The name of one variant of the fault."""
+    """The name of this variant of the fault."""
     description: str
-    """The port's wrong behavior, in words."""
+    """A sentence about what the port does wrong."""
     fields: Mapping[str, Any] | None = None
-    """Configuration fields that the fault changes."""
+    """Configuration fields that have other values in the faulty port."""
     alter: Alter | None = None
     """Changes the parameters used at a tap."""
     patch: Patch | None = None
     """Changes the value at a tap."""
     formula: Formula | None = None
-    """Recomputes the value at a tap with changed `settings`; faults with the same formula can act together."""
+    """Recomputes the value at a tap with changed `settings`. Faults with the same formula can act together."""
     settings: Settings = field(default_factory=dict)
     also_patched: tuple[str, ...] = ()
-    """Other taps of the sublayer that `patch` or `formula` also changes."""
+    """Further taps of the sublayer that `patch` or `formula` changes."""
     downstream: Patch | None = None
-    """Changes the value that later operations read, but not the value that the tap shows."""
+    """Changes the value that later operations read, but not the value recorded at the tap."""
     value: float | None = None
-    """The number in the fault, if any."""
+    """The wrong number, such as an epsilon, if the fault has one."""
     equivalents: tuple[str, ...] = ()
-    """Ids of other faults that give exactly the same results for all weights and inputs."""
+    """Ids of other faults that have exactly the same effect for all weights and inputs."""
     taken_from: Callable[[str], str] | None = None
-    """For a tap, returns the tap whose parameters the fault uses instead."""
+    """A function from a tap to the tap whose parameters the faulty port uses instead."""
     exchange: Fault | None = None
-    """For a fault that uses the same parameters twice: the fault that swaps the parameters of both parts."""
+    """For a fault that uses the same parameters in two parts, the related fault that swaps their parameters."""
     of_ranks: bool = False
-    """Whether the fault exists only in a sharded model on several ranks."""
+    """Whether only a sharded model on several ranks can have the fault."""
     reshapes: str = ""
-    """An earlier tap whose shape the fault changes, so that it cannot be compared."""
+    """An earlier tap whose shape the fault changes, so that this tap cannot be compared."""
     is_mutual: bool = False
-    """Whether the fault must also be applied at the tap whose parameters it uses."""
+    """Whether the fault also changes the tap whose parameters it uses, as in a swap."""
 
     def patched(self, state: WalkState, site: str, value: Any) -> Any:
         if self.formula is not None:
@@ -81,23 +81,23 @@ class Fault:
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether the fault applies at `sites`: a swap also needs its second tap there."""
+        """Return whether `sites` has all taps that the fault needs: for a swap, also the second tap."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
 @dataclass(frozen=True)
 class NumericFault:
-    """A family of faults that are equal except for one number, which the checker fits."""
+    """A set of faults that differ in one number, which the checker fits."""
 
     is_site: Callable[[str], bool]
-    """Returns whether the fault can occur at a tap."""
+    """A function that returns whether the fault can occur at a tap."""
     grid: Sequence[float]
-    """Positive starting values for the fit, in increasing order."""
+    """Positive starting values for the fit, in ascending order."""
     make: Callable[[float], Fault]
 
 
 PARTS = frozenset(Fault.__dataclass_fields__) - {"id", "variant", "description", "settings"}
-"""The fields of `Fault` except its name, variant, description and settings; other keywords of `fault` are settings."""
+"""The fields of `Fault` that `fault` accepts as keywords; other keywords become settings."""
 
 
 def fault(
@@ -106,11 +106,11 @@ def fault(
     """Make a fault.
 
     Args:
-        identity: The fault's id.
-        variant: The fault's variant, which may contain placeholders.
-        says: The description; by default the sentence of causes.toml for the id and variant.
-        words: The values of placeholders in the variant and the description.
-        change: Fields of `Fault`, by name; other keywords are settings of the formula.
+        identity: The id of the fault.
+        variant: The name of the variant, which may contain placeholders.
+        says: The description. The default is the sentence for this id and variant in causes.toml.
+        words: The values for placeholders in the variant and the description.
+        change: Fields of `Fault` by name. All other keywords are settings of the formula.
     """
     known, parts = words or {}, {name: part for name, part in change.items() if name in PARTS}
     settings = {name: part for name, part in change.items() if name not in PARTS}
@@ -120,14 +120,14 @@ def fault(
 
 @dataclass(frozen=True)
 class FaultRow:
-    """A row in a table of faults. The row holds for every configuration that `when` accepts."""
+    """A row in a table of faults. The fault is possible in every configuration that `when` accepts."""
 
     id: str
     variant: str
     when: Callable[[TransformerConfig], bool]
-    """Returns whether the fault is possible with a configuration."""
+    """Returns whether a configuration allows the fault."""
     change: Mapping[str, Any]
-    """Keyword arguments of `fault`; `{c}` in the description stands for the layer's configuration."""
+    """Keyword arguments for `fault`. In the description, `{c}` is the configuration of the layer."""
 
 
 def row(
@@ -137,7 +137,7 @@ def row(
 
 
 def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, **words: Any) -> Iterator[Fault]:
-    """Yield the faults of a table that are possible with `config`; `words` are values of further placeholders."""
+    """Yield the faults of a table that `config` allows; `words` are values for further placeholders."""
     for each in rows:
         if each.when(config):
             used = None if each.change.keys() <= {*PARTS, "says"} else formula
@@ -147,7 +147,7 @@ def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, 
 def variants(
     identity: str, table: Mapping[str, Any], formula: Formula, setting: str, words: Mapping[str, Any] | None = None
 ) -> Iterator[Fault]:
-    """Yield one fault for each entry of a table. The key is the variant; the value is the changed setting."""
+    """Yield a fault for each entry of a table: a variant's name, and the wrong value of `setting`."""
     for name, change in table.items():
         yield fault(identity, name, words=words, formula=formula, **{setting: change})
 
@@ -155,14 +155,14 @@ def variants(
 def confused(
     kind: str, name: str, pair: tuple[str, str], swapped: str, used: str, which: str = "", **change: Any
 ) -> Iterator[Fault]:
-    """Yield the swap of the parameters of a pair of parts, and the use of one part's parameters in both.
+    """Yield two faults of a pair of parts: swapped parameters, and the parameters of one part used in both.
 
     Args:
-        kind: The start of both ids, such as `weight`.
-        name: The part of the pair that the tap shows. One fault gives it the other part's parameters.
+        kind: The first word of both ids, such as `weight`.
+        name: The part of the pair at this tap. In the second fault, this part has the other part's parameters.
         pair: The names of both parts.
-        swapped, used: The descriptions of both faults.
-        which: The end of both variants.
+        swapped, used: The descriptions of the two faults.
+        which: The last words of both variants.
         change: Fields of `Fault`, by name.
     """
     both = fault(f"{kind}-swapped", f"{' and '.join(pair)}{which}", says=swapped, is_mutual=True, **change)
@@ -176,7 +176,7 @@ OTHER_FACTORS: Mapping[str, Callable[[float], float]] = {
     "inverse": lambda right: 1 / right,
     "twice": lambda right: right**2,
 }
-"""Factors that ports use in place of the right one."""
+"""Wrong factors that ports use in place of the right factor."""
 
 
 def is_same(one: float, other: float) -> bool:
@@ -184,19 +184,19 @@ def is_same(one: float, other: float) -> bool:
 
 
 def usual(name: str) -> tuple[float, ...]:
-    """Return the usual values of a numeric field, the most likely values first."""
+    """Return the usual values of a numeric field, most likely first."""
     return TransformerConfig.__dataclass_fields__[name].metadata["usual"]
 
 
 @dataclass(frozen=True)
 class Number:
-    """Faults that differ by the value of one numeric field of the configuration."""
+    """Faults in which a numeric field of the configuration has a wrong value."""
 
     id: str
     field: str
     """The field of the configuration."""
     says: str
-    """The description; `{v}` is the wrong value, and `{instead}` names the right value."""
+    """The description, where `{v}` is the wrong value, and `{instead}` becomes words about the right value."""
     formula: Formula
     variant: str = "{v:.6g}"
 
@@ -209,8 +209,7 @@ class Number:
     def fitted(
         self, config: TransformerConfig, is_site: Callable[[str], bool], times: float, powers: range, around: float = 0
     ) -> NumericFault:
-        """Return these faults, with their number to be fitted; the grid has powers of `times` around the right value,
-        or around another number."""
+        """Return a fault whose number is to be fitted, from `around` (or the right value) times powers of `times`."""
         grid = [(around or getattr(config, self.field)) * times**power for power in powers]
         return NumericFault(is_site, grid, functools.partial(self.fault, config))
 
@@ -222,7 +221,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A fault and the taps at which it occurs."""
+    """A fault, together with the taps at which the port may have it."""
 
     fault: Fault
     sites: tuple[str, ...] = ()
@@ -239,7 +238,7 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return plausible groups of `sites`, the largest first: all, those with equal `SCOPES`, and single sites."""
+    """Return plausible groups of taps, largest first: all taps, the taps that `SCOPES` group, and single taps."""
     sites = tuple(sites)
     found = [sites] if sites else []
     for scope in SCOPES:
@@ -251,7 +250,7 @@ def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 SCOPES: tuple[Callable[[str, list[str]], Any], ...] = (
-    # the tokens that the keys come from: source or target
+    # whether the keys are source tokens or target tokens
     lambda site, parts: parts[0] == "encoder" or "cross_attention" in parts,
     lambda site, parts: parts[0],  # the stack
     lambda site, parts: len(parts) > 4,  # whether the tap is inside a sublayer, such as the norm of a query
@@ -259,9 +258,9 @@ SCOPES: tuple[Callable[[str, list[str]], Any], ...] = (
     lambda site, parts: parts[-1],  # the name of the activation, such as `key`
     lambda site, parts: tuple(parts[3:]),  # the sublayer and the name
     lambda site, parts: (parts[0], *parts[3:4]),  # the stack and the sublayer
-    lambda site, parts: tuple(parts[1:3]),  # the number of the layer, in both stacks
+    lambda site, parts: tuple(parts[1:3]),  # the layer's number, in encoder and decoder
     lambda site, parts: tuple(parts[:3]),  # the layer
     lambda site, parts: tuple(parts[:4]),  # the sublayer
     lambda site, parts: site,
 )
-"""Each function returns what a tap has in common with other taps, given its name and the parts of this name."""
+"""Functions that return a key to group taps by, given the tap's name and the parts of this name."""

@@ -1,4 +1,4 @@
-"""Faults of feed-forward layers and of experts: the activation, the gate, and the router's choice and weights."""
+"""Faults of feed-forward layers and experts: the activation, the gate, and the choice and weights of experts."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ BOUNDS = (
     _bound("both sides", bounded=lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit))),
     _bound("above alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
 )
-"""Wrong bounds of the gate and the up projection (swiglu_limit), given the limit, the gate and the projection."""
+"""Wrong bounds of the gate and the up projection (swiglu_limit). Each is a function (limit, gate, up)."""
 
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of a gate: its product with the up projection, its bounds and its offset."""
+    """Yield faults of a gated feed-forward: the product of gate and up projection, the bounds and the offset."""
     yield from made(GATES, config, activated)
     yield from made(BOUNDS, config, activated)
     if config.gate_limit is not None:
@@ -54,7 +54,7 @@ def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the output of a layer's experts, computed with changed settings."""
+    """Return the output of a layer with experts, computed with changed settings."""
     scope = split(site)[0]
     part, config = f"{scope}.feed_forward", own_config(state.config, site)
     x = _given(settings, state, scope)
@@ -86,7 +86,7 @@ def _hidden(settings: Settings, state: WalkState, config: TransformerConfig, sco
 def gated(
     settings: Settings, config: TransformerConfig, function: Callable[[Value], Value], gate: Value, up: Value
 ) -> Value:
-    """Return the product of gate and up projection with a changed `bounded`, `gate_limit`, `offset` or `gated`."""
+    """Return the product of gate and up projection, with changes to `bounded`, `gate_limit`, `offset` or `gated`."""
     limit = settings.get("gate_limit", config.gate_limit)
     gate, up = settings.get("bounded", bounded)(limit, gate, up)
     up = up + up.dtype.type(settings.get("offset", config.up_offset))
@@ -99,7 +99,7 @@ def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
 
 
 def is_activated(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap shows the hidden features or, in a layer with experts, the sum of their outputs."""
+    """Return whether a tap shows hidden features; with experts, also whether it shows the sum of their outputs."""
     routed = own_config(config, site).num_experts > 0
     return site.endswith(".hidden") or (routed and site.endswith(".feed_forward.output"))
 
@@ -121,14 +121,13 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
     "elu": (lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "ELU"),
     "none": (lambda x: x, "no activation"),
 }
-"""The reference's activations, and other activations that ports use."""
+"""The right activations, and other activations that ports use."""
 
 
 def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
-    """Yield a fault for each activation except the right one; `where` is the end of the description. The identity has
-    the name `missing`, besides its name among the activations."""
+    """Yield a fault for each wrong activation. `where` ends the description; `missing` also names the identity."""
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"
@@ -136,12 +135,12 @@ def other_activations(
 
 
 def _given(settings: Settings, state: WalkState, scope: str) -> Value:
-    """Return the input of a layer's feed-forward, or the value that the setting `source` names."""
+    """Return the input of a layer's feed-forward; with the setting `source`, return the value of this function."""
     return settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
 
 
 def activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return a feed-forward's hidden features, or the sum of its experts, computed with changed settings."""
+    """Return hidden features, or in a layer with experts the sum of their outputs, computed with changed settings."""
     if site.endswith(".output"):
         return mixed(settings, state, site, value)
     x = _given(settings, state, split(site)[0])
@@ -214,7 +213,7 @@ def _weights(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def _scores(state: WalkState, site: str, config: TransformerConfig) -> tuple[Value, Value, Any]:
-    """Return the router's logits, their scores, and the score bias, if any."""
+    """Return the router's logits, its scores, and the bias of the scores, if there is one."""
     scope = site.rpartition(".")[0]
     logits = state.taps[f"{scope}.router_logits"]
     return logits, SCORES[config.router_scores](logits), state.parameters.get(f"{scope}.router_score_bias")
@@ -239,7 +238,7 @@ def _chosen(settings: Settings, state: WalkState, site: str, value: Value) -> Va
 
 
 def _by_groups(settings: Settings, config: TransformerConfig, scores: Value) -> Value:
-    """Choose experts from the groups with the highest sum of their `settings["ranked"]` highest scores."""
+    """Choose experts only from the best groups, ranked by the sum of their `settings["ranked"]` highest scores."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     ranks = np.sort(groups, axis=-1)[..., -settings["ranked"] :].sum(axis=-1)
     best = np.repeat(highest(ranks, config.topk_groups), groups.shape[-1], axis=-1)
@@ -269,12 +268,12 @@ PACKINGS: dict[str, tuple[int, Callable[[Value], Value]]] = {
     "scale twice": (1, lambda blocks: blocks * 2),
     "scale half": (1, lambda blocks: blocks / 2),
 }
-"""Wrong unpackings of four-bit weights: a block's size, and the change of features (…, blocks, size) that has the same
-effect."""
+"""Wrong ways to unpack four-bit weights. Each function imitates a mistake by changing the features, in blocks (…,
+blocks, size)."""
 
 
 def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
-    """Change the features in blocks of `size`; raise `ValueError` if `size` does not divide their number."""
+    """Apply a change to features in blocks of `size`; raise `ValueError` if `size` does not divide their number."""
     return change(x.reshape(*x.shape[:-1], -1, size)).reshape(x.shape)
 
 

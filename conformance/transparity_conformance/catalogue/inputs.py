@@ -1,6 +1,6 @@
-"""Faults of image patches, audio frames, the attention mask and token types.
+"""Faults of inputs: image patches, audio frames, the attention mask and token types.
 
-A bias added to keys, which Whisper omits, is no fault: it shifts all scores of a query equally.
+A bias of keys, which Whisper omits, is no fault, because it shifts all scores of a query equally.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transparity_conformance.oracle.undetermined import Call, Mask, given_mask, 
 from transparity_numpy.inputs.patches import patches
 
 ORDERS = {"column by column": (0, 2, 1, 3), "from below": None}
-"""Wrong orders of an image's patches: a permutation of (batch, rows, columns, numbers), or None to flip the rows."""
+"""Wrong orders of patches: a permutation of (batch, rows, columns, numbers), or None for rows in reverse order."""
 
 PATCH_LAYOUTS = {"channels last": (1, 2, 0), "columns first": (0, 2, 1)}
 """Wrong orders of the numbers in a patch: permutations of (channels, rows, columns)."""
@@ -47,7 +47,7 @@ def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
-"""A function that returns wrong patches, given the configuration and the right patches (batch, patches, numbers)."""
+"""A function (configuration, right patches) → wrong patches, with shape (batch, patches, numbers)."""
 
 
 def _of_patches(change: Change, state: WalkState, site: str, value: Value) -> Value:
@@ -93,7 +93,7 @@ FIRST = "encoder.first_convolution"
 SECOND = "encoder.second_convolution"
 
 Frames = Callable[[np.ndarray], np.ndarray]
-"""A function from the input (batch, mel_bins, frames) to the first convolution's input (batch, frames, mel_bins)."""
+"""A function from the source (batch, mel_bins, frames) to the first convolution's input (batch, frames, mel_bins)."""
 
 LAYOUTS: Mapping[str, Frames] = {
     "reshaped": lambda given: given.reshape(len(given), given.shape[2], given.shape[1]),
@@ -102,7 +102,7 @@ LAYOUTS: Mapping[str, Frames] = {
 }
 
 Kernel = Callable[[np.ndarray], np.ndarray]
-"""A function from the right kernel (features_out, features_in, 3) to a wrong kernel."""
+"""A function from the right kernel (features_out, features_in, 3) to the wrong kernel."""
 
 KERNELS: Mapping[str, Kernel] = {
     "turned": lambda kernel: kernel[..., ::-1],
@@ -110,7 +110,7 @@ KERNELS: Mapping[str, Kernel] = {
 }
 
 Ends = Callable[[np.ndarray], np.ndarray]
-"""A function that adds two frames to (batch, frames, features): one at each end, or both at the same end."""
+"""A function that pads (batch, frames, features) with two frames, on one side or on both sides."""
 
 
 def _with_ends(left: int, right: int, mode: str, x: np.ndarray) -> np.ndarray:
@@ -138,7 +138,7 @@ def frame_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def convolution(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the activation after a convolution, computed with changed settings."""
+    """Return the activated result of a convolution, computed with changed settings."""
     if site == FIRST:
         given = state.inputs["source"].astype(value.dtype)
         x = settings["frames"](given) if "frames" in settings else given.swapaxes(1, 2)
@@ -161,7 +161,7 @@ def _first_with_stride(state: WalkState, site: str, value: Value) -> Value:
 
 
 OtherTypes = Callable[[np.ndarray, int], np.ndarray]
-"""A function that returns wrong token types, given the right types and the highest type."""
+"""A function (right token types, highest type) → wrong token types."""
 
 TYPES: dict[str, OtherTypes | None] = {
     "none": None,
@@ -178,7 +178,7 @@ MASKS: dict[str, Callable[[Call, str], Mask]] = {
     "inverted": lambda state, site: ~padding_at(state, site),
     EXCHANGED: lambda state, site: (state.inputs["token_types"] != 0)[:, None, None],
 }
-"""Wrong masks (batch, 1, 1, keys) that ports use instead of the attention mask they receive."""
+"""Wrong masks (batch, 1, 1, keys) that ports use in place of the given attention mask."""
 
 
 def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -192,7 +192,7 @@ def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator
 def _mask_faults(config: TransformerConfig, *, is_embedding: bool) -> Iterator[Fault]:
     counts = config.position_count == "visible"
     for name in MASKS:
-        # `masks` lists the faults in which only attention ignores or inverts the mask.
+        # If only attention ignores or inverts the mask, `masks` already has the fault.
         acts = {"tokens": config.pad_id is not None, EXCHANGED: config.num_token_types > 1}.get(name, counts)
         if acts and (counts or name == EXCHANGED or not is_embedding):
             padding = lambda parts, name=name: MASKS[name](parts.state, parts.site)

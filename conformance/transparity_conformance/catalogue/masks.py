@@ -1,4 +1,4 @@
-"""Faults between scores and weights: the mask, masked scores, sinks and the axis of the softmax."""
+"""Faults in the step from scores to weights: the mask, the value of masked scores, sinks and the softmax axis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def layer_of(site: str) -> int:
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return attention weights with a changed mask, masked score, order or softmax axis; other taps are unchanged."""
+    """Return weights with a changed mask, masked score, order or softmax axis; leave other taps unchanged."""
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
@@ -65,14 +65,14 @@ def sinks_at(state: WalkState, site: str) -> Value | None:
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    """Yield faults with the same wrong mask; they differ in the result for a query whose keys are all masked."""
+    """Yield a fault of the mask in several variants, which treat queries without a visible key differently."""
     yield _masked(identity, variant, **settings)
     for kind in BLIND:
         yield _masked(identity, f"{variant}, {kind}", blind=kind, **settings)
 
 
 BLIND = ("NaN", "by scores")
-"""Weights of a query without a visible key: NaN from a softmax over −∞, or the softmax of the unmasked scores."""
+"""Results of ports for a query without a visible key: NaN (softmax over −∞), or a softmax of the unmasked scores."""
 
 
 CAUSAL = (
@@ -157,7 +157,7 @@ WINDOWS: dict[WindowKind, tuple[str, str, WindowKind]] = {
     ),
     "chunked": ("chunks have {} positions instead of {}", "chunks are", "sliding"),
 }
-"""For each kind of window: the description of a wrong size, the name of the window, and the other kind."""
+"""For each kind of window: a description of a wrong size, words for the window, and the other kind of window."""
 
 
 def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fault]:
@@ -181,7 +181,7 @@ def _windowed(variant: str, of: Callable[[MaskParts], Window], **words: str) -> 
 
 
 Window = tuple[int | None, WindowKind]
-"""The size and kind of a window; a layer without a window counts as `sliding`."""
+"""The size and the kind of a window. A layer without a window counts as `sliding`."""
 
 
 def _window(own: TransformerConfig) -> Window:
@@ -193,7 +193,7 @@ def _of_kind(kind: str, m: MaskParts) -> Window:
 
 
 def _of_the_next_kind(m: MaskParts) -> Window:
-    """Return the next window in `layer_types` that differs from this layer's window."""
+    """Return the window of the next layer in `layer_types` whose window differs from this layer's."""
     types, layer = m.config.layer_types, layer_of(m.site)
     own = _window(own_config(m.config, m.site))
     others = (_of_kind(types[(layer + step) % len(types)], m) for step in range(len(types)))
@@ -208,9 +208,9 @@ def _hidden_row(name: str, blind: Patch) -> Fault:
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield a fault for each result that ports give for queries without a visible key.
+    """Yield a fault for each result that ports give for a query without a visible key.
 
-    These results are wrong only if masked keys have weight in the reference.
+    If masked keys have weight zero in the reference, these results are valid conventions. Otherwise, they are wrong.
     """
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
@@ -254,7 +254,7 @@ SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {
     "of the first head": lambda sinks, config: sinks[:1] + 0 * sinks,
     "by members": lambda sinks, config: sinks.reshape(config.key_value_heads, -1).T.ravel(),
 }
-"""Functions from the right attention sinks to wrong sinks; a result of None removes the sinks."""
+"""Functions from the right attention sinks to wrong sinks. A result of None means that there are no sinks."""
 
 
 def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -273,14 +273,14 @@ def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _with_one_more(state: WalkState, site: str, value: Value) -> Value:
-    """Return weights whose softmax has 1 added to its denominator."""
+    """Return the weights of a softmax with an additional 1 in its denominator."""
     largest = value.argmax(axis=-1, keepdims=True)
     score, weight = (np.take_along_axis(each, largest, -1) for each in (scores_at(state, site), value))
     return value / (1 + weight * np.exp(-score))
 
 
 def sunk(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the weights with changed `sinks`, or with the sink's weight added to the first key."""
+    """Return weights with other `sinks`, or weights where the first key gets the weight of the sink."""
     scores, mask, hidden = scores_at(state, site), right_mask(state, site), state.config.masked_score
     right = sinks_at(state, site)
     if right is None:

@@ -1,4 +1,4 @@
-"""Faults of norms: eps, where it is added, the deviation, the kind of norm, and missing or additional norms."""
+"""Faults of norms: the value and place of eps, the deviation, the kind of norm, and missing or additional norms."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ from transparity_numpy.norms.norm import norm
 
 @dataclass(frozen=True)
 class NormForm:
-    """The parts of a norm's formula."""
+    """The formula of a norm, as options."""
 
     centered: bool = True
-    """Whether the mean is subtracted before the squares are averaged."""
+    """Whether the variance is taken around the mean; otherwise around zero, as in RMSNorm."""
     subtracted: bool = True
-    """Whether the mean is subtracted from the input, if the variance is taken around the mean."""
+    """Whether the mean is also subtracted from the input, if the variance is taken around the mean."""
     correction: int = 0
     summed: bool = False
-    """Whether squares are summed instead of averaged."""
+    """Whether squares are summed, not averaged."""
     outside: bool = False
-    """Whether eps is added to the deviation instead of the variance."""
+    """Whether eps is added to the standard deviation, not to the variance."""
     biased: bool = True
     gained: bool = True
     more: float = 0.0
-    """The number added to the gain."""
+    """A number that is added to the gain, such as 1 in Gemma."""
     statistics: str = "features"
-    """The axes of the statistics: `features`, `heads` (heads and features), `batch` (batch and positions), or, if
-    `running`, the stored statistics."""
+    """The axes of the mean and the variance: `features`, `heads` (heads and features), or `batch` (batch and
+    positions). `running` means the stored statistics."""
     norm_eps: float = 0.0
     factor: float = 1.0
-    """The factor by which the input is multiplied."""
+    """A factor of the input."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -89,7 +89,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield fault("norm-missing", "missing", patch=_missing)
     for other in _neighbours(config, site):
         yield from _taken(site.rpartition(".")[2], other)
-    # Scaling the input of a norm equals changing eps, except with running statistics.
+    # To scale a norm's input is the same as to change eps, except with running statistics.
     ties = ("norm-eps",) if config.norm != "batch" or sites.is_head_norm(site) else ()
     for factor in (2.0, 0.5):
         words = {"factor": f"{factor:g}"}
@@ -142,11 +142,11 @@ HEADS = {
     "heads": [row("query-key-norm", "each head", statistics="features")],
     "features": [row("query-key-norm", "heads together", statistics="heads")],
 }
-"""Faults in the axes of the norms of queries and keys, by the right axes: all heads together, or each head."""
+"""Faults in the axes of query and key norms. The keys are the right axes: `heads` together, or `features` of a head."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
-    """Return the norms whose parameters a port may use by mistake."""
+    """Return the norms whose parameters a port may confuse with the parameters of this norm."""
     if (
         sites.is_head_norm(site)
         and config.query_key_norm_over == "projection"
@@ -167,7 +167,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 
 
 def form_at(config: TransformerConfig, site: str) -> NormForm:
-    """Return the right form of the norm at a tap."""
+    """Return the right formula of the norm at a tap."""
     more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
     if config.norm == "rms" or sites.is_head_norm(site) or sites.is_latent(site):
         together = sites.is_head_norm(site) and config.query_key_norm_over == "projection"
@@ -179,18 +179,18 @@ def form_at(config: TransformerConfig, site: str) -> NormForm:
 
 
 def other_eps(config: TransformerConfig, eps: float) -> Fault:
-    # A norm of x · s with eps equals a norm of x with eps / s², except with running statistics.
+    # A norm of s · x with eps equals a norm of x with eps / s², except with running statistics.
     ties = ("norm-input-scale",) if eps > 0 and config.norm != "batch" else ()
     return dataclasses.replace(EPS.fault(config, eps), equivalents=ties)
 
 
 def has_eps(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap shows a norm's result, including norms of latents and in a recurrence."""
+    """Return whether a tap shows the result of a norm, including norms of latent vectors and gated norms."""
     return sites.is_norm(config, site) or sites.is_latent(site) or sites.is_gated_norm(site)
 
 
 def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the norm at a tap, computed with changed settings; in a recurrence, the gate is included."""
+    """Return the result of the norm at a tap, computed with changed settings; in a recurrence, with its gate."""
     if sites.is_gated_norm(site):
         return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
@@ -207,7 +207,7 @@ def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
     number = x.dtype.type
     x, eps = x * number(form.factor), number(form.norm_eps)
     weight = parameters["weight"] + number(form.more) if form.gained else number(1)
-    if np.size(weight) not in (1, x.shape[-1]):  # The weight covers the features of all heads.
+    if np.size(weight) not in (1, x.shape[-1]):  # one weight for each head and feature
         weight = weight.reshape(x.shape[1], 1, x.shape[-1])
     bias = parameters["bias"] if form.biased else number(0)
     if form.statistics == "running":
@@ -226,11 +226,11 @@ def normed_input(state: WalkState, site: str, x: Value) -> Value:
 
 
 UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_norm"}
-"""Norms that ports add before an attention that has none."""
+"""Norms that ports add before an attention without a norm: a new norm, or the norm of the embeddings."""
 
 
 def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
-    """Project the query, key or value from the layer's input, normalized by the norm `source`, or with a gain of 1."""
+    """Project a query, key or value from the layer's input after the norm `source` (None: a norm with gain 1)."""
     scope, _, role = split(site)
     stack, x = scope.partition(".")[0], sites.layer_input(state, scope)
     if source is None:
@@ -262,7 +262,7 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the norm of a recurrence's output, multiplied by its gate, with changed settings."""
+    """Return a recurrence's output after its norm and its gate, computed with changed settings."""
     own, scope = own_config(state.config, site), site.rpartition(".")[0]
     is_delta = own.mixer == "gated-delta"
     order = settings.get("order", "gate behind" if is_delta else "gate first")
@@ -286,7 +286,7 @@ LATENT_NORMS: Mapping[str, Settings] = {
     "eps outside": {"outside": True},
     "one-plus-weight": {"more": 1.0},
 }
-"""Wrong norms of a latent, as the fields of `NormForm` that they change."""
+"""Wrong norms of a latent vector, as changed fields of `NormForm`."""
 
 LATENT_ROLES = {"query_latent": "the queries", "key_value_latent": "keys and values"}
 

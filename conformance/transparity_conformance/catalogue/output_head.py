@@ -1,4 +1,4 @@
-"""Faults of the output head: its scale, softcap, pooling and transformation."""
+"""Faults of the output head: its scale, its softcap, the pooling and the transformation before the head."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "without the multiplier": lambda config: config.head_input_scale / config.head_multiplier,
     "the scale's inverse": lambda config: 1 / config.head_input_scale,
 }
-"""Factors by which ports multiply the input of the head, or the logits."""
+"""Factors with which ports multiply the input of the head, or the logits."""
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -118,7 +118,7 @@ TRANSFORMS: dict[str, Callable[[WalkState, Value], Value]] = {
     "norm alone": _normed,
     **{f"by {name}": partial(_transformed, activation=name) for name in ACTIVATIONS},
 }
-"""Transformations that ports apply before the head of a masked language model."""
+"""Transformations, right or wrong, that ports apply before the head of a masked language model."""
 
 
 def _through_pooler(activation: str, state: WalkState, x: Value) -> Value:
@@ -131,7 +131,7 @@ POOLERS: dict[str, Callable[[WalkState, Value], Value]] = {
     "without activation": lambda state, x: apply_linear(state, "pooler", x),
     **{name: partial(_through_pooler, name) for name in ACTIVATED},
 }
-"""Transformations that ports apply after pooling."""
+"""Transformations, right or wrong, that ports apply after pooling."""
 
 
 def _visible(state: WalkState) -> Value:
@@ -151,7 +151,7 @@ def _ends(state: WalkState) -> np.ndarray:
 
 
 Pooled = tuple[Pooling, bool] | Callable[[WalkState], np.ndarray]
-"""A pooling, and whether it counts padding as visible; or a function that returns the pooled position of each row."""
+"""(pooling, whether it includes padding), or a function that returns the pooled position of each row."""
 
 
 def _pooled(pooled: Pooled, state: WalkState, site: str, value: Value) -> Value:
@@ -180,10 +180,10 @@ POOLINGS: dict[str, Pooled] = {
     "before eos": lambda state: np.maximum(_ends(state).argmax(1) - 1, 0),
     "last eos": lambda state: _ends(state).shape[1] - 1 - _ends(state)[:, ::-1].argmax(1),
 }
-"""Poolings that ports use."""
+"""Poolings, right or wrong, that ports use."""
 
 OF_END = ("eos", "last eos", "before eos")
-"""Poolings that need an end token."""
+"""Poolings that depend on the end token."""
 
 
 CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits)

@@ -1,4 +1,4 @@
-"""Faults in loading weights: a port transposes, swaps, omits or ties weights, or reorders the rows of weights."""
+"""Faults in loading weights: transposed, swapped, omitted or tied weights, and rows of weights in a wrong order."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ FED = {
     "shared_expert.hidden": "shared_expert.up",
     "shared_expert.output": "shared_expert.down",
 }
-"""The linear map that produces each tap of a feed-forward."""
+"""The linear map whose result each tap of a feed-forward shows, possibly after an activation."""
 
 OF_RECURRENCE = {f"{role}_convolved": role for role in ("query", "key", "value")}
-"""The linear map that produces each tap of a recurrence; queries, keys and values pass through a convolution first."""
+"""The linear map of each tap in a recurrence. Queries, keys and values also pass through a convolution."""
 OF_RECURRENCE |= {"log_decay": "decay", "time_step": "decay", "beta": "beta", "gated_context": "gate"}
 OF_RECURRENCE["output"] = "output"
 
@@ -68,7 +68,7 @@ BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "recurrence.context": ("D",),
     "recurrence.gated_context": ("gated_norm.",),
 }
-"""For each tap, prefixes of parameters that act at it, but are not in the linear map that produces it."""
+"""For each tap, the prefixes of further parameters that change its value, besides its linear map."""
 
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
@@ -82,7 +82,7 @@ def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator
 
 
 def site_of(role: str, site: str) -> str:
-    """Return the tap that the linear map `role` produces, in the sublayer of `site`."""
+    """Return the tap of the linear map `role`, in the same sublayer as `site`."""
     if split(site)[1] == "recurrence":
         return f"{site.rpartition('.')[0]}.{role}_convolved"
     return f"{site.rpartition('.')[0]}.{TAPS[role]}"
@@ -99,7 +99,7 @@ def _head_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def _part(site: str) -> str:
-    """Return the linear map that produces the tap `site`, or an empty string."""
+    """Return the linear map whose result the tap `site` shows, or an empty string."""
     if site == "logits":
         return "head"
     if site.endswith("_convolution"):
@@ -115,12 +115,12 @@ def _part(site: str) -> str:
 
 
 def parts_at(config: TransformerConfig, site: str) -> list[str]:
-    """Return every linear map whose parameters act at `site`."""
+    """Return all linear maps whose parameters change the value at `site`, if the inputs are given."""
     part = _part(site)
     if not part:
         return []
     if site.endswith("recurrence.log_decay") and own_config(config, site).mixer == "state-space":
-        return []  # A state-space model applies these parameters at the time step.
+        return []  # In a state-space model, the time step uses these parameters.
     if site.endswith("_convolved"):
         return [part, f"{part}_convolution"]
     gates = [part.replace(".up", ".gate")] * (config.gated and part.endswith(".up"))
@@ -130,7 +130,7 @@ def parts_at(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _named(site: str, role: str) -> str:
-    """Return the full name of the linear map `role`, in the same part as the map that produces `site`."""
+    """Return the full name of the linear map `role` in the same module as the map of `site`."""
     return f"{_part(site).rpartition('.')[0]}.{role}".removeprefix(".")
 
 
@@ -147,7 +147,7 @@ def _exchanged(
     scope, role = part.rpartition(".")[::2]
     other = f"{scope}.{pair[role == pair[0]]}"
     if parameters[f"{other}.weight"].shape != parameters[f"{part}.weight"].shape:
-        return {}  # A fault found at other model sizes may be impossible here.
+        return {}  # This fault may be possible only at other sizes.
     kinds = ("weight", "bias") if biases else ("weight",)
     ends = [f"{of}.{kind}" for of in ("", "_convolution") for kind in kinds]
     return {f"{part}{end}": parameters[f"{other}{end}"] for end in ends if f"{other}{end}" in parameters}
@@ -175,7 +175,7 @@ def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return parameters of another layer under the names of the parameters that act at `site`."""
+    """Return the parameters at `site` with the values of another layer."""
     parts = site.split(".")
     stack, rest = parts[0], [".".join(part.split(".")[3:]) for part in parts_at(config, site)] or [".".join(parts[3:])]
     own, other = ".".join(parts[:3]), f"{stack}.layers.{layer}"
@@ -192,7 +192,7 @@ def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: st
 def _beside_maps(config: TransformerConfig, site: str) -> tuple[str, ...]:
     starts = BESIDE_MAPS.get(".".join(site.split(".")[3:]), ())
     if site.endswith("recurrence.log_decay") and own_config(config, site).mixer == "state-space":
-        return starts[1:]  # `dt_bias` acts at the time step.
+        return starts[1:]  # the time step uses `dt_bias`
     return starts
 
 
@@ -210,7 +210,7 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _permuted_rows(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of rows in the order of the wrong rotary layout, as in converted checkpoints of Meta."""
+    """Yield faults of rows that are ordered for another rotary layout, as in checkpoints that Meta converted."""
     if config.rotated_dim > 2:  # With two features, both layouts are the same.
         yield from (fault("rotary-rows", each, alter=partial(_with_rows, each)) for each in ("neighbours", "halves"))
 
@@ -228,7 +228,7 @@ def _with_rows(layout: str, config: TransformerConfig, parameters: Arrays, site:
 
 
 def _is_packed(config: TransformerConfig, site: str) -> bool:
-    """Return whether ports may pack queries, keys and values as GPT-2, BLOOM, GPT-NeoX, Falcon and InternLM do."""
+    """Return whether ports may pack queries, keys and values, as do GPT-2, BLOOM, GPT-NeoX, Falcon and InternLM."""
     _, sublayer, tap = split(site)
     is_plain = config.projection == "full" and not config.kv_lora_rank
     return sublayer == "self_attention" and tap in PACKED and is_plain
@@ -256,16 +256,16 @@ def _from_role(source: Mapping[str, str], config: TransformerConfig, parameters:
 
 
 def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
-    """Return a weight or bias; a missing key bias (Whisper) is zeros."""
+    """Return a weight or a bias. Return zeros for a missing bias, such as the key's bias in Whisper."""
     weight = parameters[f"{part}.weight"]
     return weight if kind == "weight" else parameters.get(f"{part}.bias", np.zeros(len(weight), weight.dtype))
 
 
 def _packed_otherwise(config: TransformerConfig, parameters: Arrays, site: str, *, by_group: bool) -> Arrays:
-    """Return the weight and bias at `site`, read from a packed matrix in another order of heads.
+    """Return the weight and bias at `site` of a port that assumes a wrong order of the heads in a packed matrix.
 
-    With `by_group`, the file packs each group of queries with its key and value, and the port reads the roles one after
-    another. Without `by_group`, the file packs by role, and the port reads by group.
+    With `by_group`, the file packs each group of queries with its key and value, but the port assumes blocks of
+    queries, keys and values. Without `by_group`, it is the reverse.
     """
     counts = np.array([config.num_heads, config.key_value_heads, config.key_value_heads])
     in_turn = np.split(np.arange(counts.sum()), ends := np.cumsum(counts)[:-1])

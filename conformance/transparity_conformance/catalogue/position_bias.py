@@ -1,4 +1,4 @@
-"""Faults of the bias that attention adds to scores by distance: relative buckets and ALiBi slopes."""
+"""Faults in the bias of scores that depends on distance: relative position buckets and ALiBi slopes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def bias_at(state: WalkState, site: str) -> Value | None:
-    """Return the distance bias that is added to the scores at `site`, or None."""
+    """Return the distance bias that is part of the scores at `site`; None if the scores have no bias."""
     scope, sublayer, _ = split(site)
     if sublayer != "self_attention" or not state.config.has_score_bias:
         return None
@@ -41,7 +41,7 @@ def bias_at(state: WalkState, site: str) -> Value | None:
 
 
 Buckets = Callable[[TransformerConfig, np.ndarray, bool], np.ndarray]
-"""A function of the configuration, the distances, and whether directions have their own buckets; it returns buckets."""
+"""A function (configuration, distances, whether each direction has its own buckets) → the bucket of each distance."""
 
 
 def _buckets(config: TransformerConfig, distances: np.ndarray, both: bool, most: int | None = None) -> np.ndarray:
@@ -84,7 +84,7 @@ def _all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> 
 def _shared(
     whole: Callable[[np.ndarray], np.ndarray], part: int, config: TransformerConfig, distances: np.ndarray, both: bool
 ) -> np.ndarray:
-    """Return buckets: the first 1/`part` have one distance each, the others grow with a logarithm."""
+    """Return buckets: the first 1/`part` have one distance each; the widths of the others grow logarithmically."""
     offset, count, near = _halved(config, distances, both)
     exact = max(1, count // part) if part > 2 else count // part
     share = np.log(np.maximum(near, exact) / exact) / math.log(config.relative_max_distance / exact)
@@ -93,7 +93,7 @@ def _shared(
 
 
 def _halved(config: TransformerConfig, distances: np.ndarray, both: bool) -> tuple[np.ndarray, int, np.ndarray]:
-    """Return the first bucket of each direction, the number of buckets per direction, and the absolute distances."""
+    """Return (first bucket of each distance's direction, buckets per direction, absolute distances)."""
     count = config.relative_buckets // 2 if both else config.relative_buckets
     near = np.abs(distances) if both else np.maximum(-distances, 0)
     return count * (distances > 0) * both, count, near
@@ -113,7 +113,7 @@ SLOPES: dict[str, Callable[[int], np.ndarray]] = {
 
 
 def sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
-    """Return the scores with other ALiBi slopes, which `slopes` returns for the number of heads."""
+    """Return the scores after replacing the ALiBi slopes by `slopes(number of heads)`."""
     distance = np.abs(distances_at(state, site))[:, None] * slopes(state.config.num_heads)[:, None, None]
     return value - bias_at(state, site) - distance.astype(value.dtype)
 

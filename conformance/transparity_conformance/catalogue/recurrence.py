@@ -1,7 +1,7 @@
-"""Faults of a recurrence, and of the gate of attention.
+"""Faults of a recurrence, and of the gate of an attention.
 
-A recurrence has convolutions, queries and keys of unit length, decays, update strengths, an update rule and a gated
-norm.
+A recurrence consists of convolutions, queries and keys of unit length, decays, update strengths, an update rule and a
+gated norm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_
 from transparity_numpy.mixers.recurrence import causal_convolution
 
 Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""A function that returns the convolution before its activation, given the weights (features, width) and the input."""
+"""A function (weights (features, width), input) → the convolution before the activation."""
 
 
 def _centred(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -130,7 +130,7 @@ GROUPED = (
     _norm("not grouped", lambda own: own.recurrent_key_heads > 1, over="all"),
     _norm("each head", lambda own: own.recurrent_key_heads != own.recurrent_heads, over="head"),
 )
-"""Faulty norms of a state-space model; the right one applies the gate first, and normalizes groups of heads."""
+"""Wrong norms of a state-space model. The right norm comes after the gate, and normalizes groups of heads."""
 
 ATTENTION_GATES: Mapping[str, Callable[[np.ndarray], Any]] = {
     "missing": lambda z: 1.0,
@@ -166,10 +166,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
-    """Yield faults of the time step and of the decay.
-
-    With the delta rule, faults of the time step show only in the decay.
-    """
+    """Yield faults of the time step and of the decay. With the delta rule, no tap shows the time step, so its faults
+    are tried at the decay."""
     bounded = own.time_step_min > 0 or own.time_step_max is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
         steps = {**STEPS, **(BOUNDS if bounded else {})}

@@ -1,4 +1,4 @@
-"""Faults in how parts are combined: residuals, activations, the order of sublayers and the positions of norms."""
+"""Faults in how parts of a layer are combined: residuals, activations, the order of sublayers, the places of norms."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PLACES = {
     "sandwich": "before and after the sublayers",
     "post-branch": "after the sublayers, before the residual is added",
 }
-"""Descriptions of the places where norms may be."""
+"""Descriptions of the places of norms, by `norm_position`."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -90,7 +90,7 @@ LOGIT_CHANGES = (
 def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     sublayer = sites.sublayer_of(site)[1]
     if config.branches != "sequential" and sublayer == "self_attention":
-        return  # With parallel branches, both sublayers share one residual.
+        return  # In parallel branches, both sublayers are added to one residual.
     if config.norm_position in ("pre", "sandwich") and sites.is_normed(config, site):
         yield _residual("normalised", sites.sublayer_input)
     yield _residual("missing", lambda state, scope, name: 0)
@@ -105,7 +105,7 @@ def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, f
 
 
 def _residual(variant: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
-    """Return the fault of a residual that `source` computes from the state, the layer and the sublayer."""
+    """Return the fault that `source` computes the residual, given the state, the layer and the sublayer."""
 
     def downstream(state: WalkState, site: str, flow: Value) -> Value:
         scope, sublayer = sites.sublayer_of(site)

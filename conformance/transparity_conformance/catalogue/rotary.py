@@ -1,4 +1,4 @@
-"""Faults of rotary positions: the layout, the angles and the direction of rotation of queries and keys."""
+"""Faults of rotary positions: the layout, the angles and the direction of the rotation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from transparity_numpy.scalings import yarn_ends
 ROTATED = {"query_rotated": "queries", "key_rotated": "keys"}
 
 Field = Callable[[TransformerConfig], Any]
-"""A function from a configuration to the value of one changed field, so that a fault fits any model size."""
+"""A function from the configuration to the wrong value of one field, so that the fault fits any model size."""
 
 OTHER_PAIRS: dict[RopeLayout, RopeLayout] = {"interleaved": "halves", "halves": "interleaved"}
 APART = {"interleaved": "neighbors", "halves": "half the features apart"}
@@ -43,7 +43,7 @@ APART = {"interleaved": "neighbors", "halves": "half the features apart"}
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     own = own_config(config, site)
-    # A port can rotate values too if self-attention rotates whole heads.
+    # If self-attention rotates whole heads, a port may rotate values, too.
     if (sublayer, tap) == ("self_attention", "value") and own.positions == "rotary" and own.kv_lora_rank is None:
         turned: Patch = lambda state, site, value: rotated({}, own_config(state.config, site), value)
         yield fault("rotary-values", "rotated", patch=turned)
@@ -78,7 +78,7 @@ def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 SHORTEST_TABLE = 7
-"""The base-2 logarithm of the smallest number of rows that a table of positions may have."""
+"""The smallest table of positions that ports may have, as the base-2 logarithm of its number of rows."""
 
 BEYOND: dict[str, tuple[Callable[[int, np.ndarray], np.ndarray], str]] = {
     "the last row": (
@@ -87,10 +87,10 @@ BEYOND: dict[str, tuple[Callable[[int, np.ndarray], np.ndarray], str]] = {
     ),
     "begun again": (lambda size, positions: positions % size, "begin at 0 again"),
 }
-"""For positions beyond the end of a table: the positions that ports use instead, and a description."""
+"""Positions that ports use beyond the last row of their table, each with a description."""
 
 SHARES = {"all": 1.0, "half": 0.5, "a quarter": 0.25}
-"""Shares of a head's features that ports rotate."""
+"""Shares of a head's features that ports may rotate."""
 
 
 def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Iterator[Fault]:
@@ -104,7 +104,7 @@ def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Itera
 SCALING = tuple(name for name in PER_LAYER if name.startswith("rotary_"))
 
 PARTS = {"angles": ("rope_theta", *SCALING), "base": ("rope_theta",), "scaling": SCALING}
-"""Groups of fields that ports may take from layers of another kind."""
+"""Groups of fields that a port may take from another kind of layer."""
 
 
 def _turned_dim(share: float, config: TransformerConfig) -> int:
@@ -148,13 +148,13 @@ def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     return rotated(settings, own, _before_rotation(state, site, value))
 
 
-@functools.lru_cache(maxsize=2**8)  # Building a configuration takes longer than the rotation.
+@functools.lru_cache(maxsize=2**8)  # building a configuration takes longer than a rotation
 def _with_fields(config: TransformerConfig, **fields: Any) -> TransformerConfig:
     return dataclasses.replace(config, **fields)
 
 
 def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
-    """Rotate queries or keys as `config` requires, with changed `settings`."""
+    """Rotate queries or keys according to `config`, with changed `settings`."""
     is_latent = config.kv_lora_rank is not None and not settings.get("first")
     config = _with_fields(config, q_lora_rank=None, kv_lora_rank=None, value_head_dim=None)
     if "rotary_dim" in settings:
@@ -175,7 +175,7 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     if part in ("tables", "everything"):
         tables = [rounded_to(table, kind) for table in tables]
     both, begin = (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), 0
-    if is_latent:  # Latent attention rotates only the last features.
+    if is_latent:  # latent attention rotates only the last features
         begin = x.shape[-1] - config.rotated_dim
     return np.concatenate([x[..., :begin], rotate(x[..., begin:], both, config.rope_layout)], axis=-1)
 
@@ -188,7 +188,7 @@ def _over_all_features(config: TransformerConfig) -> np.ndarray:
 
 
 IN_HALF = ("frequencies", "angles", "tables", "everything")
-"""Parts of the rotation that ports compute in half precision, for example by casting the whole model."""
+"""Steps of the rotation that ports compute in half precision, for example if the whole model is cast."""
 
 
 BASE = Number("rotary-base", "rope_theta", "the base of the rotary angles is {v:.6g}{instead}", _turn)
@@ -207,7 +207,7 @@ def _scaled(*kinds: str) -> Callable[[TransformerConfig], bool]:
 
 LINEAR, YARN, LONGROPE = _scaled("linear"), _scaled("yarn"), _scaled("longrope")
 BY_PARTS = _scaled("llama3", "yarn")
-"""Methods that scale slow angles and leave fast angles unscaled."""
+"""Scaling methods that slow down low frequencies, but leave high frequencies unchanged."""
 
 
 def _factor(variant: str, value: Field) -> FaultRow:

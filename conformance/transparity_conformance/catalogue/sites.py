@@ -1,4 +1,4 @@
-"""The parts of the model around a tap: their names, inputs and parameters. A site is the name of a tap."""
+"""The names, inputs and parameters around a tap. A site is a tap at which a fault acts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Value = Any
 
 
 def reads_tokens(config: TransformerConfig, site: str) -> bool:
-    """Return whether the positions at a tap are tokens rather than parts of an image or of audio."""
+    """Return whether the positions at a tap are tokens; otherwise they are parts of an image or of audio."""
     return keys_name(config, site) in config.token_inputs
 
 
@@ -31,7 +31,7 @@ def stack_config(config: TransformerConfig, site: str) -> TransformerConfig:
 
 
 def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
-    """Return the parameters whose names start with `scope`, without that prefix."""
+    """Return the parameters in `scope` by their names within this scope."""
     return scoped_parameters(state.parameters, scope)
 
 
@@ -52,7 +52,7 @@ def _behind_layers(state: WalkState, stack: str, layers: int) -> Value:
 
 
 def stream(state: WalkState, scope: str, upto: str) -> Value:
-    """Return the residual stream before the sublayer `upto`; for parallel branches, the layer's input."""
+    """Return the residual stream before the sublayer `upto`; in parallel branches, this is the layer's input."""
     x = layer_input(state, scope)
     if state.config.branches != "sequential":
         return x
@@ -73,20 +73,18 @@ def added(state: WalkState, x: Value, y: Value) -> Value:
 
 
 ENDS = {"sandwich": "_post_norm", "post-branch": "_norm"}
-"""For each `norm_position` that puts a norm after the sublayer: the suffix of that norm's tap."""
+"""The suffix of the tap of a norm after the sublayer, for each `norm_position` with such a norm."""
 
 
 def branch_end(config: TransformerConfig, sublayer: str) -> str:
-    """Return the last tap of a sublayer before the residual connection adds its input."""
+    """Return the last tap of a sublayer before its result is added to the residual stream."""
     ending = ENDS.get(config.norm_position)
     return output_of(config, sublayer) if ending is None else f"{sublayer}{ending}"
 
 
 def output_of(config: TransformerConfig, sublayer: str) -> str:
-    """Return the tap that shows a sublayer's result, before any norm.
-
-    Taps of a recurrence start with `recurrence`, but taps of its norms start with `self_attention`.
-    """
+    """Return the tap of a sublayer's result, before any norm. In a recurrence, this tap starts with `recurrence`,
+    although the taps of the norms around it start with `self_attention`."""
     scope, name = sublayer.rpartition(".")[::2]
     return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
 
@@ -95,13 +93,13 @@ MIXED, RECURRENCE = "self_attention", "recurrence"
 
 
 def sublayer_of(site: str) -> tuple[str, str]:
-    """Return the layer and the sublayer of a tap; a norm belongs to the sublayer it serves."""
+    """Return the layer and the sublayer to which a tap belongs; a norm belongs to the sublayer before or after it."""
     scope, name, _ = split(site)
     return scope, MIXED if name == RECURRENCE else name.removesuffix("_norm").removesuffix("_post")
 
 
 def norm_input(state: WalkState, site: str) -> Value:
-    """Return the input of the norm whose result is `site`, such as a stack's output if there is a final norm."""
+    """Return the input of the norm whose result the tap `site` shows, such as a stack's output after a final norm."""
     config, parts = state.config, site.split(".")
     if parts[1] == "embedding_norm":
         return state.taps[f"{parts[0]}.embedding"]
@@ -123,7 +121,7 @@ def norm_input(state: WalkState, site: str) -> Value:
 
 
 def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "query") -> Value:
-    """Return the input of a sublayer; for the keys and values of cross-attention, the encoder's output."""
+    """Return the input of a sublayer. The input of keys and values in cross-attention is the encoder's output."""
     sublayer = MIXED if sublayer == RECURRENCE else sublayer
     if sublayer == "cross_attention" and role in ("key", "value"):
         return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
@@ -134,7 +132,7 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
 
 
 def is_normed(config: TransformerConfig, site: str) -> bool:
-    """Return whether the sublayer of a tap has norms: every sublayer has, except some self-attentions."""
+    """Return whether the sublayer of a tap has norms; only some self-attentions have none."""
     return split(site)[1] not in (MIXED, RECURRENCE) or own_config(config, site).attention_norm
 
 
@@ -147,7 +145,7 @@ def is_head_norm(site: str) -> bool:
 
 
 def is_latent(site: str) -> bool:
-    """Return whether a tap is a latent vector of latent attention. Only the normalized vector has a tap."""
+    """Return whether a tap shows a normalized latent vector of latent attention (MLA)."""
     return site.endswith(("attention.query_latent", "attention.key_value_latent"))
 
 
@@ -156,14 +154,14 @@ def is_gated_norm(site: str) -> bool:
 
 
 def norm_scope(site: str) -> str:
-    """Return the prefix of the parameters of the norm whose result is `site`."""
+    """Return the parameter prefix of the norm whose result the tap `site` shows."""
     if is_latent(site):
         return f"{site}_norm"
     return site.replace(".output", ".final_norm") if site.count(".") == 1 else site
 
 
 def recurrence_input(state: WalkState, site: str) -> Value:
-    """Return the input of a recurrence, with zeros at padding if the mask hides padding."""
+    """Return the input of a recurrence; if the mask hides padding, the input is zero at padding."""
     scope, sublayer, _ = split(site)
     return unpadded(state, site, sublayer_input(state, scope, sublayer))
 
@@ -187,6 +185,6 @@ def token_table(config: TransformerConfig, stack: str) -> str:
 
 
 def normalized_and_rotated(state: WalkState, scope: str, role: str) -> Value:
-    """Return the `query` or `key` of an attention after QK-norm and rotation, as far as configured."""
+    """Return the `query` or `key` of an attention after its norm and its rotation, if the configuration has them."""
     names = [f"{scope}.{role}{step}" for step in ("_rotated", "_norm", "")]
     return state.taps[next(name for name in names if name in state.taps)]

@@ -1,1 +1,1 @@
-"""The check of a port: its stages, other sizes, the audit of its loader, and the configurations."""
+"""The check of a port: its stages, the calls of other sizes, the audit of its loader, and the configurations."""

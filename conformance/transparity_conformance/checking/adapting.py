@@ -1,4 +1,4 @@
-"""The command `transparity adapt`: write the adapter of a port, and report how certain it is."""
+"""The command `transparity adapt`: write the adapter of a port, and report what is certain about it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = {
     "up": {"up"},
     "down": {"down"},
 }
-"""Common words for a parameter's role in names of tensors."""
+"""For each role of a parameter, words that occur in tensors' names."""
 
 
 def adapt_port(
@@ -42,8 +42,8 @@ def adapt_port(
     budget: float | None,
     progress: Progress,
 ) -> tuple[str, list[str], int]:
-    """Find a port's adapter in a separate process, and write it. Return the adapter's text, lines for people, and the
-    exit code. The exit code is 0 if the logits agree, 1 if they differ, and 3 if the adapter is incomplete."""
+    """Find a port's adapter in a separate process, and write it to `out`. Return its text, lines for the user, and the
+    exit code: 0 if the logits agree, 1 if not, 3 if the adapter is incomplete."""
     name, chosen = _chosen(preset, config, family)
     build = isolated_build(port, timeout, "")
     try:
@@ -81,7 +81,7 @@ def remarks(port: str, option: str, known: list[str], config: TransformerConfig)
 
 
 def summary(result: Adapted) -> tuple[list[str], int]:
-    """Return lines for people that describe an adapter, and the exit code."""
+    """Return the lines for the user about an adapter, and the exit code."""
     adapter, found = result.adapter, result.found
     absent = [name for name, line in adapter.lines.items() if line == ABSENT]
     asked = [name for name, line in adapter.lines.items() if line == ASKED]
@@ -111,7 +111,7 @@ def summary(result: Adapted) -> tuple[list[str], int]:
 
 
 def contradicting(lines: Mapping[str, str]) -> list[str]:
-    """Yield a sentence for each tensor whose name suggests another role."""
+    """Return a sentence for each tensor whose name suggests another role than its values."""
     found = []
     for ours, line in lines.items():
         role, said = ours.split(".")[-2], called(line)

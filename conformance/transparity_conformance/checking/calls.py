@@ -1,7 +1,8 @@
-"""Calls of a port on every probe, and at other sizes.
+"""Calls of a port on every probe, and calls of other sizes.
 
-A port may refuse a model of other sizes, when it is built or at an input of one token. The coverage then excludes these
-sizes. If the port accepts a single token but fails on longer inputs, the verdict is inconclusive.
+A port may refuse a model of other sizes. Some ports refuse when they are built, and some when they are called with a
+single token. Such sizes are excluded from the coverage. If the port accepts a single token but not more, the verdict is
+inconclusive.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Answer = TypeVar("Answer")
 
 
 def answer_or_error(call: Callable[[], Answer]) -> Answer | PortError:
-    """Return the port's result or its error; raise if its process has ended."""
+    """Return the port's result, or its error; raise only if the port's process has ended."""
     try:
         return call()
     except PortProcessError:
@@ -49,7 +50,7 @@ class Comparison(Compared):
 
 @dataclass
 class ReachedCalls:
-    """Calls at other sizes: calls that were compared, and calls that were not, with the reasons."""
+    """Calls of other sizes: the compared calls, and the reasons why other calls were not compared."""
 
     compared: list[Comparison] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -57,11 +58,11 @@ class ReachedCalls:
     left_out: list[ReachProbe] = field(default_factory=list)
     seconds: float = 0.0
     is_history: bool = False
-    """Whether a newly built port answers the first wrong call correctly."""
+    """Whether the first wrong call is right on a newly built port, so that earlier calls are the cause."""
     forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
-    """The built ports by their parameters' `id`."""
+    """The built ports, by the `id` of their parameters."""
     notes: list[str] = field(default_factory=list)
-    """Notes on wrong calls, such as the number of wrong positions."""
+    """Notes about wrong calls, such as the number of wrong positions."""
 
     @property
     def probes(self) -> list[ReachProbe]:
@@ -79,16 +80,16 @@ class ReachedCalls:
 
 @dataclass
 class Ran:
-    """The activations of every probe that ran, by probe and tap, and the ports that were built."""
+    """The activations of every probe on which the port ran, and the ports that were built."""
 
     actual: dict[str, Mapping[str, np.ndarray]]
     reached: ReachedCalls
     forwards: dict[int, Callable[..., Any]]
-    """The built ports by their parameters' `id`; the first one belongs to the first probe."""
+    """The built ports, by the `id` of their parameters. The first is the port of the first probe."""
     probes: dict[str, Probe]
-    """The probes that ran, in other sizes if the port refused the original sizes."""
+    """The probes on which the port ran. A probe has other sizes than requested if the port accepted only these."""
     raised: PortError | None = None
-    """The first error at the requested sizes; None if the port failed on no probe or on all."""
+    """The first error at the requested sizes, if the port runs on at least one probe; otherwise None."""
 
     @property
     def forward(self) -> Callable[..., Any]:
@@ -103,8 +104,8 @@ def run_all(
     logits_only: bool,
     answered: Callable[[Probe, Mapping[str, np.ndarray]], None] = lambda probe, taps: None,
 ) -> Ran:
-    """Run a port on every probe; pass each result to `answered` at once. If the port refuses a probe with other sizes
-    than the first, try further sizes."""
+    """Run a port on every probe, and pass each result to `answered` at once. If the port refuses a probe of other sizes
+    than the first probe's, try further sizes."""
     first = next(iter(probes.values()))
     ran = Ran({}, ReachedCalls(), {id(first.parameters): built(build, first)}, {})
     for done, (key, probe) in enumerate(probes.items()):
@@ -119,7 +120,7 @@ def run_all(
 
 
 def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: bool) -> bool:
-    """Build the port for a probe if necessary; return whether it is built."""
+    """Build the port for a probe if it is not built yet; return whether this worked."""
     name = f"probe {key} (embed_dim {probe.config.embed_dim}, feed_forward_dim {probe.config.feed_forward_dim})"
     if id(probe.parameters) not in ran.forwards:
         made = build_model(build, probe, name, ran.reached, is_derived=is_derived)
@@ -128,7 +129,7 @@ def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: boo
 
 
 def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool) -> Mapping[str, np.ndarray] | None:
-    """Call the port on a probe. Store an error in `ran`, except an error on the first probe, which is raised."""
+    """Call the port on a probe. Raise an error if this is the first probe; otherwise store the error in `ran`."""
     forward, is_derived = ran.forwards[id(probe.parameters)], probe.config != first.config
     taps = answer_or_error(lambda: call_model(forward, probe, ran.reached, is_derived, logits_only=logits_only))
     if not isinstance(taps, PortError):
@@ -143,7 +144,7 @@ def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool
 def build_model(
     build: Port, probe: Probe, name: str, reached: ReachedCalls, *, is_derived: bool
 ) -> Callable[..., Any] | None:
-    """Build a port; return None, with a note, if it refuses derived sizes."""
+    """Build a port. If it refuses sizes that the checker chose, add a note and return None."""
     made = answer_or_error(lambda: built(build, probe))
     if not isinstance(made, PortError):
         return made
@@ -162,10 +163,10 @@ def call_model(
     logits_only: bool,
     may_refuse: bool = False,
 ) -> Mapping[str, np.ndarray] | None:
-    """Run a port on a probe; if the port fails on a model of derived sizes, add a note and return None.
+    """Run a port on a probe. If it fails on a model whose sizes the checker chose, add a note and return None.
 
-    A failure even on one token counts as a refusal of the model: some ports get their weights only with the call. With
-    `may_refuse`, the port may also refuse a length that the user did not request.
+    A failure on a single token counts as a refusal of the model, because some ports get their weights only with the
+    call. With `may_refuse`, the port may also refuse the length.
     """
     began = time.monotonic()
     taps = answer_or_error(lambda: run(function, probe, logits_only=logits_only))
@@ -185,5 +186,5 @@ def call_model(
 
 
 def whole(probe: ReachProbe) -> Probe:
-    """Return the call as a probe with all taps."""
+    """Return the call as a probe with all activations."""
     return Probe(probe.case, probe.name, probe.purpose, probe.config, probe.parameters, probe.inputs)

@@ -1,7 +1,7 @@
-"""The check of a port: whether it is right and, if not, where it is wrong and why.
+"""The check of a port: whether the port is right and, if not, which line is wrong and why.
 
-A check runs a table of stages, which add their results to one `Evidence`. A `Report` is made from the evidence at the
-end, on Ctrl-C, or when a divergence is found.
+A check runs the stages of a table, which add their results to one `Evidence`. The `Report` is made from the evidence at
+the end, on Ctrl-C, or as soon as a divergence is found.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["Actual", "Port", "PortError", "Progress", "assert_conforms", "check"
 
 class Against(TypedDict, total=False):
     against: Any
-    """A module, a loader, or a name as on the command line; a list of two of them adds a third implementation."""
+    """A module, a loader, or a name as on the command line; a list of two names adds a third implementation."""
     checkpoint: Any
-    """A folder with weights, which both implementations load. Without it, `config` names a config.json of
-    transformers."""
+    """A folder with weights that both implementations load. Without a folder, `config` names a config.json of
+    `transformers`, from which a small model is made."""
     inputs: Any
-    """A list of dicts of arrays by the names of arguments, or a Python file that defines such a list."""
+    """A list of dicts of arrays by argument name, or a Python file that defines such a list."""
 
 
 def check(
@@ -67,15 +67,15 @@ def check(
     """Check a port against the reference, or `against` another implementation.
 
     Args:
-        build: `build(config, parameters)`, which returns `forward(**tokens)`; with `family`, `load(folder)`; or a name.
-        preset, family: A preset at its probe size, or a name for the report; the family whose folders the port reads.
-        config, parameters: A configuration instead of a preset; its parameters, which are random by default.
-        dtype, logits_only, quick: The precision; compare only the logits; compare only the forward pass.
-        isolated, ranks, timeout: Whether to use a separate process; the number of ranks; seconds for each reply.
-        budget, name, lengths: Seconds for the search for causes; the port's name; lengths of long prompts.
-        audit, progress, located: Whether ignored fields diverge; called at every step; called with divergences.
+        build: `build(config, parameters)`, which returns `forward(**tokens)`; `load(folder)`, with `family`; or a name.
+        preset, family: A preset, checked at a small size; the family of the folders that a loader reads.
+        config, parameters: A configuration in place of a preset; its parameters (random if omitted).
+        dtype, logits_only, quick: The precision; whether to compare only logits; whether only the forward pass.
+        isolated, ranks, timeout: Whether to use a separate process; the number of ranks; the seconds for each reply.
+        budget, name, lengths: The seconds for the search for causes; the port's name; the lengths of long prompts.
+        audit, progress, located: Whether an ignored field is an error; called at each step; called with divergences.
 
-    Raises `PortError` if a port fails, `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
+    Raise `PortError` if a port fails, `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
     """
     if other:
         return _check_against(dict(locals()))
@@ -99,12 +99,12 @@ ALONE: Mapping[str, Any] = {
     "lengths": (),
     "quick": False,
 }
-"""Options that cannot be combined with `against`, with their defaults."""
+"""Options that `against` excludes, with their defaults."""
 
 
 def _check_against(given: Mapping[str, Any]) -> Report:
     """Check a port against another implementation, with the arguments of `check`."""
-    from transparity_conformance.against.check import Request, check_against  # the import is slow, and rarely needed
+    from transparity_conformance.against.check import Request, check_against  # a slow import that is rarely needed
 
     port, other = given["build"], given["other"]
     if unknown := sorted(other.keys() - Against.__annotations__.keys()):
@@ -133,7 +133,7 @@ def _report(evidence: Evidence) -> Report:
 def _system(
     preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
 ) -> tuple[str | None, TransformerConfig | None]:
-    """Return the name and the configuration to check; on several ranks, sizes are multiples of their number."""
+    """Return the name and the configuration to check; on several ranks, the ranks divide all sizes."""
     is_own = config is not None or parameters is not None
     if family is not None:
         preset, config = preset or family, config or example_config(family)
@@ -145,7 +145,7 @@ def _system(
 def _built_by(
     build: Port | str, family: str | None, timeout: float, ranks: int, *, isolated: bool, is_small: bool
 ) -> contextlib.AbstractContextManager[Port]:
-    """Return the port as a `build`; a port that is `isolated`, on ranks or named runs in its own processes."""
+    """Return the port as a `build`. A port runs in its own process if it is `isolated`, on several ranks, or a name."""
     if isolated or ranks > 1 or isinstance(build, str):
         started = isolated_build(spec_of(build), timeout, ranks=ranks, is_small=is_small)
         return contextlib.closing(started.loading(family))
@@ -172,11 +172,11 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
     (ranks.judge_ranks, Evidence.is_on_ranks),
     (audit_loader, Evidence.is_whole),
 )
-"""The stages in order, each with the conditions under which it runs."""
+"""The stages in order, each with the conditions that must hold."""
 
 
 def name_of(build: Any) -> str:
-    """Return a port's name in reports: `module:build` for a function, otherwise the class."""
+    """Return the name of a port in reports: `module:build` for a function, otherwise the name of the class."""
     if isinstance(build, str):
         return build
     while isinstance(build, functools.partial):
@@ -186,13 +186,13 @@ def name_of(build: Any) -> str:
 
 
 def assert_conforms(build: Port | str, preset: str | None = None, **options: Any) -> Report:
-    """Raise `AssertionError` with a table of faults, lines and causes unless the port agrees.
+    """Raise `AssertionError` unless the port agrees. The message has a table of faults, lines and causes.
 
     An inconclusive check also fails. The default preset is `translation`; `options` are the arguments of `check`.
     """
     from transparity_conformance.report.check.terminal import as_text
 
-    # pytest hides this frame: the error is in the port.
+    # pytest hides this frame, because the mistake is in the port.
     __tracebackhide__ = True
     is_chosen = any(options.get(name) is not None for name in ("config", "family", "against"))
     report = check(build, preset or (None if is_chosen else "translation"), **options)

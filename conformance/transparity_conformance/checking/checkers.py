@@ -1,4 +1,4 @@
-"""The command `transparity check`: its checks, on several configurations."""
+"""The command `transparity check`: the choice of the check and of the configurations."""
 
 from __future__ import annotations
 
@@ -40,10 +40,8 @@ Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
-    """Return the check of one configuration.
-
-    The port is a function, an artifact or a program, and runs in a separate process.
-    """
+    """Return a function that checks one configuration. The port is a function, an artifact (a model file) or a program,
+    and runs in a separate process."""
     if options.command is not None:
         named = options.named("dtype", "logits_only", "budget", "located", "sections", "ranks")
         command, named["timeout"] = options.command, checked_timeout(options.timeout)
@@ -60,7 +58,7 @@ def checker(options: Options) -> Check:
 
 
 class PortCheck:
-    """The check of a port in a separate process, which all configurations share until it ends."""
+    """Checks a port in a separate process. All configurations share the process until it ends."""
 
     def __init__(self, options: Options) -> None:
         if options.adapter is not None:
@@ -84,7 +82,7 @@ class PortCheck:
         if options.ranks > 1 and is_drawn:
             config = sized(system.name, system.config, options.ranks)
         now = Stopwatch(self.build.process.processor_seconds).read()
-        # Only the first report contains the time since the start of the command.
+        # Only the first report includes the time since the command started.
         starts, self.starts = {name: now.since(began) for name, began in self.starts.items()}, {}
         report = check(
             self.build.loading(system.model_type),
@@ -104,7 +102,7 @@ class PortCheck:
         return replace(report, not_compared=not_compared, notes=notes, timing={**starts, **report.timing})
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
-        """Yield the configurations for a port with a checkpoint; an artifact's limits apply to all calls."""
+        """Yield the configurations to check for a checkpoint. An artifact restricts all calls to its limits."""
         if runtime_of(self.spec) is None:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return
@@ -117,8 +115,8 @@ class PortCheck:
         yield artefact_system(checkpoint, limits)
 
     def is_loader(self, needed_by: str = "") -> bool:
-        """Return whether the port is a loader, by its signature. Raise `UsageError` if it is neither a loader nor a
-        `build`, or if an option needs a loader."""
+        """Return whether the port has the signature of a loader. Raise `UsageError` if it is neither a loader
+        nor a `build`, or if the option `needed_by` needs a loader."""
         count = required_arguments(signature_of(self.build))
         if count not in (1, 2, None):
             raise UsageError(
@@ -134,8 +132,8 @@ class PortCheck:
 
 
 def named_systems(options: Options) -> list[System]:
-    """Return the configurations of families, or of presets and a file; empty with a checkpoint. Raise `UsageError` for
-    an unknown name."""
+    """Return the configurations that options name: families, or presets and a file. Return nothing with a checkpoint.
+    Raise `UsageError` for an unknown name."""
     if options.checkpoint is not None:
         return []
     return list(
@@ -155,7 +153,7 @@ def chosen_systems(
         return layer_systems(options.checkpoint, options.head, options.layers)
     if options.checkpoint is not None:
         return iter(list(cast(PortCheck, check).systems(imported(options.checkpoint, options.head))))
-    if isinstance(check, PortCheck) and options.adapter is not None:  # with an adapter, the port may have any arguments
+    if isinstance(check, PortCheck) and options.adapter is not None:  # with an adapter, a port may take any arguments
         return (replace(system, model_type=None) for system in named)
     if isinstance(check, PortCheck) and options.family:
         check.is_loader("--family")
@@ -173,9 +171,8 @@ def check_all(
     progress: Callable[[], AbstractContextManager[Progress]],
     show: Callable[[Report], None],
 ) -> tuple[list[Report], dict[str, list[str]]]:
-    """Check every configuration, and show each report. Return the reports, and the names of configurations by error
-    message. An error ends only the check of one configuration. Ctrl-C ends all checks; a report on a divergence that is
-    already known is shown first."""
+    """Check all configurations, and show each report. Return the reports, and configurations' names by error message.
+    An error ends one check. Ctrl-C ends all checks, after the report on a divergence that is already known."""
     reports: list[Report] = []
     errors: dict[str, list[str]] = {}
     for system in systems:

@@ -1,4 +1,4 @@
-"""Checks of ports that are programs: run each on a bundle with a time limit, and judge its outputs."""
+"""Checks of ports that are programs: run the program on a bundle with a time limit, and judge its outputs."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def check_command(
     located: Located = ignore_report,
     ranks: int = 1,
 ) -> Report:
-    """Check a program by its outputs; the verdict can be `agrees` only if the program exits normally.
+    """Check a program by its outputs. The verdict is `agrees` only if the program also exits normally.
 
     Args:
-        command, timeout: The program and its arguments, as for `run_together`; the time limit in seconds.
-        name, config: The name of the preset, or `config`; the configuration.
-        sections: The optional sections that the bundle contains. `check` explains the arguments that are not listed.
-        ranks: The number of processes, each with its rank in the environment and its own output file.
+        command, timeout: The program with its arguments, as for `run_together`; the time limit in seconds.
+        name, config: The name of a preset, or `config`; the configuration.
+        sections: The optional sections of the bundle. `check` documents the other arguments.
+        ranks: The number of processes. Each gets its rank in the environment, and writes its own output file.
 
-    Raises `BundleError` if the program wrote nothing that can be judged.
+    Raise `BundleError` if the program wrote nothing that can be judged.
     """
     config = sized(name, config, ranks)
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
@@ -72,13 +72,13 @@ def check_command(
 
 
 def _failed(report: Report, failure: str) -> Report:
-    """Return the report on a program that failed; its verdict cannot be `agrees`."""
+    """Return the report on a failed program: a verdict of `agrees` becomes `inconclusive`."""
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 
 
 def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapping[str, str]]) -> list[Completed]:
-    """Run a program on the bundle, once per environment, each with its own output file."""
+    """Run a program on the bundle in one process for each environment; each process has its own output file."""
     copies = []
     for rank, environment in enumerate(environments):
         own = folder / f"{rank}-of-{len(environments)}"
@@ -88,7 +88,7 @@ def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapp
 
 
 def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) -> Actual:
-    """Return the outputs of a program; if the program was stopped while writing, return only complete outputs."""
+    """Return the outputs of a program. If the program was stopped, ignore an output that is incomplete."""
     if not os.path.lexists(actual):
         ended = f"The command {shown(command)} exited normally" if failure is None else failure.removesuffix(".")
         raise BundleError(f"{ended}, but wrote no {actual.name}.")
@@ -106,8 +106,8 @@ def _beside_one(
     outputs: Actual,
     bundle: Bundle,
 ) -> tuple[RanksComparison, Differing, list[str]]:
-    """Compare the first rank's outputs with a single rank and with the other ranks. The last result is a line about
-    ranks that wrote no file; empty if all wrote a file. Raise `BundleError` if the file of another rank is invalid."""
+    """Compare the first rank's outputs with a run on one rank, and with the other ranks. The last result has a line
+    about ranks that wrote no file. Raise `BundleError` if the file of another rank is invalid."""
     count, differing, probes = len(completed), Differing(), bundle.probes
     silent = [str(rank) for rank, each in enumerate(completed) if not os.path.lexists(each.actual)]
     absent = [f"ranks {', '.join(silent)}: they wrote no file"] if silent else []

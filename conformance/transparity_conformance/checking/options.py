@@ -1,4 +1,4 @@
-"""The options of `transparity check`, and their rules. Imports are fast, so that errors appear at once."""
+"""The options of `transparity check`, and rules on their combinations. Fast imports let errors appear at once."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Options:
     audit: bool | None = None
     quick: bool = False
     changes: Sequence[str] | None = None
-    """Changed fields of the family's config.json, as `name=value`."""
+    """Changed fields of the config.json of the family's small model, as `name=value`."""
     ranks: int = 1
     dtype: str = "float32"
     logits_only: bool = False
     timeout: float | None = None
     budget: float | None = None
     sections: Sequence[str] = ()
-    """The optional sections of a program's bundle."""
+    """The optional sections to write into the bundle for a program."""
     located: Callable[[Report], None] = lambda report: None
-    """Receives the report on a diverging port, before the search for causes."""
+    """A function that gets the report on a wrong port before the search for causes."""
     against: Sequence[str] | None = None
-    """Other implementations with which the port is compared."""
+    """Other implementations with which to compare the port."""
     inputs: Path | None = None
 
     @property
@@ -52,19 +52,19 @@ class Options:
         return self.port
 
     def named(self, *names: str) -> dict[str, Any]:
-        """Return the options with these names, for a function that takes them."""
+        """Return the options with these names, as keyword arguments."""
         return {name: getattr(self, name) for name in names}
 
     @property
     def given(self) -> set[str]:
-        """Return the names of the given options, as in `RULES`."""
+        """Return the names of the options that the user gave, in the form that `RULES` uses."""
         given = {f"--{each.name.replace('_', '-')}": getattr(self, each.name) for each in fields(self)}
         given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "--set": self.changes}
         given |= {"sections": self.sections, "PORT": self.port, "ARTEFACT": runtime_of(self.port), "check": True}
         return {name for name, value in given.items() if value}
 
     def check_together(self) -> None:
-        """Raise `UsageError` for options that exclude each other, and for an unknown preset."""
+        """Raise `UsageError` if options exclude each other, or if a preset is unknown."""
         flags, given = " and ".join(f"--{name}" for name in self.sections), self.given
         for rule in RULES if given.isdisjoint(("--against", "--inputs")) else RULES_OF_AGAINST:
             if rule.is_broken(given):
@@ -77,7 +77,7 @@ class Options:
 
 @dataclass(frozen=True)
 class OptionRule:
-    """A rule on one option, and the message for a command that breaks the rule."""
+    """A rule on an option, and the message for commands that break the rule."""
 
     option: str
     says: str
@@ -117,7 +117,7 @@ RULES_OF_AGAINST = (
     OptionRule("--against", OF_AGAINST, f"{ALONE} sections", needs="PORT"),
     OptionRule("--inputs", OF_AGAINST, needs="--against"),
 )
-"""The rules for a comparison with another implementation."""
+"""The rules if the reference is another implementation."""
 
 RULES = (
     OptionRule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),
@@ -152,7 +152,7 @@ def one_sentence(error: BaseException) -> str:
 
 
 def options_of(given: Mapping[str, Any], located: Callable[[Report], None]) -> Options:
-    """Return the options from the arguments of the command, by name; raise `UsageError` if they break a rule."""
+    """Return the options, given the arguments of the command by name; raise `UsageError` if they break a rule."""
     own = {each.name: given[each.name] for each in fields(Options) if each.name in given}
     own["sections"] = [name for name, is_asked in given["sections"].items() if is_asked]
     names = ("port", "checkpoint", "preset", "config", "family", "against", "inputs")
@@ -163,7 +163,7 @@ def options_of(given: Mapping[str, Any], located: Callable[[Report], None]) -> O
 
 
 def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Path | None:
-    """Return the checkpoint. Without a checkpoint, a port that is a Hugging Face folder is itself the checkpoint."""
+    """Return the checkpoint. If no checkpoint is given and the port is a Hugging Face folder, return this folder."""
     runtime = runtime_of(port)
     if checkpoint is not None or port is None or runtime is not HUB or any(others):
         return checkpoint

@@ -1,7 +1,7 @@
 """The configurations on which a port is checked: presets, a configuration file, or a checkpoint.
 
-The limits of an artifact become part of the reference's configuration, so that no call exceeds them. The report lists
-each limit as not compared.
+An artifact (a model file) may limit lengths or batches. These limits become part of the reference's configuration, so
+that no call exceeds them. The report lists each limit as not compared.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from transparity_conformance.running.loading import Limits
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """A configuration to check, its name in reports, and a checkpoint's parameters."""
+    """A configuration to check, with its name in reports and, for a checkpoint, its parameters."""
 
     name: str
     config: TransformerConfig
     parameters: Arrays | None = None
     model_type: str | None = None
-    """The family of a loader's folders; None for a `build`."""
+    """The family whose folders a loader reads; None for a `build`."""
     dtype: str | None = None
-    """The precision of an artifact; None for the requested precision."""
+    """The precision of an artifact; None if the user chooses the precision."""
     not_compared: tuple[str, ...] = ()
-    """An artifact's limits, each with its consequence."""
+    """The limits of an artifact, each with its consequence."""
 
     @property
     def is_asked(self) -> bool:
-        """Return whether the user chose the sizes; otherwise they are the checker's probe sizes."""
+        """Return whether the user chose the sizes; otherwise, the checker chose small sizes."""
         return self.parameters is not None or self.name in ("config", self.model_type)
 
 
 def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
-    """Yield the named presets and the configuration in a file; all presets if neither is given."""
+    """Yield the named presets and the configuration in a file; without either, yield all presets."""
     for name in dict.fromkeys(names or (() if config else PRESETS)):
         yield System(name, preset(name).resized())
     if config is not None:
@@ -60,13 +60,13 @@ def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
 
 
 def family_systems(names: Sequence[str], changes: Sequence[str] = (), head: str | None = None) -> Iterator[System]:
-    """Yield each family's small model with random weights; `example_config` explains the other arguments."""
+    """Yield the small model of each family, with random weights. `example_config` documents the other arguments."""
     for name in dict.fromkeys(names):
         yield System(name, example_config(name, changes, head), model_type=name)
 
 
 def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[System]:
-    """Yield a checkpoint with its weights; for a loader, also its configuration at probe size."""
+    """Yield a checkpoint with its weights; for a loader, also a small model of the same configuration."""
     name, config = checkpoint.model_type, checkpoint.config
     yield System(name, config, checkpoint.parameters, name if for_loader else None)
     if for_loader:
@@ -74,9 +74,9 @@ def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[
 
 
 def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
-    """Yield each part of a checkpoint as a model with its own weights, and a small model with random weights. The
-    checkpoint is read part by part. `head` is the output of an encoder; None means all hidden states. Gradients are
-    slow, so they are compared only for the first of several layers with equal configurations. Raise `UsageError` if
+    """Yield each part of a checkpoint as a model with its own weights, then a small model with random weights. Read the
+    checkpoint part by part. `head` is the output of an encoder; None means all hidden states. Gradients take long, so
+    among layers with equal configurations, only the first layer's gradients are compared. Raise `UsageError` if
     `layers` is not a list of numbers, and `CheckpointError` if a layer does not exist."""
     opened, differentiated = open_for_pieces(folder, head), dict[TransformerConfig, str]()
     for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
@@ -92,7 +92,7 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
 
 
 def layer_numbers(text: str) -> list[int]:
-    """Read a text such as `0,7,31`; raise `UsageError` if it is no list of numbers."""
+    """Read a text such as `0,7,31`; raise `UsageError` if it is not a list of numbers."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise UsageError(f"--layers is {shown(text)}; expected numbers separated by commas, from 0: 0,7,31.")
@@ -100,7 +100,7 @@ def layer_numbers(text: str) -> list[int]:
 
 
 def named_config(name: str, *, resized: bool) -> TransformerConfig:
-    """Return the configuration of a preset (at probe size if `resized`), of a family's small model, or in a file."""
+    """Return a configuration by name: a preset (small if `resized`), a family's small model, or a JSON file."""
     if label(name) == "config":
         return read_config(Path(name))
     if name in templates() and name not in PRESETS:
@@ -119,15 +119,15 @@ def label(name: str) -> str:
 SEED = 5
 
 LEAST_OF_A_HEAD = 4
-"""Features per head: two pairs, with different rotation angles."""
+"""The smallest number of features per head: two pairs, which rotate by different angles."""
 
 LEAST_OF_A_RANK = 2
-"""Heads per rank; with one head, a wrong order of heads would not show."""
+"""The smallest number of heads per rank: with only one head, a wrong order of heads would not show."""
 
 
 def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return the configuration at probe size, with heads, features, tokens and layers that `ranks` divides. Several
-    key-value heads become at least one per rank."""
+    """Return a small configuration in which `ranks` divides the numbers of heads, features, tokens and layers. If there
+    are several key-value heads, each rank gets at least one."""
     resize = functools.partial(small_system, config) if config.shared_embedding else config.resized
     small = resize()
     heads = max(_multiple(small.num_heads, ranks), LEAST_OF_A_RANK * ranks)
@@ -145,7 +145,7 @@ def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
 
 
 def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return the configuration with square weights, as in `other_sizes`, in sizes that `ranks` divides."""
+    """Return a configuration with square weights, as in `other_sizes`, in sizes that `ranks` divides."""
     heads = LEAST_OF_A_RANK * ranks
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, ranks)
     width = LEAST_OF_A_HEAD * heads
@@ -155,7 +155,7 @@ def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
 
 
 def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
-    """Return the probes; the sizes of the probe `square` are divisible by `ranks`."""
+    """Return the probes. In the probe `square`, replace the sizes by sizes that `ranks` divides."""
     made = dict(probes)
     if ranks > 1 and "square" in made:
         probe, first = made["square"], next(iter(made.values()))
@@ -165,7 +165,7 @@ def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
 
 
 def sized(name: str, config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return the configuration to check on `ranks`; a user's own configuration, named `config`, is unchanged."""
+    """Return the configuration for a check on `ranks`; a configuration that the user wrote stays unchanged."""
     return config if ranks == 1 or name == "config" else divisible(config, ranks)
 
 
@@ -174,7 +174,7 @@ def _multiple(size: int, ranks: int) -> int:
 
 
 def artefact_system(checkpoint: Checkpoint, limits: Limits) -> System:
-    """Return the checkpoint, restricted to an artifact's limits."""
+    """Return the checkpoint as a configuration that respects the limits of an artifact."""
     config, parameters, lines = checkpoint.config, checkpoint.parameters, []
     for narrow in (_masked, _typed, _short):
         config, parameters, line = narrow(config, parameters, limits)
@@ -189,7 +189,7 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Use the artifact's mask for padding; an artifact without a mask gets no padding."""
+    """Pass padding as the artifact's mask; without a mask, use no padding."""
     if config.reads_pixels or config.reads_frames:
         return config, parameters, ""
     if limits.has_mask:
@@ -202,7 +202,7 @@ def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Na
 
 
 def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """If token types are no inputs, add the first type's embedding to the token embeddings."""
+    """If the artifact takes no token types, add the embedding of the first type to the token embeddings."""
     if limits.has_token_types or not config.num_token_types:
         return config, parameters, ""
     stack = config.stacks[0]
@@ -217,7 +217,7 @@ def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
 
 
 def _short(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Limit sequences to the artifact's fixed length."""
+    """Limit sequences to the length that the artifact fixes."""
     length = limits.length
     if length is None:
         return config, parameters, ""

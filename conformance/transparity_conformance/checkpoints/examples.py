@@ -1,4 +1,4 @@
-"""A small model of each family."""
+"""The small model of each family, with which loaders are checked."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from transparity_conformance.checkpoints.tables.codecs import Family
 from transparity_conformance.checkpoints.tables.rows import Fields
 
 EXAMPLES: dict[str, Fields] = {model_type: family.example for model_type, family in FAMILIES.items()}
-"""A small model's config.json by `model_type`; omitted fields have the defaults of `transformers`."""
+"""The config.json of each family's small model. Missing fields have the defaults of `transformers`."""
 
 
 def example_config(model_type: str, changes: Sequence[str] = (), head: str | None = None) -> TransformerConfig:
     """Return the configuration of a family's small model. `changes` sets fields of config.json, as `name=JSON`. `head`
-    is the output of an encoder or a classifier. Raise `CheckpointError` for an unknown family."""
+    chooses the output of an encoder or a classifier. Raise `CheckpointError` for an unknown family."""
     family = family_called(model_type)
     names, fields = set(family.names) - set(family.computed), {**family.example}
     if head == "classes" and family.classifier is not None:

@@ -1,4 +1,4 @@
-"""Write models as Hugging Face folders, with the tables of `importing`, and edit such folders to test loaders."""
+"""Write models as Hugging Face folders, using the tables of `importing`; edit such folders to test loaders."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 def export_checkpoint(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], folder: str | Path
 ) -> Checkpoint:
-    """Write a model as a float32 Hugging Face folder; import the folder again to verify it, and return the import.
+    """Write a model as a float32 Hugging Face folder. To verify the folder, import it; return the import.
 
-    The folder must be new or empty, and float32 must represent the parameters exactly. Raise `CheckpointError` if the
-    family cannot express the configuration, or if the folder is not empty or not writable. Raise `ParameterError` if
-    the parameters do not fit `config`.
+    The folder must be new or empty, and float32 must represent all parameters exactly. Raise `CheckpointError` if the
+    family cannot express the configuration, or if the folder cannot be written. Raise `ParameterError` if the
+    parameters do not fit `config`.
     """
     family, folder = family_called(model_type), Path(folder)
     check_parameters(config, parameters)
@@ -54,7 +54,7 @@ def export_checkpoint(
 
 
 def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any]:
-    """Return the config.json of a configuration that the family can express."""
+    """Return the config.json of a configuration, which the family must be able to express."""
     return {
         "model_type": model_type,
         "architectures": [family.model],
@@ -66,7 +66,7 @@ def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dic
 
 
 def _token_fields(family: Family, config: TransformerConfig) -> Fields:
-    """Return the fields of the special tokens; tokens with a default in the family come first."""
+    """Return the fields of the special tokens, in the order of the family's defaults."""
     found = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "bos_token_id": config.bos_id}
     found |= {"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {}
     return {name: found[name] for name in (*family.defaults, *found) if name in found}
@@ -75,8 +75,8 @@ def _token_fields(family: Family, config: TransformerConfig) -> Fields:
 def tensors_in(
     family: Family, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, with_computed: bool = True
 ) -> dict[str, np.ndarray]:
-    """Return the tensors of model.safetensors, in float32, by `transformers`' names. If `with_computed` is false, leave
-    out tensors without a parameter."""
+    """Return the tensors of model.safetensors in float32, with the names of `transformers`. If `with_computed` is
+    false, leave out tensors that contain no parameter."""
     absent = set(family.absent(config))
     table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
@@ -93,7 +93,7 @@ def tensors_in(
 
 
 def written(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any] | None:
-    """Return a configuration's config.json; None if the family cannot express it."""
+    """Return the config.json of a configuration, or None if the family cannot express it."""
     try:
         fields: dict[str, Any] = json.loads(json.dumps(fields_of(model_type, family, config)))
         again = read_beside(family, config, fields)
@@ -103,15 +103,15 @@ def written(model_type: str, family: Family, config: TransformerConfig) -> dict[
 
 
 def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Read a configuration from `fields`, for a file with the tensors of `config`."""
+    """Read the configuration in `fields`, for a file with the tensors of the model `config`."""
     zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
     tensors = tensors_in(family, config, zeros, with_computed=False)
     return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})
 
 
 def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
-    """Return a function that tells whether a port accepts a configuration. A loader accepts what its family can
-    express; a port without `model_type` accepts everything."""
+    """Return a function that says whether a port accepts a configuration. A loader accepts what its family can express;
+    a port without a `model_type` accepts every configuration."""
     if model_type is None:
         return lambda config: True
     family = family_called(model_type)
@@ -124,7 +124,7 @@ OF_HEADS = ("head.", "head_transform.", "head_norm.")
 def _check_same(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], again: Checkpoint
 ) -> None:
-    """Raise `CheckpointError` unless `again`, the import, has this configuration and bitwise equal parameters."""
+    """Raise `CheckpointError` unless the import `again` has this configuration and exactly these parameters."""
     asked, found = explicit(config), explicit(again.config)
     if names := [name for name, value in asked.items() if found[name] != value]:
         fields = listed([f"{name} {shown(asked[name])} (imported as {shown(found[name])})" for name in names])
@@ -140,14 +140,14 @@ def _check_same(
 
 
 def explicit(config: TransformerConfig) -> dict[str, Any]:
-    """Return a configuration's fields, for comparisons; implied numbers replace None."""
+    """Return the fields of a configuration, with implied numbers in place of None, to compare configurations."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     heads = {"num_key_value_heads": config.key_value_heads, "attention_head_dim": config.head_dim}
     return fields | _by_layer(config) | heads
 
 
 def _by_layer(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields that may differ by layer. Each has one value, or a list with a value per layer."""
+    """Return the fields that may differ between layers, each as a single value, or as a list of one value per layer."""
     layers = [config.for_layer(stack, i) for stack in config.stacks for i in range(config.stack_num_layers(stack))]
     found: dict[str, Any] = {"layer_types": (), "layer_overrides": {}}
     for name in PER_LAYER:
@@ -158,7 +158,7 @@ def _by_layer(config: TransformerConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of a folder that `export_checkpoint` wrote."""
+    """A change of a folder that `export_checkpoint` has written."""
 
     fields: Mapping[str, Any] | None = None
     """The new config.json; None for no change."""
@@ -166,7 +166,7 @@ class Edit:
     """The tensor to remove from model.safetensors."""
     beside: Mapping[str, np.ndarray] = field(default_factory=dict)
     seed: int = 0
-    """The seed of Python, NumPy and PyTorch while the folder is loaded."""
+    """The seed of Python, NumPy and PyTorch while a loader reads the folder."""
 
 
 def edit_folder(folder: Path, edit: Edit) -> None:

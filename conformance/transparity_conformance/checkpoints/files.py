@@ -1,4 +1,4 @@
-"""Reading untrusted files: sizes are checked first, and JSON is parsed strictly."""
+"""Reading untrusted files: check the size before reading, and accept only strict JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LARGEST_JSON = 16 * 2**20
 
 
 class BundleError(TransparityError):
-    """An invalid bundle, or invalid output of a port for a bundle."""
+    """A bundle is invalid, or a port wrote invalid output for a bundle."""
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return a file's content; raise `BundleError` for a pipe, a device or more than `most` bytes."""
+    """Return the content of a file. Raise `BundleError` for a pipe, a device, or a file of more than `most` bytes."""
     if (size := files.file_size(path, BundleError)) > most:
         raise BundleError(f"{path} has {size} bytes; expected at most {most}.")
     try:
@@ -30,8 +30,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def parse_json(path: Path, text: bytes, constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse strict JSON; raise `BundleError` for a repeated field. `constant` converts NaN and ±Infinity, which
-    otherwise raise `BundleError`."""
+    """Parse strict JSON. Raise `BundleError` for a repeated field, and for NaN or ±Infinity without a `constant`."""
     try:
         return json.loads(
             text.decode("utf-8"), object_pairs_hook=files.without_repetition, parse_constant=constant or refuse_constant

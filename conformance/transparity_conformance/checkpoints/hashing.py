@@ -1,6 +1,6 @@
-"""Identify a checkpoint's tensors by dtype, shape and the sha256 of their bytes.
+"""Identify the tensors of a checkpoint by dtype, shape and the sha256 of their bytes.
 
-The division of tensors into files does not matter. Bytes are read in pieces, so that large tensors fit into memory.
+The result does not depend on how tensors are divided into files. Large tensors are read in pieces to save memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class TensorBytes:
-    """A tensor's entry in the header of a safetensors file."""
+    """The entry of a tensor in the header of a safetensors file."""
 
     path: Path
     dtype: str
@@ -36,8 +36,7 @@ class TensorBytes:
 
 
 def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
-    """Return the header entries of all tensors, in the order of their files. `where` has the file of each tensor; these
-    must be safetensors files."""
+    """Return the header entries of all tensors, file by file. `where` maps each tensor to its safetensors file."""
     found: dict[str, TensorBytes] = {}
     for path in dict.fromkeys(where.values()):
         length, entries = read_header(path, CheckpointError)
@@ -48,7 +47,7 @@ def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
 
 
 def hashes(tensors: Mapping[str, TensorBytes], progress: Progress) -> Iterator[tuple[str, str]]:
-    """Yield each tensor's name and sha256, file by file; raise `CheckpointError` if a file cannot be read."""
+    """Yield the name and the sha256 of each tensor, file by file; raise `CheckpointError` if a file cannot be read."""
     files = list(dict.fromkeys(tensor.path for tensor in tensors.values()))
     for number, path in enumerate(files):
         progress(f"hashing {path.name}", number, len(files))

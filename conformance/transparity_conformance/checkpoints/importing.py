@@ -1,4 +1,4 @@
-"""Import a checkpoint: convert its configuration and parameters, and list what is ignored."""
+"""Import a checkpoint: convert its configuration and its parameters, and list what was ignored."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 PARAMETERS = "parameters.safetensors"
 
 AS_THEY_ARE = (np.asarray, np.transpose)
-"""Conversions that need no copy, so that a matrix can stay in its file."""
+"""Conversions that do not copy, so that a matrix can stay in its file."""
 
 MOST_NAMED = 100
-"""The largest number of names in one remark; published checkpoints need fewer."""
+"""The largest number of names in a remark. Published checkpoints need fewer."""
 
 
 class InFolder(dict[str, Any]):
-    """All parameters of a checkpoint, and its folder. A changed copy is a plain dictionary without the folder.
+    """All parameters of a checkpoint, with its folder. A dictionary with changed parameters has no folder.
 
     Args:
         is_ours: Whether `export_checkpoint` wrote the folder.
-        stored_as: The format of matrices that have scales; empty if none have scales.
+        stored_as: The format of matrices that are stored with scales; empty if there are none.
         no_gradients: The reason why gradients are not compared; empty if they are compared.
     """
 
@@ -59,8 +59,8 @@ class InFolder(dict[str, Any]):
 
     @functools.cached_property
     def is_given_itself(self) -> bool:
-        """Return whether a loader gets the folder itself instead of a float32 copy. This is necessary if the folder is
-        already such a copy, if its matrices have scales, or if a copy does not fit into memory."""
+        """Return whether a loader gets this folder instead of a float32 copy. It does if the folder is already such a
+        copy, if matrices have scales, or if a copy would not fit into memory."""
         is_other = self.is_ours or self.stored_as != ""
         return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
 
@@ -70,22 +70,22 @@ class Checkpoint:
     model_type: str
     config: TransformerConfig
     parameters: dict[str, Any]
-    """The parameters as arrays; matrices of a large model stay in their files."""
+    """The parameters as arrays. The matrices of a large model stay in their files."""
     remarks: tuple[str, ...]
-    """A line for each group of fields and tensors that were ignored or changed."""
+    """A line for each group of fields or tensors that were ignored or converted."""
 
 
 def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint:
     """Import a checkpoint.
 
     Args:
-        folder: A Hugging Face folder with config.json and safetensors. For one tower of CLIP, append the name of its
-            section: `clip/text_config` or `clip/vision_config`.
+        folder: A Hugging Face folder with config.json and safetensors. For one tower of CLIP, append the name of the
+            tower's section: `clip/text_config` or `clip/vision_config`.
         head: The output of an encoder: `hidden`, `pooled`, `classes`, or `logits` of a masked-language head. By
-            default, it is `classes` for a sequence classifier, else `pooled` with a pooler, else `logits` with such a
-            head.
+            default, the checkpoint decides: `classes` for a sequence classifier, `pooled` with a pooler, `logits` with
+            a masked-language head.
 
-    Raises `TransparityError` if a file is missing or unreadable, or if no configuration describes the model.
+    Raise `TransparityError` if a file is missing or unreadable, or if no configuration describes the model.
     """
     opened = open_checkpoint(folder, head)
     config, shapes = opened.config, parameter_shapes(opened.config)
@@ -104,7 +104,7 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A checkpoint with its configuration; parameters are read on request."""
+    """A checkpoint with its configuration. Parameters are read when they are needed."""
 
     folder: Path
     family: Family
@@ -114,14 +114,14 @@ class Opened:
     where: Mapping[str, Path]
     """The file of each tensor."""
     quantised: Fields | None = None
-    """The `quantization_config` of matrices with scales."""
+    """The `quantization_config`, if matrices have scales."""
 
     @property
     def model_type(self) -> str:
         return str(self.given["model_type"])
 
     def read(self, names: Collection[str]) -> tuple[dict[str, np.ndarray], set[str]]:
-        """Return the parameters with these names, and the names of their tensors.
+        """Return the parameters with these names, and the names of the tensors that contain them.
 
         Raise `CheckpointError` if a tensor is missing, has a wrong shape or dtype, or differs from its copy.
         """
@@ -157,13 +157,13 @@ class Opened:
 
     @functools.cached_property
     def files(self) -> Mapping[str, Path]:
-        """Return the file of each tensor; MXFP4 experts count as one tensor, although the file has two."""
+        """Return the file of each tensor; the two tensors of MXFP4 experts count as one."""
         return reading.unpacked_files(self.where) if self.stored_as == "MXFP4" else self.where
 
     def tensors(
         self, names: Collection[str], in_place: Collection[str] = (), *, experts_in_place: bool = False
     ) -> dict[str, Any]:
-        """Load tensors as float32; MXFP4 experts are converted. `reading.load_tensors` explains the arguments."""
+        """Load tensors as float32, including MXFP4 experts. `reading.load_tensors` documents the arguments."""
         packed = [name for name in names if name not in self.where]
         plain = [name for name in names if name in self.where]
         experts = reading.load_experts(self.where, packed, in_place=experts_in_place)
@@ -171,19 +171,19 @@ class Opened:
 
     @property
     def stored_as(self) -> str:
-        """Return the format of matrices with scales; empty without scales."""
+        """Return the format of matrices with scales; empty if no matrix has scales."""
         return "" if self.quantised is None else STORED_AS[str(self.quantised["quant_method"])]
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Return (rows, columns) of the block that shares a scale; None without blocks."""
+        """Return (rows, columns) of the blocks that share a scale; None if scales do not belong to blocks."""
         block = (self.quantised or {}).get("weight_block_size")
         is_pair = isinstance(block, list) and len(block) == 2 and all(is_whole(size, 1) for size in block)
         return (block[0], block[1]) if is_pair else None  # type: ignore[index] # a pair is a list
 
 
 def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
-    """Read a checkpoint's configuration and locate its tensors; `import_checkpoint` explains the arguments."""
+    """Read the configuration of a checkpoint, and find its tensors. `import_checkpoint` documents the arguments."""
     path = Path(folder)
     folder, fields = reading.read_tower(path)
     given, quantised = _without_scales(fields)
@@ -203,7 +203,7 @@ def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
 
 
 def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Path]) -> set[str]:
-    """Return the stored tensors whose numbers the reference computes itself."""
+    """Return the tensors in the file that are equal to what the reference computes."""
     held = {name: without_prefix(name, family.prefixes) for name in where}
     tensors = reading.load_tensors(where, [name for name, bare in held.items() if bare in family.computed])
     exact = {held[name]: (family.computed[held[name]](config), tensor) for name, tensor in tensors.items()}
@@ -211,11 +211,11 @@ def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Pat
 
 
 STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
-"""The format of matrices with scales, by `quant_method`."""
+"""For each `quant_method`, the format of matrices with scales."""
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Return the fields without a supported `quantization_config`, and the `quantization_config`."""
+    """Return the fields without `quantization_config`, and the `quantization_config`, if it is supported."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -225,7 +225,7 @@ def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: str | Path) -> None:
-    """Write config.json and parameters.safetensors; raise `CheckpointError` if the folder has other files."""
+    """Write config.json and parameters.safetensors. Raise `CheckpointError` if the folder contains other files."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -261,7 +261,7 @@ def family_called(model_type: str) -> Family:
 
 
 def _unknown(says: str, name: Any) -> CheckpointError:
-    """Return the error for an unknown family, with the nearest name and other commands."""
+    """Return the error for an unknown family, with the most similar name and with other commands to try."""
     near = difflib.get_close_matches(str(name), FAMILIES, 1)
     error = CheckpointError(f"{says}{f'; the nearest family is {near[0]}' if near else ''}.")
     error.add_note(f"Families: {', '.join(FAMILIES)}.")
@@ -272,7 +272,7 @@ def _unknown(says: str, name: Any) -> CheckpointError:
 
 
 def configuration(family: Family, given: Fields, names: Collection[str], head: str | None = None) -> TransformerConfig:
-    """Convert fields of config.json to a configuration, for a file with the tensors `names`."""
+    """Convert fields of config.json to a configuration, if the file has the tensors `names`."""
     found = family.read(given, names)
     if head is not None:
         if "head" not in found:
@@ -296,8 +296,8 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
 
 
 def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the special tokens, None if outside the vocabulary. An encoder-decoder starts with
-    `decoder_start_token_id`."""
+    """Return the special tokens, with None for a token outside the vocabulary. In an encoder-decoder, the first token
+    is `decoder_start_token_id`."""
     sizes = [found[name] for name in ("source_vocab_size", "target_vocab_size") if is_whole(found.get(name), 1)]
     begins = "decoder_start_token_id" if found["architecture"] == "encoder-decoder" else "bos_token_id"
     named = {"pad_id": "pad_token_id", "bos_id": begins, "eos_id": "eos_token_id"}
@@ -312,7 +312,7 @@ def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
 def parameters_from(
     family: Family, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Compute the parameters from a Hugging Face model's tensors, in the reference's order."""
+    """Compute the parameters from the tensors of a Hugging Face model, in the order of the reference."""
     shapes = parameter_shapes(config)
     parts = parts_in(family, config, tensors, shapes).items()
     made = {ours: np.ascontiguousarray(convert(tensors[name])) for name, found in parts for ours, convert in found}
@@ -320,7 +320,7 @@ def parameters_from(
 
 
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
-    """Return the tensors that the import needs, for a folder with these fields and tensor names."""
+    """Return the tensors without which the import fails, for a folder with these fields and tensors."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
     known: dict[TransformerConfig, tuple[Shapes, dict[str, list[Part]]]] = {}
     found = set()
@@ -340,7 +340,7 @@ def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[s
 
 
 def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, shape: tuple[int, ...]) -> Any:
-    """Convert a tensor to a parameter; raise `CheckpointError` unless it has the given `shape`."""
+    """Convert a tensor to a parameter; raise `CheckpointError` unless the parameter has the given `shape`."""
     in_file = tensor.T if convert is np.transpose else tensor
     value: Any = in_file if isinstance(tensor, Mapped) else convert(tensor)
     if value.shape != shape:
@@ -355,7 +355,7 @@ def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, 
 def parts_in(
     family: Family, config: TransformerConfig, names: Collection[str], shapes: Collection[str]
 ) -> dict[str, list[Part]]:
-    """Return the parameters in each tensor; only parameters in `shapes` count."""
+    """Return, for each tensor, the parameters in `shapes` that it contains."""
     owned = {
         name: [(_owner(config, ours), convert) for ours, convert in found]
         for name, found in parts_of(names, family.table(config), family.prefixes).items()
@@ -365,7 +365,7 @@ def parts_in(
 
 
 def _owner(config: TransformerConfig, name: str) -> str:
-    """Return the name under which a parameter is stored: a tied head is the token embedding."""
+    """Return the name under which a parameter is stored. For example, a tied head is stored as the token embedding."""
     if name == "head.weight" and config.has_tied_head:
         name = f"{config.stacks[-1]}.token_embedding.weight"
     if name == "decoder.token_embedding.weight" and config.shared_embedding:
@@ -376,7 +376,7 @@ def _owner(config: TransformerConfig, name: str) -> str:
 def _remarks(
     family: Family, given: Fields, config: TransformerConfig, where: Mapping[str, Path], used: Collection[str]
 ) -> tuple[str, ...]:
-    """Return remarks on an import, one for each group of fields or tensors."""
+    """Return remarks about an import, one for each group of fields or tensors."""
     understood = family.understood
     unneeded = {*UNNEEDED, *family.unneeded} - understood
     ignored = [name for name in given if name not in understood | unneeded] + _ignored_tokens(given, config)
@@ -397,8 +397,8 @@ def _remarks(
 
 
 def _ignored_tokens(given: Fields, config: TransformerConfig) -> list[str]:
-    """Return the special tokens' fields that the import does not use."""
+    """Return the fields of special tokens that the import does not use."""
     ids = (config.pad_id, config.bos_id, config.eos_id, None)
-    # An encoder-decoder does not use bos_token_id.
+    # In an encoder-decoder, bos_token_id has no effect.
     unused = "bos_token_id" if config.architecture == "encoder-decoder" else None
     return [name for name in TOKENS if name in given and given[name] not in ids and name != unused]

@@ -1,8 +1,7 @@
-"""Checks of a checkpoint one layer at a time: each layer becomes a separate model.
+"""Checks of a checkpoint layer by layer. Each layer becomes a separate model, so that memory holds one layer at a time.
 
-This model's embedding table contains the layer's inputs, which the reference computed; token t selects row t. An untied
-head is the identity, so that the model returns the layer's output. A loader of the family can read each model, and one
-layer at a time fits into memory.
+The reference computes the inputs of the layer. The model's embedding table contains them: token t selects input t. An
+untied head with the identity as its weight returns the layer's output. Loaders of the family can read such a model.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from transparity_numpy.transformer import transformer
 Arrays = dict[str, np.ndarray]
 
 ROWS, LENGTH = 4, 64
-"""The rows and positions of the random tokens from which the layers' inputs are computed."""
+"""The rows and positions of the random tokens from which the inputs of all layers are computed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a checkpoint, as a separate model."""
+    """A part of a checkpoint that is checked as a separate model."""
 
     name: str
     config: TransformerConfig
@@ -42,11 +41,11 @@ class Piece:
 
 
 def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Piece]:
-    """Yield the parts of a checkpoint as models: the embedding with the head, and each layer.
+    """Yield the parts of a checkpoint as models: first the embedding with the head, then each layer.
 
-    The embedding and the head are divided into blocks of the vocabulary that are as large as a layer. `opened` has one
-    stack: a decoder, or an encoder that returns hidden states. `layers` are numbers from 0; None means all. Raise
-    `CheckpointError` for an unknown layer, or if a layer cannot become a model.
+    Large embeddings and heads are split into blocks of tokens with about as many numbers as a layer. `opened` must have
+    one stack: a decoder, or an encoder that returns hidden states. `layers` are numbers from 0; None means all layers.
+    Raise `CheckpointError` if a layer does not exist, or if it cannot become a separate model.
     """
     config = opened.config
     _check_has_pieces(opened)
@@ -57,7 +56,7 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
     outside, _ = opened.read([name for name in parameter_shapes(config) if ".layers." not in name])
     front = _embedded(config, outside)
     yield from _ends(config, outside)
-    del outside  # they need as much memory as several layers
+    del outside  # frees the memory of several layers
     for layer in range(max(wanted, default=-1) + 1):
         piece = _layer(opened, layer, front)
         if layer in wanted:
@@ -66,7 +65,7 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
 
 
 def _check_has_pieces(opened: Opened) -> None:
-    """Raise `CheckpointError` if this checkpoint's layers cannot become separate models."""
+    """Raise `CheckpointError` if the layers of this checkpoint cannot become separate models."""
     config = opened.config
     obstacles = {
         "is an encoder-decoder; expected a model with one stack": config.architecture == "encoder-decoder",
@@ -84,10 +83,7 @@ def _check_has_pieces(opened: Opened) -> None:
 
 
 def open_for_pieces(folder: Path, head: str | None) -> Opened:
-    """Open a checkpoint for a check in parts.
-
-    An encoder without a `head`, or with the head `logits`, returns hidden states.
-    """
+    """Open a checkpoint for a check in parts. An encoder returns hidden states, unless `head` names another output."""
     opened = open_checkpoint(folder, head)
     is_hidden = head in (None, "logits") and opened.config.architecture == "encoder"
     return open_checkpoint(folder, "hidden") if is_hidden else opened
@@ -95,8 +91,8 @@ def open_for_pieces(folder: Path, head: str | None) -> Opened:
 
 @contextlib.contextmanager
 def written(piece: Piece, model_type: str, no_gradients: str = "") -> Iterator[InFolder]:
-    """Write a part to a temporary folder in the format of `model_type`; yield its parameters. Raise `CheckpointError`
-    if the family cannot express it, or if the folder cannot be written."""
+    """Write a part to a temporary folder in the format of `model_type`; yield the parameters. Raise `CheckpointError`
+    if the family cannot express the part as a model, or if the folder cannot be written."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         folder = Path(root, model_type)
         again = export_checkpoint(model_type, piece.config, piece.parameters, folder)
@@ -109,7 +105,7 @@ def _stack(config: TransformerConfig) -> str:
 
 
 def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: object) -> TransformerConfig:
-    """Return the configuration with other numbers of layers and tokens; drop special tokens outside the vocabulary."""
+    """Return the configuration with other numbers of layers and tokens, and only special tokens that exist."""
     stack = _stack(config)
     side = "source" if stack == "encoder" else "target"
     special = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
@@ -119,8 +115,8 @@ def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: objec
 
 
 def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
-    """Yield models without layers: embeddings, final norm and head for a block of the vocabulary. `outside` has the
-    parameters outside the layers."""
+    """Yield models without layers, each with the embeddings, the final norm and the head for a block of tokens.
+    `outside` has all parameters outside the layers."""
     stack = _stack(config)
     vocabulary = config.stack_vocab_size(stack)
     tables = {f"{stack}.token_embedding.weight", "head.weight", "head.bias"}
@@ -145,18 +141,18 @@ def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
 
 @dataclass(frozen=True, eq=False)
 class _Front:
-    """The inputs of a layer."""
+    """The inputs of a layer, as the embedding table of the layer's model."""
 
     x: np.ndarray
-    """The inputs (rows · length, embed_dim), before the embedding norm if the model has one."""
+    """The inputs as (rows · length, embed_dim); with an embedding norm, the inputs of this norm."""
     norm: Arrays
-    """The parameters of the embedding norm; empty without an embedding norm."""
+    """The parameters of the embedding norm; empty if the model has none."""
     tokens: np.ndarray
-    """The row of `x` at each position, (rows, length)."""
+    """The index in `x` for each position, as (rows, length)."""
 
 
 def _embedded(config: TransformerConfig, outside: Arrays) -> _Front:
-    """Embed random tokens; return the inputs of layer 0. `outside` has the parameters outside the layers."""
+    """Embed random tokens; return the inputs of layer 0. `outside` has all parameters outside the layers."""
     stack = _stack(config)
     shape = ROWS, min(LENGTH, config.max_length)
     drawn = np.random.default_rng(0).integers(0, config.stack_vocab_size(stack), shape)
@@ -172,20 +168,20 @@ def _embedded(config: TransformerConfig, outside: Arrays) -> _Front:
 
 
 def _taps(config: TransformerConfig, parameters: Arrays, tokens: np.ndarray) -> Arrays:
-    """Run the reference without padding; return all activations."""
+    """Run the reference without padding, and return all activations."""
     found: Arrays = {}
     transformer(dataclasses.replace(config, pad_id=None), parameters, tokens=tokens, tap=recording(found))
     return found
 
 
 def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
-    """Return a layer as a model; the layer's inputs are its embedding table."""
+    """Return a layer as a model whose embedding table contains the layer's inputs."""
     config, stack = opened.config, _stack(opened.config)
     own = f"{stack}.layers.{layer}."
     read, _ = opened.read([name for name in parameter_shapes(config) if name.startswith(own)])
     given = {f"{stack}.layers.0.{name.removeprefix(own)}": value for name, value in read.items()}
     given |= {f"{stack}.embedding_norm.{name}": value for name, value in front.norm.items()}
-    vocabulary = max(config.embed_dim + 8, len(front.x))  # so that no activation has the shape of the logits
+    vocabulary = max(config.embed_dim + 8, len(front.x))  # no activation then has the shape of the logits
     rows = np.arange(vocabulary) % len(front.x)
     given[f"{stack}.token_embedding.weight"] = (front.x[rows] / config.token_scale).astype(np.float32)
     given["head.weight"] = np.eye(vocabulary, config.embed_dim, dtype=np.float32)
@@ -196,18 +192,18 @@ def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
 
 
 def _plain(config: TransformerConfig, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a parameter that has no effect: ones for the gain of a norm, zeros for a bias."""
+    """Return a parameter that has no effect: ones for a norm's gain, zeros for a bias."""
     is_gain = name.endswith("norm.weight") and config.norm_gain == "weight"
     return np.full(shape, float(is_gain), np.float32)
 
 
 def _behind(piece: Piece, front: _Front) -> _Front:
-    """Run a layer's model; return the next layer's inputs."""
+    """Run the model of a layer, and return the inputs of the next layer."""
     config, stack = piece.config, _stack(piece.config)
     x = _taps(config, piece.parameters, front.tokens)[f"{stack}.layers.0.output"].reshape(-1, config.embed_dim)
     if not config.embedding_norm:
         return dataclasses.replace(front, x=x)
-    # A post-norm layer returns a norm's result: the next model's embedding norm recomputes it.
+    # A post-norm layer ends with a norm. Undo this norm, because the next model's embedding norm applies it again.
     scope = f"{stack}.layers.0.feed_forward_norm."
     norm = {name.removeprefix(scope): value for name, value in piece.parameters.items() if name.startswith(scope)}
     return dataclasses.replace(front, x=(x - norm["bias"]) / norm["weight"], norm=norm)

@@ -1,4 +1,4 @@
-"""Tables of tensor names in Hugging Face files, and of the parameters in each tensor."""
+"""Tables from the tensors of Hugging Face files to the parameters of the reference."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ import numpy as np
 Convert = Callable[[np.ndarray], np.ndarray]
 
 Part = tuple[str, Convert]
-"""(parameter, function that computes it from a tensor)."""
+"""(name of a parameter, function that computes the parameter from a tensor)."""
 
 Join = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor with one or more parameters in another form, such as a transposed or fused matrix."""
+    """A tensor that contains one or more parameters in another form, such as a transposed or fused matrix."""
 
     parts: tuple[Part, ...]
-    """The parameters in the tensor."""
+    """The parameters that the tensor contains."""
     join: Join
-    """Combines the parameters into the tensor; inverts `parts`."""
+    """A function that combines the parameters into the tensor: the inverse of `parts`."""
 
 
 Table = Mapping[str, str | StoredTensor]
-"""Maps tensor names to a parameter or a `StoredTensor`. `{i}` is the number of a layer, and `{e}` the number of an
-expert. If two names map to one parameter, the tensors must have equal numbers; files are written with the first name.
+"""Maps names of tensors to parameters. In names, `{i}` stands for the number of a layer, and `{e}` for the number of an
+expert. If two names map to one parameter, their tensors must be equal; written files have the first name.
 """
 
 
 def transposed(name: str) -> StoredTensor:
-    """Return the entry of a matrix that is stored as (in, out)."""
+    """Return the table entry for a matrix that the file stores as (in, out)."""
     return StoredTensor(((name, np.transpose),), lambda parts: np.transpose(parts[0]))
 
 
 def flat(name: str) -> StoredTensor:
-    """Return the entry of a vector that is stored as a matrix of one row."""
+    """Return the table entry for a vector that the file stores as a matrix with one row."""
     return StoredTensor(((name, np.ravel),), lambda parts: parts[0][np.newaxis])
 
 
 def stacked(rows: Mapping[str, int]) -> StoredTensor:
-    """Return the entry of parameters with these numbers of `rows`, stacked along the first axis."""
+    """Return the table entry for parameters that the file stacks along the first axis, with these numbers of rows."""
     return by_group(rows, 1)
 
 
 def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
-    """Return the entry of parameters that are interleaved by head group. `rows` has each parameter's rows per group."""
+    """Return the table entry for parameters that the file interleaves by head group; `rows` has the rows per group."""
     ends = itertools.accumulate(rows.values(), initial=0)
     cuts = zip(rows, itertools.pairwise(ends), strict=True)
 
@@ -67,10 +67,10 @@ def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
 def fused(
     theirs: str, rows: Mapping[str, int], ours: str = "", groups: int = 1, leaves: Sequence[str] = ("weight", "bias")
 ) -> dict[str, str | StoredTensor]:
-    """Return the entries of linear layers that are stored as one module; see `by_group`.
+    """Return the table entries for linear layers that the file stores as one module; see `by_group`.
 
-    `theirs` is the module in the file, `rows` has each linear layer's rows, `ours` prefixes the reference's names, and
-    `leaves` are the module's tensors.
+    `theirs` is the module in the file, and `leaves` are its tensors. `rows` maps each linear layer to its number of
+    rows. `ours` is a prefix of the reference's names.
     """
     here = f"{ours}." if ours else ""
     return {
@@ -80,35 +80,35 @@ def fused(
 
 
 def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[str, str | StoredTensor]:
-    """Return the entries of linear layers and norms. `pairs` maps modules of the file to the reference's; `theirs` and
-    `ours` are prefixes of the two."""
+    """Return the table entries for linear layers and norms. `pairs` maps module names in the file to names in the
+    reference; `theirs` and `ours` are the prefixes of these names."""
     return weights(pairs, theirs, ours, ("weight", "bias"))
 
 
 def weights(
     pairs: Mapping[str, str], theirs: str = "", ours: str = "", leaves: Sequence[str] = ("weight",)
 ) -> dict[str, str | StoredTensor]:
-    """Return the entries of linear layers and norms without a bias; see `linears`."""
+    """Return the table entries for linear layers and norms without biases; see `linears`."""
     there, here = (f"{scope}." if scope else "" for scope in (theirs, ours))
     return {f"{there}{name}.{leaf}": f"{here}{own}.{leaf}" for name, own in pairs.items() for leaf in leaves}
 
 
 def projections(query: str, key: str, value: str, output: str) -> dict[str, str]:
-    """Return pairs for `linears`: an attention layer's four projections."""
+    """Return the pairs for the four projections of an attention, as an argument of `linears`."""
     return {query: "query", key: "key", value: "value", output: "output"}
 
 
 GATED = {f"{role}_proj": role for role in ("gate", "up", "down")}
-"""Pairs for `linears`: a gated feed-forward's projections, as most files name them."""
+"""The pairs for the projections of a gated feed-forward, as an argument of `linears`."""
 
 
 def without(table: Table, *parts: str) -> dict[str, str | StoredTensor]:
-    """Remove the tensors whose name contains one of the `parts`."""
+    """Return a table without the tensors whose names contain one of `parts`."""
     return {theirs: ours for theirs, ours in table.items() if not any(part in theirs for part in parts)}
 
 
 def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dict[str, tuple[Part, ...]]:
-    """Return the parameters in each tensor that the table contains."""
+    """Return the parameters in each of the tensors `names` that the table contains."""
     patterns = [(_pattern(theirs), _as_parts(ours)) for theirs, ours in table.items()]
     found = {}
     for name in names:
@@ -120,7 +120,7 @@ def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dic
 
 
 def without_prefix(name: str, prefixes: Sequence[str]) -> str:
-    """Remove the prefix that tensor names have in a model with a head."""
+    """Remove the prefix that a model with a head adds to the names of other tensors."""
     return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
 
 
@@ -129,14 +129,14 @@ def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> 
 
 
 def called(parameter: str, table: Table) -> str:
-    """Return the name of the first tensor that contains a parameter; without one, the parameter's name."""
+    """Return the name of the first tensor with a parameter; if the table has none, return the parameter's name."""
     found = _entries([parameter], table).get(parameter)
     return parameter if found is None else _numbered(found[0], dict(found[1]))
 
 
 def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, np.ndarray]:
-    """Convert parameters to tensors, without prefixes; inverts `parts_of`. If a tensor has several names, the first
-    counts. Tensors keep their parameters' dtype, and parameters outside the table are left out."""
+    """Convert parameters to tensors with names without prefixes: the inverse of `parts_of`. If a tensor has several
+    names, use the first. Tensors keep the dtype of their parameters; parameters outside the table are left out."""
     tensors = {}
     for theirs, found_numbers in dict.fromkeys(_entries(parameters, table).values()):
         stored, numbers = table[theirs], dict(found_numbers)
@@ -150,11 +150,11 @@ def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, 
 
 
 Entry = tuple[str, tuple[tuple[str, str], ...]]
-"""An entry's name, and the numbers of a layer and an expert."""
+"""(name in the table, numbers of the layer and the expert that replace its placeholders)."""
 
 
 def _entries(parameters: Iterable[str], table: Table) -> dict[str, Entry]:
-    """Return the first entry that contains each parameter in the table."""
+    """Return, for each parameter in the table, the first entry that contains it."""
     alike: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for theirs, ours in table.items():
         for name, _ in _as_parts(ours):
@@ -170,7 +170,7 @@ def _entries(parameters: Iterable[str], table: Table) -> dict[str, Entry]:
 
 @functools.cache
 def _unnumbered(name: str) -> str:
-    """Replace numbers and placeholders by 0, so that a pattern equals the names that match it."""
+    """Replace numbers and placeholders by 0, so that a pattern becomes equal to all names that match it."""
     return re.sub(r"(\d|\{[ie]\})+", "0", name)
 
 

@@ -1,6 +1,6 @@
 """Reading a Hugging Face folder: config.json, and the tensors in one or several safetensors files.
 
-MXFP4 experts, two tensors of bytes in the file, are read as one tensor.
+A file stores MXFP4 experts as two tensors of bytes; `load_experts` combines them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 UNREADABLE = (OSError, SafetensorError, OverflowError, MemoryError)
-"""The exceptions that invalid headers cause."""
+"""The exceptions that reading an invalid file may raise."""
 
 DTYPES = ("F32", "F16", "BF16")
-"""The dtypes that float32 represents exactly."""
+"""The dtypes whose numbers float32 represents exactly."""
 
 SCALES = ("_scale_inv", "_scale")
-"""The possible suffixes of a matrix's scales."""
+"""The suffixes that the name of a matrix's scales may have."""
 
 
 TOWERS = {
@@ -44,21 +44,21 @@ TOWERS = {
         "vision_config": {"model_type": "clip_vision_model", "architectures": ["CLIPVisionModelWithProjection"]},
     }
 }
-"""The sections of config.json of models with two towers, and each tower's class and `model_type`."""
+"""For models with two towers: the sections of config.json, and the class and `model_type` of each tower."""
 
 
 class CheckpointError(TransparityError):
-    """A checkpoint that cannot be read, or a model that no configuration describes."""
+    """A checkpoint cannot be read, or no configuration describes its model."""
 
 
 def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the folder and config.json of a checkpoint, or of one tower: `clip/text_config`."""
+    """Return the folder and the config.json of a checkpoint, or of one tower such as `clip/text_config`."""
     folder, section = path.parent, path.name
     if is_folder(path) or section not in {name for sections in TOWERS.values() for name in sections}:
         return path, read_fields(path)
     given = read_fields(folder)
     towers = TOWERS.get(str(given.get("model_type")), {})
-    older = given.get(f"{section}_dict")  # transformers prefers this older section
+    older = given.get(f"{section}_dict")  # transformers prefers the older section
     own = given.get(section) if older is None else older
     if section not in towers or not isinstance(own, dict):
         raise CheckpointError(
@@ -69,7 +69,7 @@ def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
-    """Return config.json; raise `CheckpointError` if it is missing, and `BundleError` if it is not JSON."""
+    """Return the fields of config.json. Raise `CheckpointError` if it is missing, `BundleError` if it is no JSON."""
     if not is_folder(folder):
         if folder.suffix in PICKLES and is_file(folder):
             raise _pickled(folder)
@@ -84,12 +84,12 @@ def read_fields(folder: Path) -> dict[str, Any]:
 
 
 def _infinite(name: str) -> dict[str, str]:
-    """Convert an infinite number to `transformers` 5's form; raise for NaN."""
+    """Convert an infinite number to the form of `transformers` 5; raise an error for NaN."""
     return refuse_constant(name) if name == "NaN" else {"__float__": name}
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Return the file of every tensor; raise `CheckpointError` if a file cannot be read."""
+    """Return the file of each tensor; raise `CheckpointError` if a file cannot be read."""
     where: dict[str, Path] = {}
     for path in _files(folder):
         read_header(path, CheckpointError)
@@ -112,9 +112,9 @@ def load_tensors(
 ) -> dict[str, np.ndarray | Mapped]:
     """Load tensors as float32, which is exact for float16 and bfloat16.
 
-    Matrices in `in_place` stay in their files. A float8 matrix is multiplied by its scales. It has a single scale, a
-    scale per row, or a scale per `block` of rows and columns. Raise `CheckpointError` for other dtypes, and for tensors
-    that do not fit into memory.
+    Matrices in `in_place` stay in their files. A float8 matrix is multiplied by its scales. It has one scale, a scale
+    for each row, or a scale for each `block` of rows and columns. Raise `CheckpointError` for other dtypes, and for
+    tensors that do not fit into memory.
     """
     tensors: dict[str, np.ndarray | Mapped] = {}
     for path in dict.fromkeys(where[name] for name in wanted):
@@ -166,7 +166,7 @@ def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, 
 
 
 def scale_of(name: str, where: Collection[str]) -> str | None:
-    """Return the tensor with a matrix's scales, or None."""
+    """Return the name of the tensor with a matrix's scales, or None."""
     return next((name + suffix for suffix in SCALES if name + suffix in where), None)
 
 
@@ -180,7 +180,7 @@ def _shape(found: Any, name: str, path: Path) -> list[int]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the index's safetensors files; without an index, the only file."""
+    """Return the safetensors files that the index names; without an index, return the only file."""
     index = folder / INDEX
     if is_file(index):
         return _indexed(index)
@@ -227,11 +227,11 @@ def as_json(value: Any) -> str:
 
 
 NUMBERS, EXPONENTS = "_blocks", "_scales"
-"""The suffixes of MXFP4 experts' two tensors: 4-bit numbers, and exponents of blocks of numbers."""
+"""The suffixes of the two tensors of MXFP4 experts: 4-bit numbers, and an exponent for each block of numbers."""
 
 
 def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the file of every tensor; MXFP4 experts' two tensors become one."""
+    """Return the file of each tensor, where the two tensors of MXFP4 experts count as one."""
     names = [name.removesuffix(NUMBERS) for name in where if name.endswith(NUMBERS)]
     whole = {name: where[name + NUMBERS] for name in names if name + EXPONENTS in where}
     bytes_of = {name + ending for name in whole for ending in (NUMBERS, EXPONENTS)}
@@ -240,12 +240,12 @@ def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
 
 @dataclass(frozen=True, eq=False)
 class PackedExperts:
-    """The MXFP4 matrices of all experts, (experts, in, out). One expert's matrix, or every n-th of its output features,
-    can stay in the file."""
+    """The MXFP4 matrices of all experts, as (experts, in, out). An index with one expert and a slice of output features
+    returns a matrix that stays in the file."""
 
     name: str
     blocks: Stored
-    """The numbers as bytes, (experts, out, in / 32, 16)."""
+    """The 4-bit numbers as bytes, (experts, out, in / 32, 16)."""
     scales: Stored
     """The exponents as bytes, (experts, out, in / 32)."""
     shape: tuple[int, int, int]
@@ -265,7 +265,7 @@ class PackedExperts:
 
 
 def load_experts(where: Mapping[str, Path], names: Collection[str], *, in_place: bool) -> dict[str, Any]:
-    """Load tensors as float32, or leave them in their files. Raise `CheckpointError` if they are not MXFP4."""
+    """Load MXFP4 experts as float32, or leave them in their files. Raise `CheckpointError` for another format."""
     found = {name: _experts(where, name) for name in names}
     return dict(found) if in_place else {name: np.asarray(experts) for name, experts in found.items()}
 

@@ -1,4 +1,4 @@
-"""Explain every wrong segment: first by a fault of the whole model, then by faults of each segment."""
+"""Explain all wrong segments: first by a fault of the whole model, then by faults of each segment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import Cause, Divergence
 
 Progress = Callable[[str, int, int], None]
-"""Receives the name of a stage, the number of finished steps, and the number of all steps."""
+"""A function that receives the name of a stage, the number of finished steps, and the number of all steps."""
 
 
 def explain_all(
@@ -39,11 +39,11 @@ def explain_all(
     ranks: int = 1,
     answer: Answer | None = None,
 ) -> tuple[Divergence, ...]:
-    """Explain every segment in `faulty`, except those that an earlier cause explains. On several `ranks`, faults of the
-    sharding are also tried.
+    """Explain the segments in `faulty`, except those that an earlier cause explains. On several `ranks`, also try
+    faults of sharding.
 
-    Activations that were found by value may be matched wrongly. `answer` then contains the logits, and only causes that
-    reproduce them are reported. The search tries single faults, then the fewest faults that explain the segments, then
+    Activations that were matched by value may be matched wrongly. `answer` then contains the logits, and only causes
+    that give the port's logits are reported. Try single faults, then the fewest faults that explain the segments, then
     pairs.
     """
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
@@ -66,9 +66,9 @@ def _consistent(
 ) -> list[Divergence]:
     """Drop causes that the logits contradict, and divergences of activations that the model does not use.
 
-    Only causes at activations that were found by value can be wrong. All of these are dropped if the reference does not
-    reproduce the logits with all causes, and with the port's values at unexplained taps. A cause next to an unexplained
-    tap is also dropped, because the activation may be matched wrongly.
+    Only causes at activations that were matched by value can be wrong. The reference gets all causes, and the port's
+    values at unexplained taps. If it still does not give the port's logits, drop these causes. Also drop a cause next
+    to an unexplained tap, because either tap may be matched wrongly.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
@@ -95,7 +95,7 @@ def _consistent(
 
 
 def fed_by(tap: str, results: Results, known: Combination = ()) -> set[str]:
-    """Return the taps that the reference, with the faults `known`, computes directly from the tap."""
+    """Return the taps that the reference, with the faults `known`, computes directly from `tap`."""
     result = next(each for each in results.values() if tap in each.recorded)
     ours = walk(result.probe, result.recorded, known)
     return dependents(result.probe, result.recorded, ours, tap, known) - {tap}
@@ -108,7 +108,7 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences of the faults that leave the fewest activations wrong, all of these found by value."""
+    """Return the divergences for the faults that leave the fewest taps wrong, if all these were matched by value."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
@@ -134,7 +134,7 @@ def _by_answer(
         elif tap in _worst(results, tap).misshapen:
             divergences.append(divergence_of(results, tap, Explanation()))
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
-    if not _ids(told) <= placed:  # the other faults are at activations that were not found
+    if not _ids(told) <= placed:  # the other faults are at taps that were not matched
         known = tuple(each for each in told if each.fault.id in placed)
         rests = [_without(each, placed) for each in ranked if placed <= _ids(each)]
         explanations["logits"] = explained_by(answer.segment, known, rests, probes)
@@ -143,7 +143,7 @@ def _by_answer(
 
 
 def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) -> list[Combination]:
-    """Return the combinations, and the single faults in them, that explain a segment as well as `best`."""
+    """Return the combinations, and the single faults in them, that explain a segment as well as `best` does."""
     parts = [part for each in others for part in (each, *((one,) for one in each))]
     return [part for part in parts if len(part) == len(best) and segment.vanishes(part)]
 
@@ -161,8 +161,8 @@ def _sites(chosen: Combination) -> set[str]:
 
 
 class _BySegment:
-    """Explains each segment separately, until the faults reproduce the logits. If a segment has no cause, its whole
-    sublayer is searched as one segment."""
+    """Explains each segment separately, until the faults give the port's logits. If a segment has no cause, the whole
+    sublayer is explained as one segment."""
 
     def __init__(self, results: Results, clock: Clock, ranks: int, answer: Answer | None) -> None:
         self.results, self.clock, self.ranks, self.answer = results, clock, ranks, answer
@@ -170,11 +170,11 @@ class _BySegment:
         self.divergences: list[Divergence] = []
         self.explanations: dict[str, Explanation] = {}
         self.joint: dict[str, Explanation] = {}
-        """The explanations of whole sublayers, by sublayer."""
+        """The explanations of whole sublayers, by the name of the sublayer."""
         self.known: Combination = ()
 
     def run(self, faulty: Sequence[str], progress: Progress) -> Combination:
-        """Explain the segments; return the fewest faults that reproduce the logits, if any were found."""
+        """Explain the segments. Return the fewest faults that give the port's logits, if the search finds them."""
         self.known = _whole_model_fault(self.results, [*faulty])
         if self.known:
             fault, residual = self.known[0].fault, logits_error(self.results, self.known)
@@ -219,7 +219,7 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain the sublayer of a tap as one segment, without the faults that were already found in it."""
+        """Explain the sublayer of a tap as one segment, without the faults that were already found in this sublayer."""
         end, results = joined(self.results, tap, faulty, found)
         if not end:
             return Explanation()
@@ -231,17 +231,17 @@ class _BySegment:
 
 
 def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explanation]) -> tuple[Divergence, ...]:
-    """Find swaps among the causes, and give each wrong shape the cause that explains it."""
+    """Recognize swaps among the causes, and give a wrong shape the cause that explains it."""
     return tuple(_exchanged(_reshaped(each, explanations), explanations) for each in divergences)
 
 
 def _worst(results: Results, tap: str) -> ProbeResult:
-    """Return the result of the probe on which a tap's error is largest relative to its budget."""
+    """Return the result on the probe where a tap's error is largest relative to its budget."""
     return max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
 
 
 def divergence_of(results: Results, tap: str, found: Explanation, *, with_profile: bool = False) -> Divergence:
-    """Return the divergence of a segment; `with_profile` adds the error's profile if there is no cause."""
+    """Return the divergence of a segment. `with_profile` adds the profile of the error if no cause was found."""
     worst, profile = _worst(results, tap), {}
     is_misshapen = tap in worst.misshapen
     if with_profile and not found.causes:
@@ -253,14 +253,14 @@ def divergence_of(results: Results, tap: str, found: Explanation, *, with_profil
 
 
 def departures_note(results: Results, divergences: Sequence[Divergence], clock: Clock) -> list[str]:
-    """If only wrong logits are known, and no cause, return a note on the fields that probably differ."""
+    """If only the logits are known and no cause was found, return a note on fields that probably differ."""
     segment = segment_of(results, "logits")
     if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
         return []
     if not segment.is_whole_model:
         return []
     probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
-    if probe.is_large:  # the search needs hundreds of walks, which are slow
+    if probe.is_large:  # the search needs hundreds of slow runs
         return []
     clock.begin(STAGES)
     fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)), clock)
@@ -286,7 +286,7 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Give a tap with a wrong shape the cause of a later tap, if this single fault also explains the shape."""
+    """Give a wrong shape the cause of a later tap, if this cause is a single fault that also changes the shape."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:
@@ -295,7 +295,7 @@ def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -
 
 
 def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Name a swap if two sites use each other's parameters, or three sites in a cycle."""
+    """Call the cause a swap if two sites use each other's parameters, or if three sites do so in a cycle."""
     fault = _alone(explanations.get(divergence.where))
     if not divergence.causes or fault is None or not (fault.taken_from and fault.exchange):
         return divergence
@@ -304,7 +304,7 @@ def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) 
         ring.append(source)
         further = _alone(explanations.get(source))
         if further is not None and (further.id, further.variant) == (fault.exchange.id, fault.exchange.variant):
-            source = ring[0]  # at the other site, the swap itself is the explanation
+            source = ring[0]  # the other site is already explained by the swap
             break
         if further is None or further.taken_from is None or further.id != fault.id:
             return divergence

@@ -1,7 +1,7 @@
-"""Causes: faults that remove a difference when they are put into the reference.
+"""Causes: faults after which the reference gives the values of the port.
 
-The search tries single faults, then faults with a fitted number, then pairs. A cause is reported only if the remaining
-difference is within the budget on every probe.
+The search tries single faults, then faults with a fitted number, then pairs. A fault is reported as a cause only if the
+remaining difference is within the budget on every probe.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from transparity_conformance.report.report import Cause
 
 @dataclass(frozen=True)
 class Explanation:
-    """The causes of one segment."""
+    """The causes of the difference at one segment."""
 
     causes: tuple[Cause, ...] = ()
     chosen: Combination = ()
     indistinguishable: tuple[str, ...] = ()
     """The ids of other faults that explain the difference equally well."""
     split_by: str | None = None
-    """A probe that distinguishes these faults."""
+    """The name of a probe whose result distinguishes these faults."""
     remains: bool = False
-    """Whether the causes explain only some probes completely."""
+    """Whether the causes completely explain only some of the probes."""
 
 
 def explain(
@@ -53,11 +53,11 @@ def explain(
     """Find the causes of the difference at `segment`.
 
     Args:
-        sites: The taps at which faults may be made.
-        known: Faults that are already applied.
-        others: All probes; one of them may distinguish equally good causes.
-        earlier: Explanations of other segments; a fault of one layer is likely to be in the next layer, too.
-        clock: The remaining time; if it runs out, the segment has no cause.
+        sites: The taps at which the faults may be.
+        known: Faults that are already in the reference.
+        others: All probes, one of which may distinguish causes that are equally good.
+        earlier: The explanations of other segments, because a fault of one layer is likely in the next layer, too.
+        clock: The remaining time. If it runs out, the segment gets no cause.
         deepest: The largest number of faults in a combination.
     """
     search = Search(segment, sites, known, clock)
@@ -66,7 +66,7 @@ def explain(
         return same
     likely = [combination for combination, _ in _made_before(segment, search.screen, earlier)]
     alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
-    in_vain = sum(not each.causes for each in alike) > 1  # two segments of this kind were searched without success
+    in_vain = sum(not each.causes for each in alike) > 1  # two searches of such segments failed
     deepest = 1 if in_vain else PAIR if segment.is_whole_model else deepest
     found, remains = list[Combination](), False
     with contextlib.suppress(OutOfTime):
@@ -86,7 +86,7 @@ def explained_by(
     *,
     remains: bool = False,
 ) -> Explanation:
-    """Return the explanation by the first of several equally good combinations."""
+    """Return the explanation by the first of several combinations that are equally good."""
     (chosen, *rest), screen = found, screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
     causes = (*causes[:-1], _with_others(causes[-1], chosen, rest))
@@ -98,7 +98,7 @@ def explained_by(
 
 
 def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str, ...], Combination]:
-    """Return the combinations with faults that are not in `chosen`, one for each set of such faults, by their ids."""
+    """Return, for each set of ids that are not in `chosen`, a combination with these faults."""
     own, rivals = {each.fault.id for each in chosen}, dict[tuple[str, ...], Combination]()
     for rival in rest:
         new = tuple(dict.fromkeys(each.fault.id for each in rival if each.fault.id not in own))
@@ -110,10 +110,10 @@ def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str,
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop the first combinations that make a right segment wrong; if every combination does, drop none.
+    """Drop the first combinations as long as they make a right segment wrong. If all combinations do, drop none.
 
-    For example, a residual that is missing after both sublayers explains the last segment as well as a residual that is
-    missing only there.
+    For example, a fault may be in the last sublayer or in all sublayers. If earlier segments are right, the fault is
+    only in the last sublayer.
     """
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
@@ -124,7 +124,7 @@ def _uncontradicted_first(
 def _same_as_earlier(
     segment: Segment, known: Combination, before: float, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> Explanation | None:
-    """Return the explanation of an earlier segment of this kind, if its faults also explain this segment."""
+    """If the faults of an earlier segment of this kind also explain this segment, return their explanation."""
     for chosen, each in _made_before(segment, screen, earlier):
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
             *others, last = _causes(segment, known, chosen, before, screen)
@@ -137,7 +137,7 @@ def _same_as_earlier(
 def _made_before(
     segment: Segment, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> list[tuple[Combination, Explanation]]:
-    """Apply the faults of earlier segments of this kind to this segment; return them with the earlier explanations."""
+    """Move the faults of earlier segments of this kind to this segment; return them with the earlier explanations."""
     made: list[tuple[Combination, Explanation]] = []
     for tap, each in earlier.items():
         if not each.chosen or tap_kind(tap) != tap_kind(segment.tap) or any(one.sites != (tap,) for one in each.chosen):
@@ -166,7 +166,7 @@ def tap_kind(tap: str) -> str:
 def _causes(
     segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe, *, is_complete: bool = True
 ) -> tuple[Cause, ...]:
-    """Return the faults `chosen` as causes. If `chosen` is complete, the last cause explains the whole difference."""
+    """Return the faults `chosen` as causes. If `is_complete`, the last cause explains all that remains."""
     *others, last = (_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     return (*others, dataclasses.replace(last, explained=1.0) if is_complete else last)
 
@@ -185,14 +185,14 @@ def _cause(
 
 
 def _begins(applied: Combination, screen: Probe) -> str:
-    """Return the first tap that the last fault changes or removes."""
+    """Return the first tap at which the last fault changes or removes the value."""
     right, wrong = walk(screen, {}, applied[:-1]), walk(screen, {}, applied)
     changed = (tap for tap in right if tap not in wrong or not np.array_equal(right[tap], wrong[tap], equal_nan=True))
     return next(changed, "")
 
 
 def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:
-    """Add to the cause other numbers and forms of the same fault that explain the difference equally well."""
+    """Add to a cause other numbers or forms of the same fault that explain the difference equally well."""
     fault, sites = chosen[-1].fault, chosen[-1].sites
     alike = [each[0].fault for each in rest if len(each) == len(chosen) == 1 and each[0].sites == sites]
     told = [_other(fault, each) for each in alike if each.id == fault.id]
@@ -203,7 +203,7 @@ def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> 
 
 
 def _other(fault: Fault, other: Fault) -> str:
-    """Return the number of `other`, or its description; empty if nothing differs."""
+    """Return the number or the description of `other`; empty if both faults have the same."""
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
     return "" if other.description == fault.description else other.description
@@ -218,8 +218,8 @@ def _location(sites: tuple[str, ...]) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """Return the first probe that distinguishes two combinations of faults: the values differ by more than rounding, or
-    only one combination is possible."""
+    """Return the first probe that distinguishes two combinations of faults: their values differ by more than rounding,
+    or only one of them is possible."""
     for name, probe in others.items():
         one, other = (segment.value(probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:

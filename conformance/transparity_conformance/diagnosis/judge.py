@@ -1,4 +1,4 @@
-"""The verdict on a port: compare its activations with the oracle; locate and explain wrong segments."""
+"""The verdict on a port: compare its activations with the reference; locate and explain what is wrong."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 
 Located = Callable[[Report], None]
-"""Receives the report on a port that diverges, before the search for causes."""
+"""A function that receives the report on a wrong port before the search for causes."""
 
 Actual = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -64,16 +64,16 @@ def judge(
     needs_logits: bool = True,
     answer: Answer | None = None,
 ) -> Report:
-    """Judge the activations of a port that was run on `probes`.
+    """Judge the activations that a port returned on `probes`.
 
-    Raise `Interrupted`, with the report, if Ctrl-C ends the search.
+    Raise `Interrupted` with the report if Ctrl-C ends the search for causes.
 
     Args:
-        port, dtype: The name of the port, and the precision whose budgets apply.
-        logits_only, needs_logits: Whether to compare only the logits, and whether to skip probes without logits.
-        not_compared, repeated: Further lines of the report, and the claim that two runs are equal.
-        clock, located: The time for the search for causes, and a function that receives the report before the search.
-        ranks, answer: The ranks of a port that is right on one, otherwise 1; the logits if taps were found by value.
+        port, dtype: The name of the port; the precision that determines the budgets.
+        logits_only, needs_logits: Whether to compare only logits; whether to skip probes without logits.
+        not_compared, repeated: Further lines for the report; the claim that two runs are equal.
+        clock, located: The time of the search for causes; a function that receives the report before the search.
+        ranks, answer: The number of ranks, but 1 if one rank is also wrong; the logits, if taps were matched by value.
     """
     with np.errstate(all="ignore"):  # a port may return any number
         results, missing = _compare(probes, actual, dtype, logits_only, progress or ignore_progress, needs_logits)
@@ -92,7 +92,7 @@ def judge(
 def _compare(
     probes: Mapping[str, Probe], actual: Actual, dtype: str, logits_only: bool, progress: Progress, needs_logits: bool
 ) -> tuple[Results, list[str]]:
-    """Compare every probe that has activations; also return a line for each missing result."""
+    """Compare each probe for which the port returned activations; also return a line for each missing result."""
     results: dict[str, ProbeResult] = {}
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
@@ -124,7 +124,7 @@ def _is_complete(probes: Mapping[str, Probe], results: Results, dtype: str) -> b
 
 @dataclass(frozen=True)
 class _Search:
-    """The settings of a search for causes."""
+    """The settings of the search for causes."""
 
     progress: Progress
     clock: Clock
@@ -141,7 +141,7 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Return the report; its verdict is `agrees` only if `complete`."""
+    """Return the report. Its verdict can be `agrees` only if `complete`."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results)
@@ -177,14 +177,14 @@ def _verdict(
 def _explained(
     results: Results, places: list[str], search: _Search
 ) -> tuple[Sequence[Divergence], Sequence[str], Mapping[str, tuple[object, object]]]:
-    """Return the divergences with the causes found in time, notes on the search, and fields that differ."""
+    """Return the divergences with their causes, notes on the search, and fields of the configuration that differ."""
     clock, others = search.clock, dict[str, tuple[object, object]]()
     is_large = any(result.probe.is_large for result in results.values())
-    clock.begin(1 if is_large else STAGES)  # the search for rounding may have used up the time
+    clock.begin(1 if is_large else STAGES)  # the search for rounding may have used all time
     with clock.interruptible():
         divergences = explain_all(results, places, search.progress, clock, search.ranks, search.answer)
         remarks = [clock.note] * clock.ran_out
-        if not clock.is_interrupted and len(results) > 1:  # a single call does not determine a configuration
+        if not clock.is_interrupted and len(results) > 1:  # one call is too little to determine fields
             remarks += departures_note(results, divergences, clock)
             others = several_fields(results, places, divergences, clock)
     return divergences, remarks, others
@@ -193,7 +193,7 @@ def _explained(
 def _undeclared(
     results: Results, measured: Sequence[Measured], rounding: Cause, where: str, dtype: str, notes: list[str]
 ) -> list[Divergence]:
-    """Return the divergences of undeclared rounding, and of a fault that this rounding hides; add a note on each."""
+    """Return the divergence for undeclared rounding, and for a fault that this rounding hides; add a note on each."""
     worst = max(measured, key=lambda item: item.share)
     divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile)
     notes.append(
@@ -205,7 +205,7 @@ def _undeclared(
 def _hidden_in_rounding(
     results: Results, measured: Iterable[Measured], dtype: str | None, notes: list[str]
 ) -> list[Divergence]:
-    """Return a fault that the wide budgets of half precision hide, and add a note on it."""
+    """Return a fault that the wide budgets of half precision would hide, and add a note on it."""
     coherent = coherent_error(results, dtype) if dtype in HALF else None
     if coherent is None:
         return []
@@ -222,7 +222,7 @@ def _random_divergence(repeated: ClaimResult, probe: str) -> Divergence:
 
 
 def _measured(results: Iterable[ProbeResult], dtype: str) -> Iterable[Measured]:
-    """Compare every recorded tap with the oracle."""
+    """Compare every recorded tap with the oracle (the reference in float64)."""
     for result in results:
         oracle = result.probe.oracle
         for tap in (tap for tap in result.order if tap in result.errors):
@@ -237,7 +237,7 @@ def _measured(results: Iterable[ProbeResult], dtype: str) -> Iterable[Measured]:
 
 
 def _claims(measured: Iterable[Measured]) -> Iterable[ClaimResult]:
-    """Yield a claim for each kind of tap, with its worst comparison."""
+    """Yield one claim for each kind of tap, about its worst comparison."""
     worst: dict[str, Measured] = {}
     for item in measured:
         kind = tap_kind(item.tap)

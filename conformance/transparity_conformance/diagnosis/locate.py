@@ -1,8 +1,9 @@
-"""The location of faults: a port's wrong segments, and the taps at which their faults may be.
+"""The location of faults: the wrong segments of a port, and the taps where the faults may be.
 
-A right port may compute equivalent forms of activations inside a sublayer. It may scale the query instead of the
-scores, number the heads differently, or omit a key bias, which the softmax cancels. A form is equivalent if a single
-map, for all rows and positions, turns the reference's values into the port's.
+A tap is a named activation, and a segment is the computation between two taps. A right port may compute equivalent
+forms of activations inside a sublayer. For example, it may scale the query instead of the scores, or omit a key bias,
+which has no effect on the softmax. A form is equivalent if one map, the same for all rows and positions, turns the
+reference's values into the port's values.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ INTERNAL = (
     *("query", "query_norm", "query_rotated", "key", "key_norm", "key_rotated", "value"),
     *("scores", "weights", "context", "hidden"),
 )
-"""Taps inside a sublayer; a right port may compute an equivalent form of these activations."""
+"""Taps inside a sublayer, where a right port may have an equivalent form of the activation."""
 
 INSIDE = ("scores", "weights", "context")
-"""Attention's taps after queries and keys, in order."""
+"""The taps of attention after the queries and keys, in order."""
 
 
 def is_internal(tap: str) -> bool:
@@ -38,9 +39,9 @@ def is_internal(tap: str) -> bool:
 def faulty_segments(results: Results) -> tuple[list[str], list[str]]:
     """List the wrong segments, and the segments that differ only in form, both in the order of the forward pass.
 
-    A tap inside a sublayer differs only in form if it passes `is_equivalent` and the sublayer's end is right. A port
-    may fold a norm's gain and bias into the next weights. Such a norm differs only in form if everything after the norm
-    is right.
+    A tap inside a sublayer differs only in form if `is_equivalent` accepts it and the sublayer's result is right. A
+    port may also fold the gain and the bias of a norm into the next weights. Such a norm differs only in form if
+    everything after the norm is right.
     """
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
@@ -64,9 +65,10 @@ def _wrong(results: Results) -> list[tuple[str, str]]:
 
 
 def _healed(results: Results, suspects: set[str], without: Collection[str] = INTERNAL) -> set[tuple[str, str]]:
-    """Return (probe, tap) for each of `suspects` that differs only in form.
+    """Return (probe, tap) for each tap in `suspects` that differs only in form.
 
-    In this run, the reference does not use the port's values of the suspects, or of the kinds of taps in `without`.
+    To find out, the reference runs without the port's values of the suspects, and of all taps whose names are in
+    `without`.
     """
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
@@ -92,8 +94,8 @@ def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) ->
 
 
 def _right(result: ProbeResult, outer: Mapping[str, np.ndarray]) -> dict[str, bool]:
-    """Return whether each of the port's values is right, if the reference uses only the port's values in `outer`."""
-    neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one point is too few near a tie of large scores
+    """Return whether each of the port's values is right if the reference continues only with the values in `outer`."""
+    neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one measurement is too few near a tie
     budgets = segment_budgets(result.probe, outer, result.dtype, neighbours=neighbours)
     return {tap: error <= max(budgets[tap], result.budgets[tap]) for tap, error in result.gaps_from(outer).items()}
 
@@ -104,14 +106,14 @@ def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], 
 
 
 def _depends_on_convention(result: ProbeResult, tap: str) -> np.ndarray:
-    """Return the rows of the batch in which a tap depends on a query whose keys are all masked."""
+    """Return a mask of the rows of a batch in which a tap depends on a query whose keys are all masked."""
     rows = len(next(iter(result.probe.inputs.values())))
     free = undetermined_positions(result.probe, result.dtype).get(tap)
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
 
 
 def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> list[str]:
-    """Return later taps through which every effect of `tap` on the logits passes."""
+    """Return later taps that together carry the whole effect of `tap` on the logits."""
     attention, _, last = tap.rpartition(".")
     through = {"hidden": (), "value": INSIDE[2:], "scores": INSIDE[1:], "weights": INSIDE[2:], "context": ()}
     behind = result.order[result.order.index(tap) + 1 :]
@@ -120,10 +122,10 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 
 
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the port's value at `tap`; scores with ALiBi get the reference's masked scores.
+    """Return the port's value at `tap`. With ALiBi, correct scores by a constant per row, and replace masked scores.
 
-    A port may use the position of the key instead of its distance, as BLOOM does. This adds a constant to the visible
-    scores of each row.
+    Like BLOOM, a port may compute the bias from the key's position instead of its distance. This adds a constant to all
+    visible scores of a row.
     """
     recorded = result.recorded[tap]
     if not tap.endswith(".scores") or result.probe.config.positions != "alibi":
@@ -135,7 +137,7 @@ def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -
 
 
 def wrong_at_tokens(results: Results, faulty: list[str]) -> list[str]:
-    """List the taps in `faulty` that differ at tokens, and not only at padding."""
+    """List the taps in `faulty` that differ at tokens, rather than only at padding."""
     found: dict[str, None] = {}
     for result in results.values():
         found |= dict.fromkeys(result.misshapen)
@@ -154,12 +156,12 @@ def _differs(result: ProbeResult, tap: str) -> bool:
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
     """List the taps at which a fault may cause a difference at `tap`, in the order of the forward pass.
 
-    The list has `tap` itself, and earlier taps that the port does not record. It also has the outputs of sublayers that
-    are added to the residual stream before `tap`.
+    These are `tap` itself, earlier taps that the port does not record, and the outputs of sublayers that the residual
+    stream adds before `tap`.
     """
     recorded, before = result.recorded, result.order[: result.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])
-    # All unrecorded taps of the layer are candidates, because a recorded tap between them may be on another path.
+    # Include all unrecorded taps of the layer, because a recorded tap between two of them may be on another path.
     sites = [name for name in reversed(before) if name not in recorded and name.startswith(f"{layer}.")]
     for name in reversed(before):
         if name in recorded:
@@ -184,7 +186,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def is_equivalent(tap: str, pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Return whether a single map turns our values into the port's, up to `tolerance` of the largest number."""
+    """Return whether a single map turns our values into the port's values, within `tolerance` of the largest number."""
     if not pairs or not all(actual.shape == ours.shape for actual, ours in pairs):
         return False
     if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # ours may be computed from the port's
@@ -214,7 +216,7 @@ def _flat(x: np.ndarray) -> np.ndarray:
 
 
 def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether actual = ours · A + b for some A and b; this needs more positions than features."""
+    """Return whether actual = ours · A + b for some A and b. There must be more positions than features."""
     known = np.concatenate([ours, np.ones((len(ours), 1))], axis=1)
     if len(known) <= known.shape[1] + 1:
         return False
@@ -223,7 +225,7 @@ def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
 
 
 def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether every hidden unit of the port is a positive multiple of one of ours; False if all are zero."""
+    """Return whether each hidden unit of the port is a positive multiple of one of ours; False if all are zero."""
     length = np.linalg.norm(ours, axis=0)
     likeness = (ours / np.where(length > 0, length, 1)).T @ actual
     best, scale = likeness.argmax(axis=0), likeness.max(axis=0)
@@ -232,7 +234,7 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
-    """Return whether every head of the port is one of ours; scores may be scaled, with a constant per row."""
+    """Return whether each head of the port equals one of ours; scores may be scaled, and have a constant per row."""
 
     def head_of(x: np.ndarray, head: int) -> np.ndarray:
         return (x - x.mean(-1, keepdims=True) if shifted else x)[:, head].ravel()

@@ -1,4 +1,4 @@
-"""A port's activations on one probe, compared with the reference segment by segment."""
+"""The activations of a port on one probe, compared with the reference segment by segment."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from transparity_conformance.oracle.undetermined import judged, judged_gap, padd
 from transparity_conformance.report.comparison import gap, share
 
 MOST_FEATURES = 4096
-"""The largest number of features or tokens whose errors a report lists one by one."""
+"""The largest number of features or tokens for which a report lists each error."""
 
 
 @dataclass
 class ProbeResult:
-    """A port's activations on one probe, with the error and budget of each segment."""
+    """The activations of a port on one probe, with the error and the budget (tolerance) of each segment."""
 
     probe: Probe
     recorded: Mapping[str, np.ndarray]
     misshapen: dict[str, str]
     """A message for each tap with a wrong shape."""
     order: list[str]
-    """The reference's taps, in the order of the forward pass."""
+    """The taps of the reference, in the order of the forward pass."""
     budgets: dict[str, float]
     errors: dict[str, float]
-    """The largest difference at each tap. Positions that a convention decides do not count."""
+    """The largest difference at each tap, not counting positions whose right value depends on a convention."""
     everywhere: dict[str, float]
-    """The largest difference at each tap. Positions that a convention decides count, too."""
+    """The largest difference at each tap, including positions whose right value depends on a convention."""
     dtype: str
-    """The precision whose budgets apply."""
+    """The precision that determines the budgets."""
 
     def judged(self, tap: str, ours: np.ndarray) -> np.ndarray:
-        """Return the port's value, with `ours` where a convention or a near-tie decides."""
+        """Return the port's value at `tap`, but `ours` where the right value depends on a convention or a near-tie."""
         return judged(self.probe, tap, self.recorded[tap], ours, self.dtype, self.recorded)
 
     def gap(self, tap: str, ours: np.ndarray) -> float:
@@ -51,7 +51,7 @@ class ProbeResult:
         return gap(self.judged(tap, ours), ours)
 
     def gaps_from(self, given: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Return the largest difference at each tap, if the reference continues only with the values in `given`."""
+        """Return the largest difference at each tap if the reference continues only with the values in `given`."""
         ours = walk(self.probe, given)
         return {
             tap: judged_gap(self.probe, tap, value, ours[tap], self.dtype, given)
@@ -59,7 +59,7 @@ class ProbeResult:
         }
 
     def without(self, taps: Collection[str]) -> ProbeResult:
-        """Return the result of a port that does not show `taps`."""
+        """Return the result as if the port had not shown `taps`."""
         recorded = chosen(self.recorded, [tap for tap in self.recorded if tap not in taps])
         errors = {tap: error for tap, error in self.errors.items() if tap not in taps}
         return dataclasses.replace(self, recorded=recorded, errors=errors)
@@ -69,7 +69,7 @@ class ProbeResult:
 
     @property
     def last(self) -> str:
-        """Return the last tap with the right shape, usually the logits."""
+        """Return the last tap whose shape is right, usually the logits."""
         return next(tap for tap in reversed(self.order) if tap in self.recorded)
 
     @property
@@ -82,11 +82,11 @@ class ProbeResult:
 
 
 Results = Mapping[str, ProbeResult]
-"""By the probe's name."""
+"""Results by the name of the probe."""
 
 
 def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) -> ProbeResult:
-    """Compare each activation with the reference's value, computed from the port's earlier activations."""
+    """Compare each activation with the value that the reference computes from the port's earlier activations."""
     lengths = lengths_of(probe.config, probe.inputs)
     shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
     misshapen = {
@@ -96,7 +96,7 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
     }
     right = chosen(shown, [tap for tap in shown if tap not in misshapen])
     recorded = changed(right, lambda value: np.asarray(value, np.float64))
-    if recorded.keys() <= {"logits"}:  # without other activations, a walk equals the oracle
+    if recorded.keys() <= {"logits"}:  # with logits only, the reference computes everything itself
         ours: Mapping[str, np.ndarray] = probe.oracle.expected
         budgets = {tap: probe.oracle.budget(tap, dtype) for tap in probe.oracle.noise(dtype)}
     else:
@@ -116,7 +116,7 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
 
 
 def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
-    """Return the largest errors by row, position, head and feature (or token), as lists."""
+    """Return the largest error for each row, position, head and feature (or token), as lists."""
     with np.errstate(invalid="ignore"):
         error = np.nan_to_num(np.abs(actual - expected), nan=np.inf, posinf=np.inf)
     axes = {2: ("row",), 3: ("row", "position", "feature"), 4: ("row", "head", "position")}[error.ndim]
@@ -127,7 +127,7 @@ def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
 
 
 def still_wrong(results: Results, known: Sequence[Hypothesis], most: int = 10_000) -> list[str]:
-    """List the segments beyond their budget although the reference has the faults `known`; stop after `most` + 1."""
+    """List the taps that are still wrong if the reference has the faults `known`; stop after `most` + 1 taps."""
     wrong: dict[str, None] = {}
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
@@ -147,7 +147,7 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], most: int = 10_00
 
 
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
-    """Return the last segment's largest error, usually the logits', if the reference has the faults `known`."""
+    """Return the largest error of the last tap, usually the logits, if the reference has the faults `known`."""
     return max(
         each.gap(each.last, walk(each.probe, each.recorded, known)[each.last])
         for each in results.values()
@@ -156,7 +156,7 @@ def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
 
 
 def real_positions(probe: Probe, tap: str) -> np.ndarray:
-    """Return whether each position of `tap` (batch, length) is a token, not unused padding."""
+    """Return a mask (batch, length) of the positions of `tap` that are tokens, rather than unused padding."""
     config = probe.config
     stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0] if "." in tap else config.stacks[-1]
     sees_padding = stack == "decoder" and tap != "logits" and "padding" not in config.decoder_mask

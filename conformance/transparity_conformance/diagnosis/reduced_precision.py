@@ -1,8 +1,8 @@
-"""Find a reduced precision that explains every difference.
+"""Find a reduced precision that explains all differences between the port and the reference.
 
-A port may round the weights, the results of all operations, or the factors of matrix products. Tensor cores multiply
-rounded factors (TF32 or half precision) and sum in float32. To test this, the reference runs on arrays that round both
-factors of each matrix product.
+A port may round the weights, the results of all operations, or the factors of matrix products. For example, tensor
+cores round factors to TF32 or half precision, and sum in float32. To test this, the reference runs on arrays whose
+matrix products first round both factors.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ KINDS = {"TF32": "tf32", "bfloat16": "bfloat16", "float16": "float16"}
 
 
 def find_rounding(results: Results, dtype: str) -> Cause | None:
-    """Return a rounding to fewer bits that explains every difference. No rounding explains a wrong shape."""
+    """Return a rounding to fewer bits that explains all differences, or None. Rounding never explains a wrong shape."""
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
     return _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
 
 
 def _is_beyond_rounding(results: Results) -> bool:
-    """Return whether the first wrong segment differs by more than bfloat16, the coarsest precision, explains."""
+    """Return whether the first wrong value differs by more than rounding to bfloat16, the coarsest dtype, explains."""
     first = next((result for result in results.values() if result.wrong), None)
     if first is None or not math.isfinite(first.errors[first.wrong[0]]):  # float16 overflows
         return False
@@ -47,12 +47,12 @@ def _is_beyond_rounding(results: Results) -> bool:
 
 
 def declared_by(rounding: Cause) -> str | None:
-    """Return the half precision that the port should declare for this rounding, or None."""
+    """Return the half precision that the user should declare for a port that rounds in this way, or None."""
     return next((kind for kind in HALF if kind in rounding.says), None)
 
 
 def how_to_declare(rounding: Cause) -> str:
-    """Return advice for undeclared rounding, as a clause."""
+    """Return advice about undeclared rounding, as a clause."""
     if declared := declared_by(rounding):
         return f'declare the precision with --dtype {declared} (dtype="{declared}"), or compute in float32'
     return "switch this rounding off (in PyTorch: torch.backends.cuda.matmul.allow_tf32 = False)"
@@ -67,7 +67,7 @@ def _rounded_weights(results: Results) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Return a lower precision that represents every recorded value exactly, and in whose budgets all errors are."""
+    """Return a lower precision that represents every recorded value exactly, and whose budgets cover all errors."""
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue
@@ -100,7 +100,7 @@ def _rounded_products(results: Results) -> Cause | None:
 
 
 def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
-    """Return the largest fraction of a tap's difference that remains if the reference rounds in this manner."""
+    """Return the largest share of a difference that remains at any tap if the reference rounds in the same way."""
     if not result.wrong:
         return 0.0
     ours, rounded = walk(result.probe, result.recorded), walk(result.probe, result.recorded, (hypothesis,))
@@ -108,9 +108,8 @@ def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
 
 
 def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> float:
-    """Return median |actual − rounded| / median |actual − ours|, the share of a difference that rounding leaves. It is
-    infinite if an element differs by more than rounding can cause. Elements that are equal in all three arrays, such as
-    weights of zero, do not count."""
+    """Return median |actual − rounded| / median |actual − ours|: the share of a difference that remains after rounding.
+    Return infinity if an element differs by more than rounding can cause. Ignore elements that are equal everywhere."""
     ours, rounded = np.asarray(ours), np.asarray(rounded)
     moved = (actual != ours) | (rounded != ours)
     with np.errstate(all="ignore"):
@@ -120,7 +119,7 @@ def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> floa
 
 
 class Factors(np.ndarray):
-    """An array whose matrix products first round both factors."""
+    """An array that rounds both factors before each matrix product."""
 
     kind = "tf32"
 
@@ -144,7 +143,7 @@ def factors(kind: str, value: np.ndarray) -> Factors:
 
 
 def products_of(taps: list[str]) -> Iterator[Hypothesis]:
-    """Yield a hypothesis for each kind of rounding in matrix products, on the whole model."""
+    """Yield a hypothesis for each kind of rounding in the matrix products of the whole model."""
     for name, kind in KINDS.items():
         description = f"rounding of the factors of matrix products to {name}"
         alter, downstream = partial(_alter, kind), partial(_downstream, kind)
@@ -153,7 +152,7 @@ def products_of(taps: list[str]) -> Iterator[Hypothesis]:
 
 
 def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return the parameters in memory as `Factors`; parameters in files are rounded when they are read."""
+    """Return the parameters in memory as `Factors`. Parameters in files are rounded when they are read."""
     in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}
     return {name: factors(kind, value) for name, value in in_memory.items()} if site == PARAMETERS else {}
 

@@ -1,7 +1,7 @@
-"""Skip the reference's first layers if their output is known.
+"""Skip the first layers of the reference if their output is known.
 
-A stack that starts at its third layer is a shorter stack, whose embedding is the second layer's output. The reference
-runs this shorter model, with a tap that renames activations.
+A stack that starts at its third layer is a shorter stack whose embedding is the output of the second layer. The
+reference runs this shorter model, with a tap that translates the names of activations.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from transparity_conformance.oracle.oracle import Arrays
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)", re.DOTALL)
 
 Depth = tuple[int, int]
-"""(0, i) is layer i of the encoder, (1, i) of the decoder; i = number of layers is the part after all layers."""
+"""(0, i) is layer i of the encoder, (1, i) of the decoder. After the last layer, i is the number of layers."""
 
 
 @functools.lru_cache(maxsize=2**14)
 def _of_layer(name: str) -> tuple[str, int, str] | None:
-    """Return (stack, layer, rest) of a name; cached, because the same names are split often."""
+    """Return (stack, layer, rest) of a name. The result is cached, because the same names are split often."""
     found = LAYER.match(name)
     return (found[1], int(found[2]), found[3]) if found else None
 
@@ -51,7 +51,7 @@ def depth(config: TransformerConfig, name: str) -> Depth:
 
 @dataclass(frozen=True)
 class Start:
-    """The number of skipped layers of each stack, and the known activations, `given`."""
+    """Where the reference starts: the number of skipped layers of each stack, and the known activations (`given`)."""
 
     config: TransformerConfig
     given: Mapping[str, Any]
@@ -75,7 +75,7 @@ class Start:
 
     def skips(self, name: str) -> bool:
         if name.startswith("encoder.") and self.whole_encoder:
-            # An embedding table that both stacks share is named after the encoder.
+            # If both stacks share an embedding table, the table has the name of the encoder's table.
             return not (self.config.shared_embedding and name == "encoder.token_embedding.weight")
         if found := _of_layer(name):
             return found[1] < (self.encoder if found[0] == "encoder" else self.decoder)
@@ -83,14 +83,14 @@ class Start:
         return bool(skipped) and (".embedding" in name or "_convolution" in name)
 
     def shortened(self, parameters: Arrays) -> Arrays:
-        """Return the remaining layers' parameters, renamed for the shorter configuration."""
+        """Return the parameters of the remaining layers, renamed for the shorter model."""
         if not self.skipped:
             return parameters
         kept = [name for name in parameters if not (_of_layer(name) and self.skips(name))]
         return {self._renamed(name, -1): parameters[name] for name in kept}
 
     def tap(self, tap: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-        """Return a tap with the whole model's names, and with the given values for skipped layers."""
+        """Return a tap for the shorter model that uses the names of the whole model and the known values."""
         if not self.skipped:
             return tap
 
@@ -115,12 +115,12 @@ class Start:
 
 
 def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Depth) -> Start:
-    """Skip as many layers before `earliest` as possible; the last skipped layer's output must be in `given`."""
+    """Skip as many layers before `earliest` as possible. The output of the last skipped layer must be in `given`."""
     stack, layer = earliest
     if stack == 1 and config.has_encoder and "encoder.output" not in given:
         stack, layer = 0, config.num_encoder_layers
     name = ("encoder", "decoder")[stack]
-    # If the kinds of layers repeat, the shorter stack must start with the same kind as the whole stack.
+    # If kinds of layers alternate, the shorter stack must start with the same kind as the whole stack.
     period = len(config.layer_types) or 1
     known = (i for i in range(layer, 0, -1) if i % period == 0 and f"{name}.layers.{i - 1}.output" in given)
     skipped = next(known, 0)

@@ -1,4 +1,4 @@
-"""A wrong segment, the difference that remains with faults in the reference, and segments joined to one."""
+"""A wrong segment, the difference that remains when the reference has faults, and how to join segments."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Combination = tuple[Hypothesis, ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """A tap at which the port differs from the reference, on every probe with this tap."""
+    """A tap at which the port differs from the reference, on all probes for which the port shows this tap."""
 
     tap: str
     results: Mapping[str, ProbeResult]
-    """The port's activations and their budgets, by the probe's name."""
+    """The port's activations and budgets, by the name of the probe."""
     ranks: int = 1
-    """The port's ranks; 1 if the sharding does not cause the difference."""
+    """The number of the port's ranks, but 1 if the difference has no relation to sharding."""
     _bases: dict[str, Base] = field(default_factory=dict, init=False)
     _sizes: dict[tuple[Any, ...], tuple[Combination, float, float]] = field(default_factory=dict, init=False)
 
@@ -37,18 +37,18 @@ class Segment:
 
     @property
     def is_whole_model(self) -> bool:
-        """Return whether the port shows only this tap, so that the segment is the whole model."""
+        """Return whether the port shows only this tap. Then the segment is the whole model."""
         return all(len(each.recorded) == 1 for each in self.results.values())
 
     def budget(self, probe: Probe) -> float:
-        """Return the segment's budget; for a probe without this tap, the budget of the whole model up to the tap."""
+        """Return the budget of the segment; for a probe without this tap, the budget of the model up to the tap."""
         having = self.results.get(probe.name)
         if having is None:
             return probe.oracle.budget(self.tap, next(iter(self.results.values())).dtype)
         return having.budgets[self.tap]
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return a walk without faults, whose values other walks reuse; None if the port shows several activations."""
+        """Return a walk without faults whose values other walks reuse; None if the port shows several activations."""
         recorded = self.results[probe.name].recorded
         if len(recorded) > 1:
             return None
@@ -57,7 +57,8 @@ class Segment:
         return self._bases[probe.name]
 
     def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
-        """Return the reference's value with these faults; None if they exclude each other or remove the tap."""
+        """Return the reference's value with these faults; None if faults exclude each other, or if one removes the
+        tap."""
         given = self.results[probe.name].recorded if probe.name in self.results else {}
         base = self._base(probe) if given else None
         try:
@@ -66,15 +67,15 @@ class Segment:
             return None
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Return the port's value minus the reference's value with these faults; 0 where a convention decides."""
+        """Return the port's value minus the reference's value with these faults, and 0 where a convention decides."""
         ours = self.value(probe, chosen)
-        if ours is None:  # a fault may remove the tap, such as another position of norms
+        if ours is None:  # a fault may remove the tap, such as a norm elsewhere
             return np.array([np.inf])
         return less(self.results[probe.name].judged(self.tap, ours), ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
-        """Return the remaining difference, relative to the budget. If it slightly exceeds the budget, the budget is
-        measured again with the faults: at two points, then at as many points as without faults."""
+        """Return the remaining difference, relative to the budget. If the difference is slightly too large, measure the
+        budget again, with the faults: first at two points, then at all."""
         error, budget, result = self.largest(probe, chosen), self.budget(probe), self.results[probe.name]
         for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[result.dtype]), (probe.neighbours, LUCK)):
             if budget < error < within * budget:
@@ -84,9 +85,9 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the faults make a right segment wrong, or raise an error.
+        """Return whether the faults make a right segment wrong, or exclude each other.
 
-        For example, a fault of all layers is ruled out if an earlier layer is right.
+        For example, a fault of all layers is excluded if an earlier layer is right.
         """
         result = self.results[probe.name]
         if not result.right:
@@ -102,33 +103,33 @@ class Segment:
         return self._size(probe, chosen)[0]
 
     def is_near(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the difference is within the largest budget that `share` may measure."""
+        """Return whether the difference is at most slightly above the budget."""
         within = REMEASURED_WITHIN[self.results[probe.name].dtype]
         return self.largest(probe, chosen) <= within * (self.budget(probe) or 1)
 
     def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
-        """Return whether the difference is within the budget on all `probes`, by default on every probe."""
+        """Return whether the difference is within the budget on all `probes`, by default on all of the segment's."""
         return all(self.share(probe, chosen) <= 1 for probe in (self.probes if probes is None else probes))
 
     def largest(self, probe: Probe, chosen: Combination) -> float:
         return self._size(probe, chosen)[1]
 
     def _size(self, probe: Probe, chosen: Combination) -> tuple[float, float]:
-        """Return the remaining difference's root mean square and maximum, computed once."""
-        # Hypotheses are not hashable, so the key is their `id`. They are stored, so that no other object gets this id.
+        """Return (root mean square, maximum) of the remaining difference; compute it only once."""
+        # Hypotheses cannot be hashed; the key is their `id`. They are stored, so that no other object gets it.
         key = probe.name, *map(id, chosen)
         if key not in self._sizes:
             self.keep(probe, chosen, self.left(probe, chosen))
         return self._sizes[key][1:]
 
     def keep(self, probe: Probe, chosen: Combination, left: np.ndarray) -> None:
-        """Store the size of a remaining difference, `left`."""
+        """Store the size of the remaining difference `left`."""
         largest = float(np.abs(left).max(initial=0.0))
         self._sizes[probe.name, *map(id, chosen)] = chosen, rms(left), largest
 
 
 def segment_of(results: Results, tap: str, ranks: int = 1) -> Segment:
-    """Return the segment that ends at a tap, on the probes with this tap."""
+    """Return the segment that ends at a tap, on the probes for which the port shows the tap."""
     return Segment(tap, {each.probe.name: each for each in results.values() if tap in each.recorded}, ranks)
 
 
@@ -138,22 +139,22 @@ def rms(left: np.ndarray) -> float:
 
 
 def scope_of(tap: str) -> str:
-    """Return a tap's sublayer; empty outside sublayers."""
+    """Return the sublayer to which a tap belongs, or an empty string."""
     parts = tap.split(".")
     return ".".join(parts[:-1]) if len(parts) > 4 else ""
 
 
 def layer_of(tap: str) -> str:
-    """Return a tap's layer, or the tap itself outside layers."""
+    """Return the layer to which a tap belongs, or else the tap itself."""
     return ".".join(tap.split(".")[:3])
 
 
 def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[str]) -> tuple[str, Results]:
-    """Join the wrong activations of a sublayer to one segment: return its end, and the results without the others.
+    """Join the wrong activations of a sublayer to one segment. Return its end, and the results without the other taps.
 
-    Activations that were found by value may be matched wrongly, and operations in another order change several
-    activations at once. The joint segment starts at the sublayer's right activations, and ends at the tap that all
-    wrong activations feed. The end is empty if a wrong activation was not found by value, or if only one is wrong.
+    Activations that were matched by value may be matched wrongly, and a different order of operations changes several
+    activations at once. The joint segment starts at the right activations of the sublayer. It ends at the first tap
+    that depends on all wrong ones. The end is empty if a wrong tap was not matched by value, or if only one is wrong.
     """
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
@@ -166,14 +167,14 @@ def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[
 
 
 def _wrong(result: ProbeResult, scope: str) -> set[str]:
-    """Return a sublayer's wrong activations, if the reference computes the sublayer only from its input."""
+    """Return the wrong activations of a sublayer, if the reference computes them from the sublayer's input."""
     inside = {tap for tap in result.recorded if scope_of(tap) == scope}
     errors, within = result.gaps_from(result.without(inside).recorded), REMEASURED_WITHIN[result.dtype]
     return {tap for tap in inside if errors[tap] > within * result.budgets[tap]}
 
 
 def _end(result: ProbeResult, wrong: Collection[str], inside: Collection[str]) -> str:
-    """Return the first wrong tap that all taps `inside` a sublayer feed, or an empty string."""
+    """Return the first wrong tap that depends on all taps `inside` a sublayer, or an empty string."""
     given = result.without(wrong).recorded
     ours, common = walk(result.probe, given), {*wrong}
     for tap in {*inside} & result.recorded.keys():

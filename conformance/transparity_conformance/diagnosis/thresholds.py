@@ -1,4 +1,4 @@
-"""The thresholds of the diagnosis, and their origins."""
+"""The thresholds of the diagnosis, each with the measurement from which it comes."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ REMEASURED_WITHIN = {
     "bfloat16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
     "float16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
 }
-"""A difference of at most this many budgets is compared again, with a budget that is measured with the fault."""
+"""The largest difference, in budgets, for which the budget is measured again with the fault in the reference."""
 
 LUCK = Threshold(
     4.5, "with large scores, a right program's error was up to 4.5 × the error at three points (144 models)"
 )
-"""The largest error of a right program, relative to a budget from only three points."""
+"""The largest error of a right program, relative to a budget that is measured at only three points."""
 
 EQUIVALENT_ULPS = Threshold(
     1024,
     "equivalent forms deviate from the fitted map by at most 23 ulps of their largest number (3 ulps without large "
     "scores). Wrong values deviate by at least 1.7 million ulps (12 probes of two models in float32)",
 )
-"""An equivalent form's tolerance, in ulps of its largest number."""
+"""The tolerance of an equivalent form, in ulps of its largest number."""
 
 NO_EXPLANATION = Threshold(
     0.5,
     "each of 53 faults was planted in float32. The planted fault leaves at most 1.1e-4 of the difference. Any other "
     "fault leaves more than half in 99.6 % of 7,268 cases (two models, two probes, one of them with large scores)",
 )
-"""A fault that leaves more than this share of a difference does not explain it."""
+"""A fault explains a difference only if at most this share of the difference remains."""
 
 ROUNDED_PRODUCTS = (
     "products were rounded to TF32 and bfloat16 (five probes, 20 runs). The reference with the same rounding leaves at "
@@ -42,17 +42,17 @@ ROUNDED_PRODUCTS = (
     "a tie differently"
 )
 TYPICALLY_LEFT = Threshold(0.5, ROUNDED_PRODUCTS)
-"""The share of a difference that undeclared rounding may leave, in the median over the probes."""
+"""The share of a difference that may remain after undeclared rounding, in the median over all probes."""
 
 LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
-"""The share of a difference that undeclared rounding may leave on any probe."""
+"""The share of a difference that may remain after undeclared rounding, on the worst probe."""
 
 FURTHEST_ROUNDED = Threshold(
     4,
     "in the same runs, the ratio is 0.51 with the right rounding. If queries are also 5 % too large, the ratio is 25 "
     "in TF32. In bfloat16, the ratio is 3.1, but the remaining share of the difference shows the fault",
 )
-"""The largest difference of an element, relative to the largest that the rounding causes."""
+"""The largest difference of an element, relative to the largest difference that rounding causes."""
 
 COHERENT = Threshold(
     4,
@@ -60,23 +60,23 @@ COHERENT = Threshold(
     "ratio was 1.0, and the largest was 1.65 (a Llama). The limit is more than twice 1.65. The test does not run "
     "in float32, because the budgets of float32 are narrow, and the ratio reached 1.93 in float32",
 )
-"""The largest accepted projection of an error onto a fault's effect, relative to projections of rounding."""
+"""The largest accepted projection of an error onto the effect of a fault, relative to projections of rounding."""
 
 PAIRS = (
     "in eight models, 12 pairs of faults were planted, and only the logits were shown. Among 640 to 2,173 single "
     "faults, the better fault of each pair ranked first (11 pairs) or second"
 )
 BEAM = Count(8, PAIRS)
-"""The smallest number of combinations that are extended."""
+"""The smallest number of combinations of faults that the search extends by a further fault."""
 
 WALKS = Count(500, f"{PAIRS}. Among all pairs by added effects, 11 pairs ranked at most 375th, and one 31,228th")
-"""The combinations that are tried at each depth; limits how many are extended by every candidate."""
+"""The number of combinations to try at each size, which limits how many combinations are extended."""
 
 DEEPEST = 3
 """The largest number of faults in a combination."""
 
 PAIR = 2
-"""The largest number of faults in a combination if only logits are known; more faults would overfit."""
+"""The largest number of faults in a combination if only logits are known, because more faults would overfit."""
 
 FITS = (
     "126 numbers were planted in seven models, and all kinds of numbers were fitted to each result. The fit accepts "
@@ -84,7 +84,7 @@ FITS = (
     "not planted. Each of these 142 leaves at least 1.7e-4 of the difference"
 )
 IMPROVED = Threshold(2, FITS)
-"""A fit is accepted if it leaves less than the best number of its grid by this factor."""
+"""The search accepts a fit if the best number of the grid leaves at least this many times as much."""
 
 BELOW_MEDIAN = Threshold(100, FITS)
-"""A fit is also accepted if it leaves less than the median of its grid by this factor."""
+"""The search also accepts a fit if the numbers of the grid leave at least this many times as much, in the median."""

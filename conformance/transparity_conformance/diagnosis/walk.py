@@ -1,8 +1,8 @@
-"""The walk: a forward pass of the reference that computes each activation from the port's earlier activations.
+"""A walk: a forward pass of the reference that computes each activation from the port's earlier activations.
 
-At each tap, the reference computes a value, and then continues with the port's value. The computation between two taps
-is a segment. A fault changes only its own segment, so one walk can show several faults. If the port shows only logits,
-the whole model is one segment.
+At each tap (a named activation), the reference computes a value, but continues with the port's value. A segment is the
+computation between two taps. A fault changes only its own segment, so that one walk can show several faults. If the
+port shows only logits, the whole model is one segment.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from transparity_numpy.transformer import transformer
 
 
 class TapReached(Exception):  # noqa: N818 - not an error
-    """Ends a forward pass after the requested tap, because the rest is not needed."""
+    """Ends a forward pass after the requested tap, to save time."""
 
 
 class Impossible(Exception):  # noqa: N818 - not an error
-    """Faults that exclude each other, for example because one removes a tap that another changes."""
+    """The faults exclude each other; for example, one removes a tap that another changes."""
 
 
 @contextlib.contextmanager
 def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
-    """Convert all exceptions except `errors` to `Impossible`, which means that the hypothesis failed."""
+    """Convert all exceptions except `errors` to `Impossible`, because the faults may make the computation fail."""
     passed: tuple[type[Exception], ...] = (Impossible, MemoryError, *errors)
     try:
         yield
@@ -56,12 +56,12 @@ def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Base:
-    """A walk without faults. Walks with faults reuse its values up to the first fault."""
+    """A walk without faults. Walks with faults reuse its values up to their first fault."""
 
     computed: MutableMapping[str, np.ndarray]
-    """The value that the reference computes at each tap."""
+    """The values that the reference computes."""
     taps: Mapping[str, np.ndarray]
-    """The value with which the walk continues after each tap."""
+    """The values with which the walk continues: the port's values where shown, otherwise the computed values."""
 
 
 def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:
@@ -81,14 +81,14 @@ def walk(
     taps: MutableMapping[str, np.ndarray] | None = None,
     choices: Mapping[str, np.ndarray] | None = None,
 ) -> MutableMapping[str, np.ndarray]:
-    """Run the reference with `hypotheses` on the port's activations, and return the computed value at each tap.
+    """Run the reference, with the faults in `hypotheses`, on the port's activations; return the computed values.
 
     Args:
-        until: The last tap to compute.
-        index: The number of a nearby point at which rounding is measured; 0 is the probe itself.
-        base: A walk without faults through the same activations. Its values before the first fault are reused.
-        taps: Filled with the values with which the walk continues after each tap.
-        choices: The same walk in float64. The walk uses its choices of experts.
+        until: The tap after which the walk ends.
+        index: Selects a nearby point (slightly changed weights), to measure rounding; 0 means the weights of the probe.
+        base: A walk without faults through the same activations, whose values before the first fault are reused.
+        taps: A mapping to fill with the values with which the walk continues.
+        choices: The same walk in float64, whose choices of experts this walk uses.
     """
     with under_hypothesis() if hypotheses else contextlib.nullcontext():
         right, tokens = neighbour(probe.parameters, index), dict[str, Any](probe.inputs)
@@ -109,13 +109,13 @@ def walk(
 
 
 def _cast(model: Model, known: Arrays, start: Start, dtype: str) -> Arrays:
-    """Return the parameters rounded to `dtype`. Parameters in `known` and in skipped layers stay unchanged."""
+    """Return the parameters rounded to `dtype`, except the parameters in `known` and in skipped layers."""
     others = {name: value for name, value in model.parameters.items() if name not in known}
     return known | {name: value if start.skips(name) else rounded(value, dtype) for name, value in others.items()}
 
 
 def _begun(probe: Probe, model: Model, base: Base | None) -> MutableMapping[str, np.ndarray]:
-    """Return storage for computed values, with the base's values if no fault changes the configuration."""
+    """Return storage for the computed values, with the values of `base` if no fault changes the configuration."""
     if base is None or model.config is not probe.config:
         return probe.room()
     return copy.copy(base.computed)
@@ -131,18 +131,18 @@ def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndar
 
 @dataclass
 class Model:
-    """A model with faults, and the taps at which they act."""
+    """A model with faults, and the places at which the faults act."""
 
     config: TransformerConfig
     parameters: Arrays
     touched: list[str] = field(default_factory=list)
-    """Taps and parameters at which faults act."""
+    """The taps and parameters at which faults act."""
     downstream: list[str] = field(default_factory=list)
-    """Taps at which a fault changes the value with which the walk continues."""
+    """The taps at which a fault changes the value with which the walk continues."""
 
 
 def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> Model:
-    """Apply the faults that change the configuration or the `right` parameters."""
+    """Return the model with the faults' changes of the configuration and of the `right` parameters."""
     model = Model(config, right)
     for hypothesis in hypotheses:
         fault = hypothesis.fault
@@ -152,7 +152,7 @@ def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: 
             model.downstream.append("encoder.embedding")
         changed: Arrays = {}
         if fault.alter:
-            # Each change starts from the right parameters; otherwise, the second half of a swap would undo the first.
+            # Each change starts from the right parameters. Otherwise, half of a swap would undo the other half.
             changed = dict(ChainMap(*[fault.alter(model.config, right, site) for site in hypothesis.sites]))
             model.parameters = model.parameters | changed
         if not fault.fields:
@@ -171,7 +171,7 @@ def _walking(
     until: str | None,
     choices: Mapping[str, np.ndarray] | None,
 ) -> Tap:
-    """Return a tap that applies faults, stores values in `computed`, and continues with the `recorded` values."""
+    """Return a tap that applies the faults, stores values in `computed`, and continues with values in `recorded`."""
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         if choices is not None and is_choice(name):
@@ -196,7 +196,7 @@ def _walking(
 
 @under_hypothesis()
 def made_with(hypotheses: Sequence[Hypothesis], state: WalkState, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the value at a tap after the faults that change it."""
+    """Return the value at a tap after all faults that change it."""
     made = [each.fault for each in hypotheses if name in each.patched]
     for formula, settings in _formulas(made).items():
         value = formula(settings, state, name, value)
@@ -224,11 +224,11 @@ def _start(
     touched: list[str],
     downstream: list[str],
 ) -> Start:
-    """Skip all layers before the first fault and before `until`, as far as possible."""
+    """Skip as many layers as possible before the first fault and before the tap `until`."""
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
-    # After a recorded activation, an earlier fault has no effect, unless it also changes later computations.
+    # A recorded activation hides earlier faults from later values, unless a fault changes the value that continues.
     cut = start_at(config, recorded, end).depth if until else (0, 0)
     earliest = min([end, *(depth(config, name) for name in touched if depth(config, name) >= cut)])
     earliest = min([earliest, *(depth(config, name) for name in downstream)])
@@ -242,17 +242,17 @@ def dependents(
     tap: str,
     known: Sequence[Hypothesis] = (),
 ) -> set[str]:
-    """Return the taps that depend on `tap` without passing through another tap of `values`.
+    """Return the taps that depend on `tap`, other than through another tap in `values`.
 
     Args:
-        ours: The walk without a change.
+        ours: The walk without the change of `tap`.
     """
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
 
 def perturbed(value: np.ndarray) -> np.ndarray:
-    """Return other numbers of about the same magnitude: reversed along every axis, scaled and shifted a little."""
+    """Return other numbers of similar size: reverse every axis, then scale and shift a little."""
     value = np.nan_to_num(value)
     return np.flip(value) * 1.02 + 0.01 * (float(np.abs(value).max(initial=0.0)) or 1.0)
 
@@ -267,11 +267,11 @@ def segment_budgets(
     neighbours: int = 3,
     truth: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Return the budget of each segment, measured from the reference's own rounding errors in `dtype`.
+    """Return the budget (tolerance) of each segment, measured from the reference's rounding errors in `dtype`.
 
     Args:
-        neighbours: The number of points at which the error is measured.
-        truth: The same walk in float64, if it is known.
+        neighbours: The number of nearby points (slightly changed weights) at which the errors are measured.
+        truth: The same walk in float64, if it is already known.
     """
     rule, ulp = RULES[dtype], epsilon(dtype)
     measured = "float32" if dtype == "float64" else dtype
@@ -290,6 +290,6 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """Change each number at random by up to half an ulp; a port may continue with unrounded values."""
+    """Change each number at random by up to half an ulp, because a port may continue with values before rounding."""
     random = np.random.default_rng([index, value.size])
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))

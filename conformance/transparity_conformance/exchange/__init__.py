@@ -1,1 +1,1 @@
-"""Bundles: a check's inputs and expected outputs as files, for ports in any language and on any machine."""
+"""Bundles: the inputs and expected outputs of a check as files, for ports in any language and on any machine."""

@@ -1,7 +1,7 @@
 """A bundle: a check as a folder of files, for a port in any language and on any machine.
 
 `manifest.json` describes the other files. A port reads `config.json`, the parameters and `inputs.safetensors`, and
-writes its results to one file. A capability that needs further inputs has its own file.
+writes its results to one file. Capabilities that need further inputs have files of their own.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from transparity_conformance.running.inputs import add_mask, shapes_of
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """The requests of one capability in a bundle."""
+    """The requests of a bundle for one capability."""
 
     row: Capability
     probe: Probe
     requests: Mapping[str, Requests]
-    """The requests of each compared claim."""
+    """The requests for each claim that is compared."""
     reasons: Mapping[str, str]
-    """The reason why each claim is not compared; empty if the claim is compared."""
+    """For each claim, the reason why it is not compared; empty if it is compared."""
 
     @property
     def all_requests(self) -> dict[str, Any]:
@@ -47,14 +47,14 @@ class Section:
 
     @property
     def purpose(self) -> str:
-        """Describe the section, with the claims that are not compared."""
+        """Describe the section, including claims that are not compared."""
         reasons = {reason: claim for claim, reason in self.reasons.items() if reason}
         if reasons and not self.all_requests:
             return "; ".join(reasons)
         return "; ".join([self.row.purpose, *(f"{claim}: {reason}" for reason, claim in reasons.items())])
 
     def tensors(self) -> Arrays:
-        """Return the tensors of all requests, with names such as `{request}/{tensor}`."""
+        """Return the tensors of all requests; their names have the form `{request}/{tensor}`."""
         return {
             f"{key}/{name}": value
             for key, request in self.all_requests.items()
@@ -62,7 +62,7 @@ class Section:
         }
 
     def asked(self) -> Shapes:
-        """Return the shape of every tensor that a port may write for the section."""
+        """Return the shapes of the tensors that a port may write for the section."""
         asked: Shapes = {}
         for key, request in self.all_requests.items():
             asked |= self.row.shapes(key, request)
@@ -78,7 +78,7 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the sections, and the sections that they need, each once. Raise `BundleError` for an unknown name."""
+    """Return the sections in order, including other sections that they need. Raise `BundleError` for unknown names."""
     for name in sections:
         if name not in CAPABILITIES:
             raise BundleError(f"There is no section {name!r}; the sections of a bundle are {', '.join(CAPABILITIES)}.")
@@ -97,14 +97,14 @@ def section_of(name: str, probes: Probes, dtype: str) -> Section:
 
 
 def check_section(path: Path, section: Section, described: SectionFields) -> None:
-    """Raise `BundleError` if a section differs, except in `purpose`, from what the checker computes."""
+    """Raise `BundleError` if a section differs from what the checker computes. Only `purpose` may differ."""
     if _comparable(section, described) != _comparable(section, section.described()):
         name = section.row.name
         raise BundleError(f"{path} is not valid: the section {name} does not fit the configuration and the probes.")
 
 
 def _comparable(section: Section, described: SectionFields) -> str:
-    """Return a description as JSON, which distinguishes 1, 1.0 and true, without the fields that may differ."""
+    """Return a description as JSON, without the fields that may differ. JSON distinguishes 1, 1.0 and true."""
     free = section.row.free_fields
     requests = {
         key: fields | {name: type(fields[name]).__name__ for name in free if name in fields}
@@ -114,9 +114,9 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return the section with the requests of a bundle, which must have passed `check_section`. Integers and random
-    numbers must equal the numbers that the checker computes. Parameters come from the file, because their rounding may
-    differ between machines."""
+    """Return the section with the bundle's own requests; call `check_section` first. Integers and random numbers must
+    equal the checker's. Parameters are taken from the file, because another machine may have rounded them
+    differently."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
             raise BundleError(f"{path} is not valid: {name} does not fit the configuration and the probes.")
@@ -138,23 +138,23 @@ ACTUAL = "actual.safetensors"
 SMALLEST_VOCABULARY = 3
 
 WIDTH = 8
-"""A common feed-forward width, to which configurations are resized before comparisons."""
+"""The width of feed-forwards to which configurations are resized before a comparison."""
 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """One configuration and set of parameters, with the probes that use them."""
+    """One configuration and one set of parameters, with the probes that use them."""
 
     name: str
-    """A preset's name, `config` for another configuration, or a checkpoint's family."""
+    """The name of a preset, `config` for another configuration, or the family of a checkpoint."""
     dtype: str
     config: TransformerConfig
     probes: dict[str, Probe]
     capabilities: Mapping[str, Section] = field(default_factory=dict)
     has_weights: bool = True
-    """Whether the bundle contains the parameters; otherwise, it refers to a checkpoint's tensors."""
+    """Whether the bundle contains the parameters. Otherwise, it refers to the tensors of a checkpoint."""
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -170,17 +170,17 @@ class Bundle:
         return {name: shape for section in self.capabilities.values() for name, shape in section.asked().items()}
 
     def inputs(self, probe: Probe) -> Arrays:
-        """Return a probe's inputs as the bundle stores them; for a checkpoint, with a mask as from a tokenizer."""
+        """Return the inputs of a probe as the bundle stores them; for a checkpoint, with a mask like a tokenizer's."""
         return dict(probe.inputs) if self.has_weights else add_mask(probe.inputs, self.config)
 
     def described(self, probe: Probe) -> ProbeFields:
-        """Return a probe's manifest entry, without tolerances."""
+        """Return the entry of a probe in the manifest, without tolerances."""
         inputs = {name: list(value.shape) for name, value in self.inputs(probe).items()}
         return ProbeFields(purpose=probe.purpose, inputs=inputs, taps=_collapsed(shapes_of(probe.config, probe.inputs)))
 
 
 def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
-    """Return the probes that use the ordinary parameters of `config`."""
+    """Return the probes that use the usual random parameters of `config`."""
     vocabularies = [config.stack_vocab_size(config.input_stack(read)) for read in config.token_inputs]
     if min(vocabularies, default=SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
         raise BundleError(f"A bundle needs vocabularies of at least {SMALLEST_VOCABULARY} tokens, so that rows differ.")
@@ -194,8 +194,8 @@ def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
 
 
 def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
-    """Replace layer numbers in the names by `{i}`: `decoder.layers.{i}.output`. Raise `AssertionError` if layers have
-    different shapes, which no configuration allows."""
+    """Replace the numbers of layers in names by `{i}`, as in `decoder.layers.{i}.output`. Raise `AssertionError` if
+    layers have different shapes, which cannot happen."""
     found: StoredShapes = {}
     for name, shape in shapes.items():
         pattern = LAYER.sub(r"\1.layers.{i}.\3", name)
@@ -204,7 +204,7 @@ def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
 
 
 def check_name(name: str, config: TransformerConfig) -> None:
-    """Raise `BundleError` if the configuration differs from the preset `name` in more than its sizes."""
+    """Raise `BundleError` if the configuration differs from the preset `name` in anything but sizes."""
     if name != "config" and preset(name).resized(feed_forward_dim=WIDTH) != config.resized(feed_forward_dim=WIDTH):
         raise BundleError(
             f"The bundle is named {name!r}, but its configuration differs from this preset; use the name 'config'."

@@ -1,4 +1,4 @@
-"""Judge what a port wrote for a bundle: its activations, and its tensors for the capabilities."""
+"""Judge what a port wrote for a bundle: its activations, and the results of its capabilities."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from transparity_conformance.report.report import CapabilityResult, Report, Verd
 TOO_LITTLE = "too little of the forward pass was compared"
 
 NO_TOKEN = -1
-"""Fills the columns after a row's end, because tensors are rectangular."""
+"""The number that fills columns after the end of a row, because a tensor is rectangular."""
 
 
 def compare(
     folder: Path, actual: Path, checkpoint: Path | None, progress: Progress, *, logits_only: bool = False
 ) -> Iterator[Report]:
-    """Judge the results for a bundle, or for each of several bundles; yield one report per bundle.
+    """Judge the results for a bundle, or for several bundles in a folder; yield a report for each bundle.
 
     Args:
         folder: The bundle, or the folder with several bundles.
-        actual: The file of results. For several bundles, a folder with one file per bundle, named after the bundle.
-        checkpoint: The checkpoint to which the bundle refers. If None, the checkpoint inside the bundle or the bundle's
-            own weights are used.
+        actual: The file with results; for several bundles, a folder with one file per bundle, named after the bundle.
+        checkpoint: The checkpoint to which the bundle refers. The default is the checkpoint inside the bundle, or the
+            bundle's own weights.
         progress, logits_only: The same as for `judge`.
 
-    Raises `TransparityError` if a bundle, a file of results or the checkpoint is invalid.
+    Raise `TransparityError` if a bundle, a file with results, or the checkpoint is invalid.
     """
     manifest = read_manifest(folder) if is_file(folder / MANIFEST) else None
     if not isinstance(manifest, Several):
@@ -72,10 +72,11 @@ def judge_bundle(
     budget: float | None = None,
     **how: Any,
 ) -> Report:
-    """Judge a port's results for a bundle.
+    """Judge the results of a port for a bundle.
 
-    If the port was `stopped`, missing tensors are no fault. `how` has `logits_only`, `port`, `located` and `ranks` of
-    `judge`. If the bundle has weights, each probe needs logits; otherwise, the report lists missing activations.
+    If the port was `stopped`, a missing tensor is no fault. `how` contains the arguments `logits_only`, `port`,
+    `located` and `ranks` of `judge`. In a bundle with weights, only probes with logits are judged; otherwise, missing
+    activations are only listed.
     """
     taps = {key: outputs[key] for key in bundle.probes if key in outputs}
     if bundle.has_weights:
@@ -118,7 +119,7 @@ def _judge_sections(
 
 
 def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
-    """Yield the missing activations as lines; probes with the same missing activations share a line."""
+    """Yield lines about missing activations. Probes with the same missing activations share a line."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for key in bundle.probes:
         taps = [name.partition("/")[2] for name in bundle.shapes if name.startswith(f"{key}/")]
@@ -128,7 +129,7 @@ def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
 
 
 def in_ranges(names: Collection[str]) -> Iterator[str]:
-    """Yield a line for each range of layers with the same activations, and a line for all other names."""
+    """Yield one line for each range of layers with the same activations, and a line for all other names."""
     by_layer: dict[tuple[str, int], list[str]] = {}
     rest = []
     for name in names:
@@ -168,7 +169,7 @@ def _judge_section(
 
 
 def _why_none(section: Section, verdict: Verdict) -> str:
-    """Return why no part of a section is compared; empty if a part is compared."""
+    """Return why no part of a section is compared; empty if at least one part is compared."""
     of_all = set(section.reasons.values())
     if len(of_all) == 1 and (reason := of_all.pop()):
         return reason
@@ -192,7 +193,7 @@ def _judge_way(
 
 
 def _trimmed(name: str, value: np.ndarray) -> np.ndarray:
-    """Remove unused columns at the end of tokens; leave other values unchanged."""
+    """Remove unused columns at the end of tokens; return other values unchanged."""
     if not name.endswith("/tokens"):
         return value
     used = np.flatnonzero((value != NO_TOKEN).any(axis=0))

@@ -1,7 +1,7 @@
-"""The manifest of a bundle, `manifest.json`, which describes all other files.
+"""The manifest of a bundle, `manifest.json`, which describes all other files of the bundle.
 
-A bundle contains its weights in `parameters.safetensors`, or refers to a checkpoint's tensors by their sha256. A
-manifest with `bundles` describes a folder of several bundles.
+A bundle contains weights in `parameters.safetensors`, or refers to the tensors of a checkpoint by their sha256. A
+manifest with `bundles` describes a folder with several bundles.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from transparity_conformance.oracle.budgets import RULES
 FORMAT = 4
 MANIFEST = "manifest.json"
 CHECKPOINT = "checkpoint"
-"""The folder with the weights, in a layer's bundle."""
+"""The name of the folder with the weights in the bundle of a layer."""
 
 FILES = ("config.json", "parameters.safetensors", "inputs.safetensors", "expected.safetensors")
-"""The files of a bundle with weights, without the files of capabilities."""
+"""The files of a bundle with weights, except the files of capabilities."""
 
 FILES_WITHOUT_WEIGHTS = ("config.json", "inputs.safetensors")
 SECTIONS = tuple(CAPABILITIES)
@@ -45,17 +45,17 @@ StoredShapes = dict[str, list[Size]]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """An object of the manifest; unknown fields are rejected."""
+    """An object in the manifest, in which unknown fields are an error."""
 
 
 class ProbeFields(Strict):
-    """A probe: its inputs, and the activations that a port may write; `{i}` in a name is a layer, from 0."""
+    """A probe: its inputs, and the activations that a port may write. In names, `{i}` stands for a layer, from 0."""
 
     purpose: Text = msgspec.field(name="for")
     inputs: StoredShapes
     taps: StoredShapes
     budgets: dict[str, Annotated[float, Meta(ge=0, le=sys.float_info.max)]] = {}
-    """Each activation's tolerance; only in bundles with weights."""
+    """The tolerance of each activation, in bundles with weights."""
 
 
 class SectionFields(Strict):
@@ -68,7 +68,7 @@ class SectionFields(Strict):
 
 
 class TensorFields(Strict):
-    """A tensor of a checkpoint; `sha256` is the hash of its bytes."""
+    """A tensor of a checkpoint, identified by the sha256 of its bytes."""
 
     shape: list[Size]
     dtype: str
@@ -76,7 +76,7 @@ class TensorFields(Strict):
 
 
 class CheckpointFields(Strict):
-    """A checkpoint without its numbers."""
+    """A checkpoint, described without its numbers."""
 
     model_type: Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
     head: Annotated[str, Meta(pattern="^(hidden|pooled|logits|classes)$")] | None
@@ -98,7 +98,7 @@ class Manifest(Strict):
 
 
 class Several(Strict):
-    """The manifest of several bundles: each folder, with its bundle's name."""
+    """The manifest of a folder with several bundles: the name of the bundle in each folder."""
 
     bundles: dict[Annotated[str, Meta(pattern=r"^(?!\.\.?$)[^/\\]+$")], Text]
     format: Literal[4] = 4
@@ -116,14 +116,14 @@ def digest(path: Path) -> str:
 
 
 def own_digest(manifest: Mapping[str, Any]) -> str:
-    """Return a manifest's sha256, without the entry for this hash."""
+    """Return the sha256 of a manifest, computed without the entry that holds this hash."""
     files = {name: said for name, said in manifest["sha256"].items() if name != MANIFEST}
     text = json.dumps({**manifest, "sha256": files}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest | Several:
-    """Read a folder's manifest; raise `BundleError` if it is invalid or if a hash does not match."""
+    """Read the manifest of a folder; raise `BundleError` if it is invalid, or if a hash does not match."""
     path = folder / MANIFEST
     raw = parse_json(path, read_bytes(path, LARGEST_JSON))
     if not isinstance(raw, dict) or "format" not in raw:
@@ -149,7 +149,7 @@ def read_manifest(folder: Path) -> Manifest | Several:
 
 
 def write_manifest(folder: Path, manifest: Manifest | Several) -> None:
-    """Write a manifest with the sha256 of all files, and its own."""
+    """Write a manifest with the sha256 of all files and of itself."""
     manifest.sha256 = {name: digest(folder / name) for name in manifest.files}
     fields = {"format": FORMAT} | msgspec.to_builtins(manifest)
     fields["sha256"] = fields.pop("sha256", {})
@@ -167,8 +167,8 @@ def _refused(path: Path, error: msgspec.ValidationError) -> BundleError:
 
 
 def _check_digests(folder: Path, manifest: Manifest | Several) -> None:
-    """Raise `BundleError` if a file's sha256 differs from the manifest's. A file in the wrong format is refused before
-    hashing: it could be a pipe or of any size."""
+    """Raise `BundleError` if the sha256 of a file differs from the manifest. Check the format of each file before
+    hashing, because a file could be a pipe or have any size."""
     for name in manifest.files:
         path = folder / name
         _ = read_bytes(path, LARGEST_CONFIG) if name == "config.json" else opened(path)

@@ -1,6 +1,6 @@
 """Reading bundles and results from untrusted sources.
 
-Sizes are compared with the configuration and the files before anything is loaded. Expected values are computed again.
+Before anything is loaded, sizes are compared with the configuration and the files. Expected values are computed anew.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from transparity_conformance.oracle.probes import Probe
 def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Progress = ignore_progress) -> Bundle:
     """Read a bundle; raise `TransparityError` if it is invalid.
 
-    `checkpoint` is the checkpoint to which the bundle refers. By default, the checkpoint inside the bundle or the
-    bundle's own weights are used.
+    `checkpoint` is the checkpoint to which the bundle refers. The default is the checkpoint inside the bundle, or the
+    bundle's own weights.
     """
     folder = Path(folder)
     if not is_folder(folder):
@@ -72,10 +72,10 @@ def read_config(path: Path) -> TransformerConfig:
 
 
 def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actual:
-    """Read the tensors that a port wrote; for a bundle of a checkpoint, load each tensor when it is used.
+    """Read the tensors that a port wrote. For a bundle of a checkpoint, each tensor is loaded when it is used.
 
-    With `cut`, the port was stopped and the file may be truncated; only complete tensors are read. Raise `BundleError`
-    for an unknown name, a wrong shape or a wrong dtype.
+    If `cut`, the port was stopped and the file may be truncated; read only complete tensors. Raise `BundleError` for an
+    unknown name, a wrong shape or a wrong dtype.
     """
     path, expected = Path(path), {**bundle.shapes, **bundle.asked}
     if is_folder(path):
@@ -106,7 +106,7 @@ def _parameters(
         shapes = parameter_shapes(config)
         stored = dict(read_tensors(folder / "parameters.safetensors", shapes, ["F32"]))
         check_parameters(config, stored)
-        return {name: stored[name] for name in shapes}  # a file may have another order
+        return {name: stored[name] for name in shapes}  # the file may have another order
     within = folder / CHECKPOINT
     if checkpoint is None and not is_folder(within):
         raise BundleError(
@@ -116,7 +116,7 @@ def _parameters(
 
 
 def _with_probes(folder: Path, manifest: Manifest, config: TransformerConfig, parameters: Arrays) -> Bundle:
-    """Add the bundle's probes; raise `BundleError` if inputs or activations do not fit the configuration."""
+    """Add the probes to a bundle; raise `BundleError` if inputs or activations do not fit the configuration."""
     path, read = folder / MANIFEST, (*config.input_names, *config.further_inputs)
     forms = {name: input_form(config, name) for name in read}
     shapes = {
@@ -155,7 +155,7 @@ def _read_section(folder: Path, name: str, described: SectionFields, bundle: Bun
 
 
 def _check_expected(folder: Path, bundle: Bundle) -> None:
-    """Compare a bundle's expected values with the reference's, within the reference's own tolerances."""
+    """Compare the expected values in a bundle with the reference; allow only the rounding errors of float64."""
     path = folder / "expected.safetensors"
     expected = dict(read_tensors(path, bundle.shapes, ["F64"]))
     for name, probe in bundle.probes.items():
@@ -178,7 +178,7 @@ def _check_expected(folder: Path, bundle: Bundle) -> None:
 def import_described(
     folder: Path, described: CheckpointFields, config: TransformerConfig, progress: Progress
 ) -> Checkpoint:
-    """Import a checkpoint; raise `BundleError` with the first difference from the bundle's description."""
+    """Import a checkpoint. If it is not the checkpoint that the bundle describes, raise `BundleError`."""
     imported = import_checkpoint(folder, described.head)
     for name, value in explicit(config).items():
         if (found := explicit(imported.config)[name]) != value:

@@ -1,4 +1,4 @@
-"""Reading untrusted safetensors files: names, shapes and dtypes are checked before any data is read."""
+"""Reading untrusted safetensors files: check names, shapes and dtypes before reading any data."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I32", "I64")
 
 HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
-"""The bytes of a header that metadata may take, and the bytes that each expected tensor may take besides its name."""
+"""The bytes that a header may use for metadata, and for each expected tensor besides its name."""
 
 
 def largest_header(expected: Shapes) -> int:
-    """Return the largest number of bytes of a header with the `expected` tensors."""
+    """Return the largest allowed size of a header with the `expected` tensors, in bytes."""
     return HEADER_SPARE + sum(len(name) + HEADER_OF_ONE for name in expected)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """A tensor's entry in a file's header; the safetensors library checks dtype and shape."""
+    """The entry of a tensor in the header. The safetensors library checks the dtype and the shape."""
 
     data_offsets: tuple[int, int] = (0, 0)
     dtype: Any = None
@@ -43,7 +43,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _entries(path: Path, most: int) -> tuple[int, dict[str, _Entry]]:
-    """Return the length of a header, at most `most` bytes, and its entries; raise `BundleError` for unknown fields."""
+    """Return the length of a header (at most `most` bytes) and its entries; raise `BundleError` for unknown fields."""
     length, entries = read_header(path, BundleError, most)
     try:
         return length, msgspec.convert(entries, dict[str, _Entry])
@@ -52,8 +52,8 @@ def _entries(path: Path, most: int) -> tuple[int, dict[str, _Entry]]:
 
 
 def opened(path: Path, most: int = LARGEST_HEADER) -> Any:
-    """Open a file with the safetensors library, which compares the header with the file's size. Raise `BundleError` if
-    it cannot be read."""
+    """Open a file with the safetensors library, which checks that the header fits the size of the file. Raise
+    `BundleError` if the file cannot be read."""
     _entries(path, most)
     try:
         return safe_open(path, framework="numpy")
@@ -64,14 +64,14 @@ def opened(path: Path, most: int = LARGEST_HEADER) -> Any:
 def read_tensors(
     path: Path, expected: Shapes, dtypes: Collection[str], *, optional: bool = False, integers: Collection[str] = ()
 ) -> Lazy:
-    """Return the tensors of a file, which are loaded on request; float16 and bfloat16 become float32.
+    """Return the tensors of a file; each is loaded when it is used. Tensors in float16 or bfloat16 become float32.
 
     Args:
         path: The file.
-        expected: The shapes by name; no other tensor may be present.
+        expected: The shapes by name. Other tensors are not allowed.
         dtypes: The allowed dtypes.
         optional: Whether tensors may be missing.
-        integers: The names of tensors whose dtype must be one of `INTEGERS` instead.
+        integers: The names of tensors that must have a dtype in `INTEGERS` instead.
     """
     file = opened(path, largest_header(expected))
     found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -100,9 +100,8 @@ def _check(path: Path, name: str, tensor: Any, expected: Shapes, dtypes: Collect
 
 
 def filled(path: Path, copy: Path, expected: Shapes) -> list[str]:
-    """Copy a file that may be truncated, with zeros for missing data; return the names of complete tensors. Raise
-    `BundleError` if the file or its header is larger than the `expected` tensors in float64 require, or if the header
-    cannot be read."""
+    """Copy a file that may be truncated, with zeros for the missing data; return the names of complete tensors. Raise
+    `BundleError` if the header is unreadable, or if the file is larger than the `expected` tensors in float64."""
     most = largest_header(expected) + 8 * sum(1 + math.prod(shape) for shape in expected.values())
     begin, entries = _entries(path, largest_header(expected))
     data = read_bytes(path, most)

@@ -1,4 +1,4 @@
-"""Write bundles, with their weights or with references to a checkpoint's tensors."""
+"""Write bundles, which contain weights or refer to the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def export_bundle(
     dtype: str = "float32",
     sections: Collection[str] = (),
 ) -> Bundle:
-    """Write a bundle with its weights; raise `BundleError` if the folder contains other files."""
+    """Write a bundle that contains its weights; raise `BundleError` if the folder contains other files."""
     check_name(name, config)
     check_dtype(dtype)
     chosen = dict(bundle_probes(name, config) if probes is None else probes)
@@ -66,17 +66,17 @@ def export_bundle(
 def export_for(
     checkpoint: Path, folder: Path, *, head: str | None, dtype: str, progress: Progress, name: str | None = None
 ) -> str:
-    """Write a bundle that refers to a checkpoint; return a sentence with its contents and size.
+    """Write a bundle that refers to a checkpoint; return a sentence about its contents and its size.
 
-    Raises `TransparityError` if the checkpoint cannot be imported, or if the folder contains other files.
+    Raise `TransparityError` if the checkpoint cannot be imported, or if the folder contains other files.
 
     Args:
         checkpoint: A Hugging Face folder.
-        folder: A new or empty folder, or a folder with a bundle.
+        folder: A folder that is new, empty, or contains a bundle.
         head: The output of an encoder, as in `import_checkpoint`.
-        dtype: The precision of the port, which determines the tolerances.
+        dtype: The precision of the port, on which the tolerances depend.
         progress: Called for each file that is hashed.
-        name: The name in reports; None for the name of the family.
+        name: The name in reports, by default the name of the family.
     """
     check_dtype(dtype)
     imported = import_checkpoint(checkpoint, head)
@@ -100,10 +100,11 @@ def export_for(
 def export_pieces(
     checkpoint: Path, folder: Path, layers: list[int] | None, *, head: str | None, dtype: str, progress: Progress
 ) -> Iterator[str]:
-    """Write a bundle for each part of a checkpoint, as a model with its own weights; yield a sentence for each bundle.
+    """Write a bundle for each part of a checkpoint, as a model with its own weights; yield a sentence about each
+    bundle.
 
-    `layers` has numbers from 0; None means all layers. The embedding with the head is always written. `export_for` and
-    `pieces` describe the other arguments and the exceptions.
+    `layers` contains numbers from 0; None means all layers. The part with the embedding and the head is always written.
+    `export_for` and `pieces` document the other arguments and the exceptions.
     """
     check_dtype(dtype)
     opened = open_for_pieces(checkpoint, head)
@@ -120,7 +121,7 @@ def export_pieces(
 
 
 def _make(folder: Path) -> None:
-    """Make a folder; raise `BundleError` if it already contains files that belong to no bundle."""
+    """Make a folder; raise `BundleError` if it already contains files, but no bundle."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = {path.name for path in folder.iterdir()} - {CHECKPOINT}
@@ -143,7 +144,7 @@ def _write(bundle: Bundle, folder: Path, checkpoint: CheckpointFields | None = N
         (folder / "config.json").write_text(bundle.config.to_json(), encoding="utf-8")
         files = _tensors(bundle)
         for name in {row.file for row in CAPABILITIES.values()} - {""} - files.keys():
-            (folder / name).unlink(missing_ok=True)  # written for an earlier bundle
+            (folder / name).unlink(missing_ok=True)  # from an earlier bundle
         for name, arrays in files.items():
             save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, folder / name)
         write_manifest(folder, manifest)

@@ -13,7 +13,7 @@ import transformers
 transformers.logging.disable_progress_bar()
 
 LONGER = {"max_position_embeddings": 37}
-"""A maximum length that permits the 32 tokens with which `meta.exam.rules` judges a port."""
+"""The maximum length, which must exceed the 32 tokens with which `meta.exam.rules` judges a port."""
 
 FIELDS = dict.fromkeys(("bert", "gemma", "gemma2", "llama", "mistral", "opt", "qwen2", "qwen3"), LONGER)
 FIELDS |= {"bart": LONGER, "marian": LONGER, "gpt2": {"n_positions": 37}, "t5": {"n_positions": 37}}

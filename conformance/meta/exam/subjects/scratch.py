@@ -20,7 +20,7 @@ def _read(folder: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def load_gpt2(folder: str) -> Any:
-    """Load GPT-2; the book reads its weights from nested dicts with OpenAI's names."""
+    """Load GPT-2. The book's code reads the weights from nested dicts with OpenAI's names."""
     c, tensors = _read(folder)
     params: dict[str, Any] = {"blocks": [{} for _ in range(c["n_layer"])]}
     for name, value in tensors.items():
@@ -76,7 +76,7 @@ def load_qwen3(folder: str) -> Any:
 
 
 def _with_step(model: Any) -> Any:
-    """Add a step that uses the model's cache; the model counts the tokens in it."""
+    """Add a step that uses the model's cache. The model itself counts the tokens in the cache."""
 
     def step(tokens: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
         kept, model.current_pos = cache or (KVCache(n_layers=len(model.trf_blocks)), 0)

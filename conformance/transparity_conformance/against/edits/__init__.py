@@ -1,1 +1,1 @@
-"""Edits of a program at the step where two programs diverge. The edits work for any model."""
+"""Edits: small changes of the reference's computation, which may imitate the mistake of a port."""

@@ -1,4 +1,4 @@
-"""An edit: a change of the computation of one step of a program, or of a few consecutive steps."""
+"""An edit: a change of one step of a recorded computation (a program), or of a few consecutive steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transparity_conformance.listening.program import Change, Place, Program, Re
 VIEWS = frozenset(
     ["view", "unsafe_view", "transpose", "t", "permute", "expand", "clone", "unsqueeze", "squeeze", "detach", "alias"]
 ) | {"reshape", "to_copy", "lift_fresh", "as_strided", "unbind", "reshape_alias", "contiguous", "copy"}
-"""Operations that only rearrange, copy or convert their input."""
+"""Operations that only rearrange, copy or convert their input; in this package, such steps are called views."""
 
 
 Function = Callable[[Any], Any]
@@ -27,7 +27,7 @@ Function = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class At:
-    """A step at which an edit may be made."""
+    """A step of a program, as the position of an edit."""
 
     program: Program
     flow: DataFlow
@@ -42,10 +42,9 @@ class At:
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the values at which consecutive segments start, from the last segment to the first; None if a start is
-        missing. The last segment ends at this step. Each segment has a count: the number of values of `starts` from its
-        end back to its start.
-        """
+        """Return the values at which consecutive segments start, last segment first; None if a segment has no start.
+        The last segment ends at this step. The count of a segment is the number of values that `starts` yields from its
+        end back to its start."""
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -56,7 +55,7 @@ class At:
         return found
 
     def with_arguments(self, change: Callable[[list[Any], Values], list[Any]]) -> Change:
-        """Return the change that runs the step with the arguments `change(arguments, values of the program)`."""
+        """Return a change that runs the step with the arguments `change(arguments, values of the program)`."""
 
         def changed(values: Values) -> Any:
             args = change(list(filled(self.step.args, values)), values)
@@ -76,7 +75,7 @@ class At:
         return changed
 
     def fitting(self, made: Any) -> Any:
-        """Return a tensor in the shape of the step's result; raise `ValueError` if it has another size or kind."""
+        """Return `made` in the shape of the step's result. Raise `ValueError` if its size or kind differs."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
             raise ValueError("the result has another shape or kind than the step's result")
@@ -92,32 +91,33 @@ Make = Callable[[At], Change | None]
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of all steps that one line of code runs."""
+    """A change of all steps that a line of code runs."""
 
     kind: str
     words: str | Callable[[], str] = field(repr=False)
-    """The description after "your port" in a report, or a function that returns it."""
+    """The description in reports, after the words "your port", or a function that returns the description."""
     make: Make = field(repr=False)
-    """Returns the change at a step, or None if the edit does not apply there."""
+    """A function that returns the change at a step, or None if the edit does not apply to this step."""
     rank: int = 0
-    """Among equally good explanations, the lowest rank wins."""
+    """The simplicity of the edit; among equally good explanations, the lowest rank wins."""
     behind: tuple[int, ...] = ()
-    """The segments that the edit changes, as the counts of `At.behind`; empty for an edit of a single step."""
+    """The counts of the changed segments for `At.behind`; empty if the edit changes a single step."""
     is_everywhere: bool = False
-    """Whether the edit changes every step to which it applies, and not only steps from the same line."""
+    """Whether the edit changes all steps to which it applies, rather than only steps of the same line."""
     wider: tuple[Edit, ...] = ()
-    """Edits with the same result at this step, which also change other steps."""
+    """Edits that have the same result at this step, and that also change other steps."""
     view_of: int = -1
-    """The position of an operand, if the edit leaves out the view that reorders this operand; otherwise -1."""
+    """If the edit leaves out a view that reorders an operand, the position of this operand; otherwise -1."""
     operation: int = -1
-    """The operation of the port whose value the edit uses, or -1."""
+    """The index of the port's operation whose value the edit uses, or -1."""
 
     @functools.cached_property
     def says(self) -> str:
         return self.words if isinstance(self.words, str) else self.words()
 
     def steps(self, at: At) -> list[Step]:
-        """Return the steps that the edit replaces; for two swapped segments, the steps of the earlier segment."""
+        """Return the steps that the edit replaces; if it swaps two segments, return the steps of the earlier
+        segment."""
         if self.view_of >= 0 and (view := reordering(at.program, at.step.args[self.view_of].index)) is not None:
             return [view]
         found = at.behind(*self.behind)
@@ -133,14 +133,14 @@ class Edit:
 
 @dataclass(frozen=True)
 class Context:
-    """The numbers that edits may insert, and the values that they should produce."""
+    """Values that edits may use: numbers to insert, and values of the port to reproduce."""
 
     numbers: Sequence[float] = ()
-    """Numbers of the configuration."""
+    """The numbers in the reference's configuration."""
     wanted: Sequence[np.ndarray] = ()
-    """Fingerprints of the port's first unmatched values."""
+    """The port's first unmatched values, each as a fingerprint (its sorted numbers)."""
     lost: Mapping[int, np.ndarray] = field(default_factory=dict)
-    """All unmatched values of the port, by operation."""
+    """All unmatched values of the port, by the index of their operation."""
 
 
 def short(step: Step) -> str:
@@ -157,7 +157,7 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield the dominators of a value, the nearest first; skip dominators that differ only by views."""
+    """Yield a value's dominators (see `..flow`), nearest first; if only views separate some, yield the nearest."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
@@ -168,8 +168,8 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 
 
 def as_shaped(value: Any, meant: Any) -> Any:
-    """Merge, split or reorder axes so that `value` has the shape of `meant`. Return `value` unchanged if this is
-    impossible, or if several orders of the axes fit."""
+    """Merge, split or reorder axes of `value` to obtain the shape of `meant`. Return `value` unchanged if this is
+    impossible or ambiguous."""
     if value.shape == meant.shape or value.numel() != meant.numel():
         return value
     if value.ndim != meant.ndim:
@@ -208,7 +208,7 @@ def line_of(step: Step) -> str:
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Describe consecutive steps by their expression. If it also runs other steps, add the operations' names."""
+    """Describe consecutive steps by their source expression. If it also runs other steps, name the operations."""
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"
@@ -216,7 +216,7 @@ def part_of(program: Program, steps: Sequence[Step]) -> str:
     before = itertools.takewhile(lambda each: place in each.places, reversed(program.steps[:first]))
     inside = [*before, *itertools.takewhile(lambda each: place in each.places, program.steps[first:])]
     is_whole = {each.number for each in computing(inside)} <= {each.number for each in steps}
-    if is_whole and (expression.endswith(")") or len(steps) > 1):  # an operator's expression includes operands
+    if is_whole and (expression.endswith(")") or len(steps) > 1):  # `a + b` also contains operands
         return f"`{expression}`"
     names = f"`{short(steps[0])}`" if first == last else f"`{short(steps[0])}` to `{short(steps[-1])}`"
     return f"{names} in `{expression}`"
@@ -238,8 +238,8 @@ def origin(program: Program, index: int) -> str:
 
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
-    """Return the value behind a view, or the value itself if it is no view. If `in_order` is set, do not follow views
-    that change the order of the numbers."""
+    """Return the index of the value of which `index` is a view, or `index` itself. With `in_order`, stop at a view that
+    changes the order of the numbers."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
         if in_order and (before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1))):
@@ -249,20 +249,20 @@ def behind_views(program: Program, index: int, *, in_order: bool = False) -> int
 
 
 def reordering(program: Program, index: int) -> Step | None:
-    """Return the last view behind a value that changes the order of the numbers, or None."""
+    """Return the nearest view before a value that changes the order of the numbers, or None."""
     index = behind_views(program, index, in_order=True)
     made = program.steps[program.maker[index]] if index in program.maker else None
     return made if made is not None and made.inputs and short(made) in VIEWS else None
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the index of the parameter or input behind an argument, which may be a view of it; otherwise -1."""
+    """If an argument is a parameter or an input, or a view of one, return the index of this value; otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 
 
 def references(step: Step) -> Iterator[tuple[int, Ref]]:
-    """Yield each tensor among a step's arguments, with its position."""
+    """Yield each tensor among a step's arguments with its position."""
     for place, item in enumerate(step.args):
         if isinstance(item, Ref):
             yield place, item

@@ -1,4 +1,4 @@
-"""Edits that reorder or negate elements of a result, or change which keys a mask hides."""
+"""Edits that reorder or negate the elements of a result, and edits of masks."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def _is_mask(value: Any) -> bool:
 
 
 def _showing(at: At, place: int, change: Function) -> Change:
-    """Return the change that runs the step with the mask that `change` returns. `change` gets a mask that is true at
-    visible keys. In a mask of numbers, keys that stay visible keep their numbers."""
+    """Return a change that runs the step with another mask. `change` maps a mask that is true at visible keys to the
+    new mask. If the mask contains numbers, the numbers of keys that remain visible are kept."""
     hides = short(at.step).startswith("masked_fill")  # `masked_fill` hides a key where the mask is true
 
     def changed(mask: Any) -> Any:

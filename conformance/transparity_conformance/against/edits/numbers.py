@@ -1,4 +1,4 @@
-"""Edits that change a number among the arguments of a step, or that scale, shift or round its result."""
+"""Edits that change a number among a step's arguments, and edits that scale, shift, limit or round a result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WITH_SIZES = frozenset(["view", "unsafe_view", "expand", "reshape", "as_strided"
 """Operations whose integer arguments are sizes."""
 
 Path = tuple[Any, ...]
-"""The location of a number among the arguments: a position or a keyword, then positions within nested lists."""
+"""Where a number is among the arguments: a position or keyword, followed by positions in nested lists."""
 
 
 def numbers(at: At, context: Context) -> Iterator[Edit]:
@@ -69,8 +69,8 @@ def _numbers(at: At) -> Iterator[tuple[Path, Any]]:
 
 
 def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
-    """Yield replacements for a number: its multiples, functions of the operands' sizes, constants, and the
-    configuration's numbers."""
+    """Yield numbers to try instead of `old`: its multiples and roots, functions of the operands' sizes, common
+    constants, and numbers of the configuration."""
     yield from (-old, 2 * old, old / 2, old * old)
     if old > 0:
         yield from (math.sqrt(old), 1 / old)
@@ -84,7 +84,7 @@ def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
 
 
 def _in_words(value: Any) -> str:
-    """Write a number in decimals; if it equals √n or 1/√n, also in this form."""
+    """Format a number as a decimal. If the number equals √n or 1/√n, add this form."""
     if not isinstance(value, float):
         return str(value)
     if float(plain := f"{value:.6g}") == value:
@@ -104,7 +104,7 @@ def _with_number(at: At, path: Path, value: Any) -> Change:
             kwargs[path[0]] = value
         else:
             args = _replaced(args, path, value)
-        # The step gets copies, because it may write into its inputs: a batch norm in training changes its statistics.
+        # Pass copies, because a step may write into its inputs, as a batch norm does in training.
         tensors = [each.clone() if hasattr(each, "clone") else each for each in filled(args, values)]
         return executed(at.step.func, tensors, filled(kwargs, values), None)
 
@@ -181,7 +181,7 @@ def _of_the_port(at: At, exact: Any, dtype: str) -> Any:
 
 
 def scales(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits `a * result + b`, with a and b fitted so that the result equals a value of the port."""
+    """Yield edits `a * result + b`; a and b are fitted so that the result equals an unmatched value of the port."""
     if at.value is None or not at.value.is_floating_point():
         return
     ours = fingerprint(at.value)
@@ -198,7 +198,7 @@ def scales(at: At, context: Context) -> Iterator[Edit]:
 
 
 def tables(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use the numbers of an unmatched value of the port in place of a constant table."""
+    """Yield edits that replace a constant table by an unmatched value of the port."""
     import torch
 
     for place, item in references(at.step):
@@ -231,9 +231,9 @@ CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
 
 
 def limits(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that limit a result to the range of a value of the port.
+    """Yield edits that clip a result to the range of an unmatched value of the port.
 
-    If the step already limits its input, change its limits.
+    If the step itself clips, change its limits.
     """
     is_limited = short(at.step) in CLIPPING
     value = at.program.values.get(at.step.inputs[0]) if is_limited else at.value
@@ -248,10 +248,8 @@ def limits(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
-    """Return the limits to which the port cuts numbers: the least and the largest of the sorted `theirs`, or None.
-
-    A limit cuts numbers off if several of `theirs` equal the limit, and some of `ours` exceed it.
-    """
+    """Return the lower and upper limits to which the port clips numbers, or None for no limit. Both arrays are sorted.
+    The port has a limit if several numbers of `theirs` equal it, and some numbers of `ours` lie beyond it."""
     low = float(theirs[0]) if ours[0] < theirs[0] == theirs[1] else None
     return low, float(theirs[-1]) if ours[-1] > theirs[-1] == theirs[-2] else None
 

@@ -1,4 +1,4 @@
-"""Edits that replace an operand or the function of a step."""
+"""Edits that replace an operand of a step, or the function that the step applies."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from transparity_conformance.listening.program import Change, Program, Ref, Step
 from transparity_conformance.oracle.budgets import epsilon
 
 MOST = 24
-"""The largest number of replacements that are tried for an operand, to limit time."""
+"""The largest number of replacements to try for one operand, to limit time."""
 
 COPIES = frozenset(["clone", "detach", "alias", "to_copy", "lift_fresh", "copy", "t", "contiguous"])
 
 
 def operands(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that swap operands, or that replace an operand by an earlier value of the same size."""
+    """Yield edits that swap operands, or that pass an earlier value of the same size in place of an operand."""
     program, step = at.program, at.step
     for place, item in references(step) if short(step) not in COPIES else ():
         theirs, view = behind_views(program, item.index, in_order=True), reordering(program, item.index)
@@ -62,26 +62,26 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
 
 @dataclass(frozen=True)
 class Other:
-    """A result or an argument of a step, by its position."""
+    """The position of a value in the code: the number of a result or of an argument of a step."""
 
     step: Step
     output: int = -1
     argument: int = -1
 
     def index(self, step: Step | None = None) -> int:
-        """Return the index of the value in the program, for this step or for `step` from the same line of code."""
+        """Return the index of the value in the program. `step` is another run of the same line of code, if given."""
         step = step or self.step
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def is_result(self, program: Program, index: int, is_same_site: bool) -> bool:
-        """Return whether a value is a result of the same instruction, or at least of the same line."""
+        """Return whether a value is this result in any run of the same instruction, or of the same line."""
         made = program.steps[program.maker[index]] if index in program.maker else None
         if made is None or (made.site != self.step.site if is_same_site else made.line != self.step.line):
             return False
         return made.outputs.index(index) == self.output
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Return the last value before `at` that is a result of the same instruction, or at least of the same line."""
+        """Return the last such value before `at`, computed by the same instruction, or by the same line."""
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]
@@ -89,7 +89,7 @@ class Other:
 
 
 def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[Edit, ...]:
-    """Return the edit that swaps two results wherever they are used; yield nothing for values that are no results."""
+    """Return the edit that swaps two results wherever they are used. Return no edit if a value is not a result."""
     maker = program.maker
     if index not in maker or other.output < 0 or program.values[index].shape != program.values[other.index()].shape:
         return ()
@@ -99,7 +99,7 @@ def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[E
 
 
 def _swapping(at: At, one: Other, other: Other) -> Change | None:
-    """Return the change that swaps two results among a step's arguments; None if the step uses neither."""
+    """Return a change that swaps two results among a step's arguments; None if the step uses neither result."""
     program, step = at.program, at.step
     is_same_site = one.step.line == other.step.line and one.step is not other.step
     swapped = {
@@ -119,7 +119,7 @@ def _swapping(at: At, one: Other, other: Other) -> Change | None:
 
 
 def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
-    """Yield the values that may replace an operand, from the latest back to the previous run of the same code."""
+    """Yield values that may replace an operand, latest first, back to the previous run of the same code."""
     mine, seen = program.values[index], {index, behind_views(program, index, in_order=True)}
     last = max((number for number in program.places[step.site] if number < step.number), default=-1)
     for number in range(step.number - 1, last, -1):
@@ -156,10 +156,10 @@ ALIKE: tuple[tuple[str, ...], ...] = (
     ("floor", "ceil", "round"),
     ("argmax", "argmin"),
 )
-"""Groups of operations that take the same arguments and are easily confused."""
+"""Groups of operations that take the same arguments, so that programmers confuse them."""
 
 INVERSE = {"add": "sub", "mul": "div"}
-"""For each commutative operation, its inverse, in which the order of the operands matters."""
+"""For each commutative operation, its inverse, for which the order of the operands matters."""
 
 ACTIVATIONS = frozenset(
     ["silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "elu", "leaky_relu", "hardswish", "exp"]
@@ -216,11 +216,11 @@ def activations() -> dict[str, Function]:
 
 
 EPSILONS = (1e-5, 1e-6, 1e-3, 1e-8, 1e-12, epsilon("float32"))
-"""Common epsilons of norms; the last is the default of PyTorch's norm by the root mean square."""
+"""Common epsilons of norms. The last is the default of PyTorch's RMS norm."""
 
 
 LAYER_NORM = "the standard deviation with the epsilon"
-"""The first words of the labels of layer norms in `norms`."""
+"""The labels of layer norms in `norms` start with these words."""
 
 
 def norms(numbers: Sequence[float]) -> dict[str, Function]:

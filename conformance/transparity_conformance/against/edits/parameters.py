@@ -1,4 +1,4 @@
-"""Edits that change how a step uses a parameter, or that use the parameters of another module."""
+"""Edits of the parameters that a step uses, such as the parameters of another module."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "uses no weight": lambda weight, bias: (None, bias),
     "adds 1 to the weight": lambda weight, bias: (weight + 1, bias),
 }
-"""Mistakes in a layer norm: for each description, the function that returns the weight and bias that the norm uses."""
+"""Mistakes in a layer norm: a description, and a function from the right weight and bias to the wrong ones."""
 
 DEFAULT_EPSILON = 1e-5
 
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use the parameters of a sibling module, or that change the parameters of a layer norm."""
+    """Yield edits that use the parameters of a sibling module, and edits of a layer norm's parameters."""
     own = {place: given_of(at.program, item) for place, item in enumerate(at.step.args)}
     own = {place: index for place, index in own.items() if index in at.program.parameters}
     if not own or short(at.step) in VIEWS:
@@ -51,7 +51,7 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _other_norms(at: At, numbers: Sequence[float]) -> Iterator[Edit]:
-    """Yield edits of a layer norm: other parameters or another epsilon, and other norms."""
+    """Yield edits of a layer norm: other parameters, another epsilon, or another norm."""
     for says, change in NORMS.items():
         for with_epsilon in (False, True):
             what = f"{says}{' and the default epsilon' if with_epsilon else ''} in `{at.line}`"
@@ -63,12 +63,12 @@ def _other_norms(at: At, numbers: Sequence[float]) -> Iterator[Edit]:
         others = norms([eps, *numbers])
         for label in sorted(others, key=lambda label: f"{eps:g}" not in label):
             make = functools.partial(_normed, norm=others[label], has_bias=has_bias)
-            if not label.startswith(LAYER_NORM):  # which `NORMS` covers
+            if not label.startswith(LAYER_NORM):  # `NORMS` already covers layer norms
                 yield Edit("normalization", f"divides by {label} and {bias} in `{at.line}`", make, rank=1)
 
 
 def layers(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use the parameters of another layer or expert in all steps of a module."""
+    """Yield edits with which all steps of a module use the parameters of another layer or expert."""
     read = (at.program.names.get(given_of(at.program, item), "") for item in at.step.args)
     for name in filter(None, read):
         parts = name.split(".")
@@ -101,7 +101,7 @@ def _using(says: str, place: int, change: Function) -> Edit:
 
 
 def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
-    """Yield edits with another base, if a constant contains base ** (-i / n) for i = 0, 1, …, n - 1."""
+    """Yield edits with another base, if the constant is base ** (-i / n) for i = 0, 1, …, n - 1."""
     count, last = value.numel(), float(value.reshape(-1)[-1]) if value.numel() else 0.0
     if count < 3 or not bool((value > 0).all()) or not 0 < last < 1:
         return
@@ -112,7 +112,7 @@ def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
 
 
 def _viewed(program: Program, index: int, given: Any) -> Any:
-    """Apply to `given` the same views that make the value `index` from a parameter."""
+    """Apply to `given` the views through which the value `index` is computed from a parameter."""
     if index not in program.maker:
         return given
     step = program.steps[program.maker[index]]
@@ -133,14 +133,14 @@ def _modules_beside(program: Program, module: str) -> list[str]:
 
 
 def _in_sibling(name: str, mine: str, theirs: str) -> str:
-    """Replace the module `mine` by its sibling `theirs` in a parameter's name; ignore other modules."""
+    """In a parameter's name, replace the module `mine` by its sibling `theirs`; return other names unchanged."""
     owner, _, leaf = name.rpartition(".")
     parent, dot, module = owner.rpartition(".")
     return f"{parent}{dot}{theirs}.{leaf}" if module == mine else name
 
 
 def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:
-    """Return the change that runs the step with the renamed parameters; None if there are no such parameters."""
+    """Return a change that runs the step with other parameters, which `rename` names; None if none of these exist."""
     by_name = {name: index for index, name in at.program.names.items()}
     read = {place: at.program.names.get(given_of(at.program, item), "") for place, item in enumerate(at.step.args)}
     renamed = {place: rename(name) for place, name in read.items() if rename(name) != name}

@@ -1,7 +1,7 @@
 """Record a call of a NumPy function as a program of PyTorch operations.
 
-During the call, `np` in the reference's files means `torch._numpy`, PyTorch's implementation of NumPy. A function that
-`torch._numpy` lacks runs in NumPy, and is recorded as one operation.
+During the call, the name `np` in the reference's files refers to `torch._numpy`, PyTorch's implementation of NumPy. If
+`torch._numpy` lacks a function, NumPy runs it, and the record has one operation for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transparity_conformance.listening.program import Program, Recorder
 
 COMMUTATIVE = ("aten.add.Tensor", "aten.mul.Tensor")
 CONSTANTS = (*COMMUTATIVE, "aten.sub.Tensor", "aten.div.Tensor")
-"""Operations whose second operand may be a number."""
+"""Operations that accept a number as their second operand."""
 
 emulated: Any = importlib.import_module("torch._numpy")
 
@@ -34,7 +34,7 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
     Args:
         call: The function, or the callable object.
         inputs: Arrays by argument name.
-        answer_of: Returns the array to compare, given the result.
+        answer_of: A function that selects the array to compare from the result.
     """
     names: dict[int, str] = {}
 
@@ -51,7 +51,7 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
     try:
         with _in_place_of_numpy([each.__globals__ for each in functions], recorder):
             whole = walk(call)
-            for function in functions:  # covers the arrays that functions refer to by global names
+            for function in functions:  # also visit arrays in global variables
                 walk(function)
             learned = set(names.values())
             given = {name: wrapped(name, np.asarray(value)) for name, value in inputs.items()}
@@ -61,7 +61,7 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
 
 
 class _Recorder(Recorder):
-    """A recorder that turns 0-d constant tensors back into the numbers of the source."""
+    """A recorder that turns constant tensors without axes back into numbers, as in the source."""
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if str(func) == "aten.lift_fresh.default":
@@ -140,7 +140,7 @@ def _foreign(recorder: Recorder, function: Any, *given: Any, **named: Any) -> An
     tensors = [each.tensor if isinstance(each, emulated.ndarray) else each for each in given]
     if not any(isinstance(each, torch.Tensor) for each in tensors):
         return function(*given, **named)
-    with _disable_current_modes():  # record one operation, not its operations on tensors
+    with _disable_current_modes():  # record the call as one operation
         made = recorder.run(_Foreign(function), tensors, named)
     return emulated.ndarray(made)
 

@@ -1,4 +1,4 @@
-"""Find the arrays that a function or an object contains, such as `model.layers.0.weight`."""
+"""Find the arrays that a function or an object refers to, with names such as `model.layers.0.weight`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Change = Callable[[str, Any], Any]
 
 
 class Walk:
-    """Visits all arrays within an object. `change(name, array)` returns the replacement; `undo` restores the array."""
+    """Visits all arrays in an object and replaces each by `change(name, array)`; `undo` restores the arrays."""
 
     def __init__(self, change: Change) -> None:
         self.change = change
@@ -28,11 +28,11 @@ class Walk:
         self._undo.clear()
 
     def __call__(self, node: Any, path: str = "") -> Any:
-        """Visit an object. Return the object, or a copy of a container in which arrays are replaced."""
+        """Visit an object. Return the object itself, or a copy if it is a container with replaced arrays."""
         if isinstance(node, str | bytes | int | float | bool | type | ModuleType | None):
             return node
         if id(node) not in self._seen:
-            self._seen[id(node)] = node, node  # ends the recursion in a cycle
+            self._seen[id(node)] = node, node  # stops the recursion if the object contains itself
             self._seen[id(node)] = node, self._walked(node, path)
         return self._seen[id(node)][1]
 
@@ -87,7 +87,7 @@ class Walk:
 
 
 def arrays_of(node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, array) for each array in an object; an array with two names has its first."""
+    """Yield (name, array) for each array in an object; an array with several names has its first name."""
     found: list[tuple[str, Any]] = []
 
     def keep(path: str, array: Any) -> Any:

@@ -1,7 +1,7 @@
 """Record a call of a JAX function as a program of PyTorch operations.
 
-JAX traces the function without `jit`, so loops are unrolled and each equation has its source lines. Each equation then
-runs as the equivalent PyTorch operation.
+JAX traces the function without `jit`, so loops are unrolled and each equation has source lines. Then the equivalent
+PyTorch operation of each equation runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transparity_conformance.matching.values import agreeing
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 INSIDE = {*EVALUATED, "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-"""Primitives that contain equations; the equations are evaluated one by one."""
+"""JAX primitives that contain equations. The inner equations are evaluated one by one."""
 
 
 def record(
@@ -37,8 +37,8 @@ def record(
     Args:
         call: The function.
         inputs: Arrays by argument name.
-        held: The arrays that the function contains, by name.
-        answer_of: Returns the array to compare, given the result.
+        held: The arrays that the function refers to, by name.
+        answer_of: A function that selects the array to compare from the result.
     """
     with jax.disable_jit():
         closed = jax.make_jaxpr(lambda inputs: answer_of(call(**inputs)))(
@@ -74,7 +74,7 @@ class _Evaluation:
         return [self._read(each, values) for each in jaxpr.outvars]
 
     def _composite(self, equation: Any) -> tuple[Any, Any]:
-        """Return the code of the `jax.nn` function that contains an equation, and the instructions that called it."""
+        """Return the code of the `jax.nn` function that contains an equation, and the frames outside this function."""
         places = _places(equation)
         for depth, (code, _) in enumerate(places):
             if code in self.composites:
@@ -82,7 +82,8 @@ class _Evaluation:
         return None, None
 
     def _as_one(self, equations: Sequence[Any], code: Any, values: dict[Any, Any], read: Collection[Any]) -> bool:
-        """Run a `jax.nn` function as one operation, if a PyTorch function gives the same numbers."""
+        """If a PyTorch function gives the numbers of a `jax.nn` function, run it as one operation; else return
+        False."""
         made = {each for equation in equations for each in equation.outvars}
         given = dict.fromkeys(each for equation in equations for each in _variables(equation.invars))
         outside, last = [each for each in given if each not in made], equations[-1].outvars
@@ -127,7 +128,7 @@ class _Evaluation:
         except (KeyError, NotImplementedError):
             foreign = _Foreign(equation)
             given = list(map(tensor, given))
-            with _disable_current_modes():  # record one operation, not its operations on tensors
+            with _disable_current_modes():  # record the primitive as one operation
                 return foreign(*given) if plainly else self.recorder.run(foreign, given, {})
 
     def _inside(self, closed: Any, *given: Any) -> list[Any]:
@@ -184,7 +185,7 @@ class _Foreign:
 
 
 def _in(value: Any, precision: torch.dtype) -> Any:
-    """Replace float dtypes in a primitive's parameter by `precision`."""
+    """If a primitive's parameter is a float dtype or contains float dtypes, replace them by `precision`."""
     dtype = np.dtype(jnp.dtype(str(precision).removeprefix("torch.")))
     if isinstance(value, np.dtype) and value.kind == "f":
         return dtype
@@ -206,7 +207,7 @@ def _to_jax(value: Any, dtype: Any, precision: torch.dtype) -> Any:
 
 
 def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
-    """Convert an array to a tensor; floats get `precision`, integers 64 bits."""
+    """Convert an array to a tensor with dtype `precision` for floats and 64 bits for integers."""
     numbers = np.asarray(value)
     if jnp.issubdtype(numbers.dtype, jnp.floating):
         return torch.from_numpy(numbers.astype(np.float64)).to(precision)
@@ -214,7 +215,7 @@ def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return the number of a literal; float32 becomes the shortest decimal that rounds to it."""
+    """Return the number of a literal. For a float32 number, return the shortest decimal that rounds to this number."""
     kind = np.asarray(value).dtype
     if kind.kind in "iub":
         return value.item() if hasattr(value, "item") else value

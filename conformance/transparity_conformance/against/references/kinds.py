@@ -1,4 +1,4 @@
-"""Make a reference from a PyTorch module, or from a function or an object of any framework."""
+"""Make the reference of a comparison from a PyTorch module, or from a function or an object of any framework."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from transparity_conformance.running.inputs import answer_in, arrays, framework_
 
 
 def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
-    """Return the reference of an object that a user's function made; raise `TransparityError` if it is not callable.
+    """Return a `Reference` for the object `made`; raise `TransparityError` if the object cannot be called.
 
     Args:
-        name: The name of the object in messages.
+        name: The name to use in messages.
         made: A module of PyTorch, flax or Equinox, a function of arrays, a callable object, or a pair (function,
-            parameters), called with the parameters first.
+        parameters). The function of a pair is called with the parameters as its first argument.
         dtype: The precision of the port.
     """
     if is_instance(made, "torch.nn", "Module"):
@@ -45,7 +45,7 @@ class TracedReference(Reference):
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype, self.others, self._programs = name, model, dtype, 0, {}
-        held = [array for _, array in arrays_of(model)]  # a model without arrays is judged by its file's imports
+        held = [array for _, array in arrays_of(model)]  # without arrays, the imports of its file decide
         kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
         found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))
         self.framework = next(found, None) or call_port(framework_of, model)
@@ -54,8 +54,8 @@ class TracedReference(Reference):
         self.forward = call_port(called_by_its_names, model)  # in evaluation mode
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and its budget, measured with slightly changed inputs and weights. Raise
-        `TransparityError` if the recorded program does not give the original's answer."""
+        """Return the answer in float64, and its budget (tolerance), measured with slightly changed inputs and weights.
+        Raise `TransparityError` if the recorded operations give another answer than the original."""
         program, answer = self.program(inputs), self.truth(inputs)
         pairs = ((exact[program.answer], rounded[program.answer]) for exact, rounded in neighbours(program, self.dtype))
         points = [(exact.double().numpy(), rounded.double().numpy()) for exact, rounded in pairs]
@@ -73,7 +73,7 @@ class TracedReference(Reference):
         return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the result of `answer`: for a recorded program, no faster approximation is needed."""
+        """Return the result of `answer`, because a recorded program allows no faster approximation."""
         return self.answer(inputs)
 
     def _recorded(self, inputs: Inputs, experts: str) -> Program:

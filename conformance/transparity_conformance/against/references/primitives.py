@@ -1,4 +1,4 @@
-"""JAX's primitives as functions of PyTorch tensors and numbers, with JAX's parameters."""
+"""PyTorch implementations of JAX's primitives, with the parameters of the primitives."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _slice(
 
 
 def _starts(x: Any, sizes: Sequence[int], starts: Sequence[Any]) -> list[int]:
-    """Clip the start of a slice on each axis so that the slice lies within the array."""
+    """Move the start of a slice on each axis, if necessary, so that the slice lies within the array, as JAX does."""
     ends = zip(starts, sizes, x.shape, strict=True)
     return [min(max(int(start), 0), whole - size) for start, size, whole in ends]
 
@@ -99,7 +99,7 @@ def _reduced(function: Meaning) -> Meaning:
 
 
 def _each(function: Meaning) -> Meaning:
-    """Extend a reduction over one axis to several axes."""
+    """Extend a reduction over one axis to a reduction over several axes."""
     return lambda x, axes: functools.reduce(function, sorted(axes, reverse=True), x)
 
 
@@ -135,13 +135,13 @@ def _dot(a: Any, b: Any, *, dimension_numbers: Any, **_: Any) -> Any:
 
 
 def _gather(x: Any, starts: Any, *, dimension_numbers: Any, slice_sizes: Sequence[int], mode: Any, **_: Any) -> Any:
-    """Look up rows by index; raise `NotImplementedError` if slices take only parts of rows."""
+    """Look up whole rows by index; raise `NotImplementedError` for lookups of parts of rows."""
     numbers, indexed = dimension_numbers, tuple(dimension_numbers.start_index_map)
     whole = [axis for axis in range(x.ndim) if axis not in indexed]
     is_rows = set(numbers.collapsed_slice_dims) == set(indexed) and not numbers.operand_batching_dims
     if not is_rows or any(slice_sizes[axis] != x.shape[axis] for axis in whole):
         raise NotImplementedError
-    with _disable_current_modes():  # a check that is not part of the model
+    with _disable_current_modes():  # do not record this check
         last = torch.tensor([x.shape[axis] - 1 for axis in indexed])
         is_inside = bool(((starts >= 0) & (starts <= last)).all())
     if not is_inside and "CLIP" not in str(mode):
@@ -214,11 +214,12 @@ MEANINGS: Mapping[str, Meaning] = {
     "top_k": lambda x, *, k, axis=-1, **_: list(torch.topk(x, k, axis)),
     "dot_general": _dot,
 }
-"""The function for each primitive. JAX runs a primitive that is missing here or raises `NotImplementedError`."""
+"""The PyTorch function for each primitive. If a primitive is missing or raises `NotImplementedError`, JAX runs it."""
 
 
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
-    """Map the code of each `jax.nn` function to the PyTorch functions that may compute the same numbers."""
+    """Map the code of each `jax.nn` function to a function that returns candidates: PyTorch functions with the same
+    numbers for some axis or approximation."""
     import jax
     from torch.nn import functional as F
 

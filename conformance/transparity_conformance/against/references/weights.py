@@ -1,7 +1,7 @@
-"""Find which tensor of a port corresponds to each tensor of the reference, if their names differ.
+"""Find which tensor of a port corresponds to each tensor of the reference, although their names differ.
 
-The search loads the reference's numbers into the port's tensors in several pairings, and compares the values that the
-port computes.
+The search loads the reference's numbers into the port's tensors under several pairings. For each pairing, it compares
+the values that the port computes with the reference's values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transparity_conformance.running.process.running import ask
 NUMBER = re.compile(r"\d+")
 
 MOST_TRIES = 64
-"""The largest number of pairings that are tried for one operation, to limit time."""
+"""The largest number of pairings to try for one operation, to limit time."""
 
 PARTS = {"split", "split_with_sizes", "slice", "select", "chunk"}
 """Operations that return parts of a tensor."""
@@ -37,17 +37,17 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the port, or a part of a tensor, that receives the numbers of a tensor of the reference."""
+    """A tensor of the port, or a part of it, that receives the numbers of one of the reference's tensors."""
 
     name: str
     axis: int = 0
     start: int = 0
     size: int = -1
-    """The number of rows or columns; -1 for the whole tensor."""
+    """The number of rows or columns in the part; -1 for the whole tensor."""
     is_transposed: bool = False
 
     def part(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the tensor or its part as a view; `values` are the port's tensors by name."""
+        """Return a view of the tensor or of its part; `values` are the port's tensors by name."""
         whole = values[self.name]
         if self.size < 0:
             return whole
@@ -56,14 +56,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Cut:
-    """The parts of a fused tensor along an axis; the other side has a tensor for each part."""
+    """A way to cut a fused tensor along an axis. The other implementation has a separate tensor for each part."""
 
     axis: int
     sizes: tuple[int, ...]
 
     @property
     def has_order(self) -> bool:
-        """Whether the sizes of the parts differ. If they do, the order of the parts matters."""
+        """Whether the sizes of the parts differ, so that another order of the parts is another cut."""
         return len(set(self.sizes)) > 1
 
     def starts(self) -> Iterator[tuple[int, int]]:
@@ -72,7 +72,7 @@ class Cut:
 
 
 Cuts = Mapping[tuple[int, str], Cut]
-"""The cuts of fused tensors, by (side, name); the side is 1 for the port, -1 for the reference."""
+"""The cuts of fused tensors, by (side, name). The side is 1 for a tensor of the port, -1 for the reference."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ class Paired:
     """For each tensor of the reference, the port's tensor that receives its numbers."""
     cuts: Cuts
     confirmed: frozenset[str] = frozenset()
-    """The tensors whose pairing the port's values confirm."""
+    """The reference's tensors whose pairing is confirmed, because the port computes the same values."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
-        """Return copies of the port's tensors, with the reference's numbers."""
+        """Return copies of the port's tensors, filled with the reference's numbers."""
         made = {name: np.array(value) for name, value in port.items()}
         for name, place in self.places.items():
             place.part(made)[...] = theirs[name].T if place.is_transposed else theirs[name]
@@ -107,16 +107,16 @@ class Paired:
 def paired(
     program: Program, dtype: str, theirs: Tensors, forward: Any, listen: Callable[[], Sequence[Operation]]
 ) -> Paired:
-    """Find the tensors of a port that correspond to the reference's tensors.
+    """Find the port's tensor for each tensor of the reference.
 
     Args:
-        program: The recorded call of the reference.
+        program: The recorded operations of a call of the reference.
         dtype: The precision of the port.
         theirs: The tensors of the reference by name, in the order of definition.
         forward: The port, with methods that read and write its tensors.
-        listen: Returns the port's operations in the same call.
+        listen: A function that returns the port's operations in the same call.
 
-    Raises a `PortError` that names a tensor without a counterpart.
+    Raise `PortError` if a tensor has no counterpart.
     """
     port = ask(forward, "tensors")
     if not port:
@@ -147,18 +147,18 @@ def paired(
 
 
 def _has_order(cuts: Cuts, part: str, place: Place) -> bool:
-    """Return whether a pair of tensors belongs to a cut into unequal parts."""
+    """Return whether a pair of tensors belongs to a cut into parts of different sizes."""
     cut = cuts.get((1, place.name)) or cuts.get((-1, part.rpartition("[")[0]))
     return cut is not None and cut.has_order
 
 
 Surplus = Counter[tuple[int, ...]]
-"""The number of the port's tensors minus the number of the reference's tensors, by their sorted sizes."""
+"""The number of the port's tensors minus the number of the reference's tensors, for each sorted shape."""
 
 
 @dataclass(frozen=True)
 class _Group:
-    """The tensors of one shape whose names differ only in numbers."""
+    """Tensors of equal shape whose names differ only in numbers, such as layer numbers."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
@@ -171,7 +171,7 @@ class _Group:
 
     @property
     def module(self) -> list[str]:
-        """The path of the module that contains these tensors' modules."""
+        """The path two levels above these tensors; for `layers.#.query.weight`, this is `layers.#`."""
         return _pattern(self.names[0]).split(".")[:-2]
 
 
@@ -183,7 +183,7 @@ def _groups(tensors: Tensors, side: int) -> list[_Group]:
 
 
 def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
-    """Cut fused tensors of either side, as long as fewer tensors remain without a counterpart."""
+    """Cut fused tensors of the port and the reference, as long as a cut leaves fewer tensors without a counterpart."""
     groups = [*_groups(port, 1), *_groups(theirs, -1)]
     surplus: Surplus = Counter()
     for group in groups:
@@ -225,7 +225,7 @@ def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _possible(whole: _Group, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[Cut]:
-    """Yield cuts that split fused tensors of one side into two or three groups of tensors of the other side."""
+    """Yield the cuts of fused tensors into two or three groups of tensors of the other implementation."""
     others = [each for each in groups if each.side != whole.side and len(each.names) == len(whole.names)]
     for axis, total in enumerate(whole.shape):
         sizes = {each: _size_along(each.shape, whole.shape, axis, may_turn=may_turn) for each in others}
@@ -237,7 +237,7 @@ def _possible(whole: _Group, groups: Sequence[_Group], *, may_turn: bool) -> Ite
 
 
 def _size_along(part: tuple[int, ...], whole: tuple[int, ...], axis: int, *, may_turn: bool) -> int:
-    """Return the size of a part along an axis of the fused tensor; 0 if the other axes do not fit."""
+    """Return the size of a part along an axis of the fused tensor, or 0 if the sizes on other axes differ."""
     for shape in (part, part[::-1]) if may_turn else (part,):
         if len(shape) == len(whole) and _with_size(shape, axis, 0) == _with_size(whole, axis, 0):
             return shape[axis]
@@ -245,7 +245,7 @@ def _size_along(part: tuple[int, ...], whole: tuple[int, ...], axis: int, *, may
 
 
 def _orders(cuts: Cuts) -> Iterator[Cuts]:
-    """Yield the cuts with their parts in every order; tensors with equally many parts have the same order."""
+    """Yield the cuts with the parts in every order. All tensors with equally many parts use the same order."""
     tried: list[Cuts] = []
     for order in itertools.permutations(range(max((len(cut.sizes) for cut in cuts.values()), default=0))):
         made = {
@@ -262,7 +262,7 @@ def _pattern(name: str) -> str:
 
 
 def _in_parts(theirs: Tensors, cuts: Cuts) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the reference's tensors, and the parts of fused tensors instead of the whole tensors."""
+    """Yield the reference's tensors by name; in place of a fused tensor, yield its parts."""
     for name, value in theirs.items():
         if (cut := cuts.get((-1, name))) is None:
             yield name, value
@@ -272,12 +272,12 @@ def _in_parts(theirs: Tensors, cuts: Cuts) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _guessed(theirs: Tensors, port: Tensors, cuts: Cuts) -> dict[str, Place]:
-    """Pair tensors of equal shapes, in the order of definition."""
+    """Pair tensors of equal (or transposed) shapes in the order of definition, as a first guess."""
     free = [place for name in port for place in _places(name, cuts.get((1, name)))]
     shapes = {name: value.shape for name, value in port.items()}
     ours = {value.shape for value in port.values() if value.ndim == 2}
     maps = {value.shape for value in theirs.values() if value.ndim == 2 and value.shape[0] != value.shape[1]}
-    # Most matrices of the port are transposed.
+    # Whether most matrices that are not square are transposed in the port decides about square matrices.
     is_turned = len({shape for shape in maps if shape[::-1] in ours}) > len(maps & ours)
     found: dict[str, Place] = {}
     for name, value in theirs.items():
@@ -299,7 +299,7 @@ def _guessed(theirs: Tensors, port: Tensors, cuts: Cuts) -> dict[str, Place]:
 
 
 def _places(name: str, cut: Cut | None) -> list[Place]:
-    """Return a tensor of the port, or the parts into which the tensor is cut."""
+    """Return the places for a tensor of the port: the whole tensor, or its parts if it is cut."""
     return [Place(name)] if cut is None else [Place(name, cut.axis, start, size) for start, size in cut.starts()]
 
 
@@ -330,8 +330,8 @@ class _Search:
         self.exchanged = set[frozenset[int]]()
 
     def run(self, now: Paired) -> Paired:
-        """Improve a pairing until the port computes the value of each step that uses tensors. Skip a step whose value
-        no pairing gives."""
+        """Improve a pairing until the port computes the value of each step that uses tensors. If no pairing gives a
+        step's value, skip the step."""
         known, confirmed = self._known(now), set[str]()
         for step in self.program.steps:
             parts, has = self.parts.get(step.number, []), self._has(step, known)
@@ -341,7 +341,7 @@ class _Search:
             if not has:
                 before = {name for number in self._makers(step) for name in self.parts[number]}
                 if parts and not before <= confirmed:
-                    continue  # An earlier tensor is not confirmed, so this value shows nothing.
+                    continue  # An earlier pairing is not confirmed, so a wrong value here proves nothing.
                 some = self._alternatives(now, parts, confirmed) if parts else self._exchanges(now, step)
                 for tried in itertools.islice(some, MOST_TRIES):
                     heard = self._known(tried)
@@ -354,8 +354,8 @@ class _Search:
         return replace(now, places=_as_in_other_layers(now.places, confirmed), confirmed=frozenset(confirmed))
 
     def _exchanges(self, now: Paired, step: Step) -> Iterator[Paired]:
-        """Yield pairings in which two steps with a common operand swap their tensors. The port may compute both values
-        but confuse their uses, such as the gate and the value of a feed-forward."""
+        """Yield pairings in which two steps with a common operand swap their tensors. Some ports compute both values,
+        but each with the other's tensors, such as the gate and the value of a feed-forward."""
         for one, other in itertools.product(self._makers(step), self.parts):
             pair = frozenset((one, other))
             if one == other or pair in self.exchanged or not self._operands(one) & self._operands(other):
@@ -368,12 +368,12 @@ class _Search:
                 yield Paired(places, now.cuts)
 
     def _makers(self, step: Step) -> list[int]:
-        """Return the last step with tensors on each path that leads to a step."""
+        """On each path that leads to a step, return the last step that uses tensors."""
         between = ancestors([step.number], self.program.makers, self.parts)
         return sorted(self.parts.keys() & set().union(*map(self.program.makers, between)))
 
     def _operands(self, number: int) -> set[int]:
-        """Return the computed inputs of a step; if an input is a view, return the value behind it."""
+        """Return the computed inputs of a step; in place of a view, return the value that it rearranges."""
         roots = {behind_views(self.program, item.index) for _, item in references(self.program.steps[number])}
         return roots - self.program.given.keys()
 
@@ -394,10 +394,8 @@ class _Search:
         )
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield pairings that assign other tensors of the port to the names `parts`.
-
-        If another name had such a tensor, the two names swap their tensors.
-        """
+        """Yield pairings that give the names `parts` other tensors of the port. If such a tensor belonged to another
+        name, the two names swap their tensors."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
 
         def unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
@@ -414,7 +412,7 @@ class _Search:
                 yield Paired(places, now.cuts)
 
     def _choices(self, now: Paired, name: str, confirmed: set[str]) -> Iterator[Place]:
-        """Yield the port's tensors that fit a name: the current one first, transposed square tensors last."""
+        """Yield the port's tensors that fit a name: first the current one, last the transposes of square tensors."""
         value = self.theirs[name]
         others = sorted(now.places.items(), key=lambda each: each[0] != name)
         found = [place for other, place in others if other not in confirmed and _fits(place, value, self.port)]
@@ -424,14 +422,14 @@ class _Search:
             yield from (replace(place, is_transposed=not place.is_transposed) for place in found)
 
     def _turned_for(self, name: str, place: Place) -> Place:
-        """Return `place`, transposed if the tensor `name` does not fit otherwise."""
+        """Return `place`, marked as transposed if the tensor `name` only fits transposed."""
         shape, value = place.part(self.port).shape, self.theirs[name]
         is_square = len(set(value.shape)) == 1
         return place if is_square else replace(place, is_transposed=shape != value.shape)
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Pair each unconfirmed tensor in the same way as its confirmed counterpart in another layer."""
+    """Pair each unconfirmed tensor like the confirmed tensor with the same role in another layer."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:

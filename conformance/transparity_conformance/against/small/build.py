@@ -1,4 +1,4 @@
-"""Build small models of transformers with random weights."""
+"""Build small `transformers` models with random weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AUTO = (
     "IMAGE_TEXT_TO_TEXT",
     "IMAGE_CLASSIFICATION",
 )
-"""The mappings from model types to classes in `transformers`, in the order of search; base models come last."""
+"""Names of tables in `transformers` that map model types to classes, in the order of search."""
 
 
 def read_config(path: str | Path) -> PretrainedConfig:
@@ -67,7 +67,7 @@ def read_config(path: str | Path) -> PretrainedConfig:
 
 
 def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[torch.nn.Module]:
-    """Return the class `model_class`; without it, the class that the configuration or a mapping of `AUTO` names."""
+    """Return the class `model_class`; without it, the class in the configuration or in the first table of `AUTO`."""
     names = [model_class] if model_class else [*(config.architectures or ())]
     for auto in () if names else AUTO:
         names += _names(getattr(modeling_auto, f"MODEL_FOR_{auto}_MAPPING_NAMES").get(config.model_type, ()))
@@ -84,7 +84,8 @@ def _names(names: str | tuple[str, ...]) -> list[str]:
 
 
 def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
-    """Return a small float32 model in evaluation mode, with random weights; try the reductions of `KEPT` in turn."""
+    """Return a small float32 model with random weights in evaluation mode. If the model does not run, keep other fields
+    of the configuration, which `KEPT` lists."""
     made: Any = model_class if isinstance(model_class, type) else class_of(config, model_class)
     failures: list[Exception] = []
     for keep in KEPT:
@@ -131,7 +132,7 @@ def _refuse_large(model: torch.nn.Module) -> None:
 
 
 def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
-    """Return the nested configuration that the class takes."""
+    """Return the configuration of a model class, which may be nested in the given configuration."""
     if isinstance(config, made.config_class):
         return config
     inside = [value for value in vars(config).values() if isinstance(value, PretrainedConfig)]
@@ -139,12 +140,12 @@ def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:
-    """Fill all learned parameters with random numbers, and other parameters and buffers if their numbers are all equal.
-    Tables of sines keep their numbers."""
+    """Fill all learned parameters with random numbers. Also fill other parameters and buffers that are constant or
+    uninitialized, but keep computed tables such as sines."""
     generator = torch.Generator().manual_seed(seed)
     modules = sorted(
         model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding)
-    )  # embeddings own tied weights
+    )  # the embedding comes last, so that it becomes the owner of tied weights
     owners = {id(each.weight): each for each in modules if isinstance(getattr(each, "weight", None), Parameter)}
     with torch.no_grad():
         for name, each in model.named_parameters():
@@ -159,7 +160,7 @@ def draw(model: torch.nn.Module, seed: int) -> None:
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
-    """Return whether all numbers are finite and equal, or all are NaN (uninitialized)."""
+    """Return whether all numbers are finite and equal, or all are NaN, which marks uninitialized memory."""
     if tensor.numel() == 0 or tensor.isinf().any():
         return False
     return bool(tensor.isnan().all() or (tensor == tensor.flatten()[0]).all())
@@ -168,7 +169,7 @@ def _is_constant(tensor: torch.Tensor) -> bool:
 def _drawn_weight(
     name: str, built: torch.Tensor, noise: torch.Tensor, owner: torch.nn.Module | None, generator: torch.Generator
 ) -> torch.Tensor:
-    if isinstance(owner, torch.nn.Embedding):  # rows of small numbers reveal an epsilon
+    if isinstance(owner, torch.nn.Embedding):  # after rows of small numbers, a wrong epsilon changes the norm
         return noise * 10 ** (-2 * torch.rand((len(noise), 1), generator=generator))
     if noise.ndim < 2:
         return torch.nan_to_num(built, float(name.endswith("weight"))) + 0.3 * noise

@@ -1,4 +1,4 @@
-"""Classify the fields of `transformers` configurations by kind of size, and choose the layers of a small model."""
+"""Classify the size fields of `transformers` configurations, and choose the layers of a small model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS = {
     "width": r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|latents|upsample_groups)$"
     r"|dim_per_stage$|d_ssm$|hidden_size_\w+$|^dim_model_base$",
 }
-"""For each kind, a regular expression for the names of its fields; the first match counts."""
+"""For each kind of field, a regular expression for names. The first kind that matches a name counts."""
 
 MOST = {
     "vocabulary": 131,
@@ -53,14 +53,14 @@ MOST = {
     "pooled": 4,
     "chosen": 2,
 }
-"""The largest value of each kind of size that does not depend on other sizes."""
+"""The largest value in a small model, for kinds of sizes that do not depend on other sizes."""
 
 Fields = dict[str, tuple[str, Any]]
 """(kind, value) of each field."""
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a field by its name; empty if the field is no size."""
+    """Return the kind of a field by its name; empty if the field is not a size."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "")
 
 
@@ -95,32 +95,32 @@ def are_places(value: Any) -> bool:
 
 
 def sizes(value: Any) -> list[int]:
-    """Return the positive integers in a number or nested lists."""
+    """Return the positive integers in a number or in nested lists."""
     if is_list(value):
         return [number for each in value for number in sizes(each)]
     return [value] if is_size(value) else []
 
 
 def mapped(value: Any, function: Callable[[int], int]) -> Any:
-    """Apply a function to each positive integer in a number or nested lists."""
+    """Apply a function to each positive integer in a number or in nested lists."""
     if is_list(value):
         return type(value)(mapped(each, function) for each in value)
     return function(value) if is_size(value) else value
 
 
 PREFIX, LONGEST = 6, 16
-"""A small model has at most `PREFIX` layers if these layers include every kind; otherwise it has at most `LONGEST`."""
+"""The largest number of layers to keep: `PREFIX` if the first layers include each kind twice, otherwise `LONGEST`."""
 
 OF_LAYERS = ("layers", "depths", "first", "last", "place", "places")
-"""The kinds of fields that count, list or locate layers. A field of kind `depths` may list the number of layers per
-stage; a small model has all stages."""
+"""The kinds of fields that count, list or locate layers. A field of kind `depths` may list the number of layers in
+each stage; a small model keeps all stages."""
 
 
 class Layers:
     """The layers that a small configuration keeps.
 
     Attributes:
-        picks: for each number of layers in the configuration, the indices of the layers that are kept.
+        picks: for each number of layers in the configuration, the indices of the layers to keep.
     """
 
     def __init__(self, fields: Fields, special: Mapping[int, Any]) -> None:
@@ -141,7 +141,7 @@ class Layers:
         return type(value)(value[old] for old in self.picks[len(value)])
 
     def new(self, kind: str, value: Any) -> Any:
-        """Return the value that a field about layers gets in the small configuration."""
+        """Return the value of a field about layers for the small configuration."""
         if self.kept and self._are_places(kind, value):
             return type(value)(new for new, old in enumerate(self.kept) if old in value)
         if is_list(value):
@@ -155,11 +155,11 @@ class Layers:
         return sum(old < value if kind == "first" else old >= self.count - value for old in self.kept)
 
     def _are_places(self, kind: str, value: Any) -> bool:
-        """Return whether a list contains layer indices, rather than 0 or 1 for each layer."""
+        """Return whether a list contains indices of layers, rather than one number (0 or 1) for each layer."""
         return kind in ("layers", "places") and are_places(value) and (len(value) not in self.picks or max(value) > 1)
 
     def _kinds(self, count: int) -> list[tuple[Any, ...]]:
-        """Return all that the configuration says about each of `count` layers."""
+        """Return everything that the configuration specifies about each of `count` layers."""
         numbers = range(count)
         rows: list[list[Any]] = [[str(self.special.get(number)) for number in numbers]]
         for name, (kind, value) in self.fields.items():
@@ -180,7 +180,7 @@ class Layers:
 
 def picked(kinds: list[tuple[Any, ...]]) -> list[int]:
     """Return the indices of the layers to keep. If the first few layers (at most `PREFIX`) include each kind twice,
-    keep these layers. Otherwise, keep two layers of each kind; a kind with one layer repeats it."""
+    keep only these layers. Otherwise, keep two layers of each kind; if a kind has only one layer, repeat this layer."""
     for length in range(2, min(len(kinds), PREFIX) + 1):
         found = Counter(kinds[:length])
         if all(found[kind] > 1 for kind in kinds):

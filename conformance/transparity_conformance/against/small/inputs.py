@@ -1,4 +1,4 @@
-"""Make inputs of a `transformers` model, by the argument names of its `forward`."""
+"""Make random inputs for a `transformers` model, by the argument names of its `forward`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FEATURES = {
     "pixel_values": ("get_image_features", ("image_token_id", "image_token_index", "media_token_id")),
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""For each input besides text: the method that extracts its features, and the fields that may contain the id of its
-placeholder token."""
+"""For each input that can accompany text: the method that extracts its features, and the fields that may contain the
+id of its placeholder token."""
 
 SAMPLES, FIRST, LAST = 4000, 3, 111
 """The number of samples of raw audio, and the range of token ids."""
@@ -30,11 +30,11 @@ MAIN = ("input_ids", "pixel_values", "pixel_values_videos", "input_features", "i
 
 
 def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
-    """Return arrays that the model's `forward` accepts by name.
+    """Return random arrays by name that the model's `forward` accepts.
 
     Args:
-        model: the model; several layouts of inputs are tried, and the first that runs is returned.
-        length: the number of text tokens; after an encoder, a decoder gets two tokens less.
+        model: the model. Several layouts of inputs are tried until the model runs without an error.
+        length: the number of tokens; a decoder that reads an encoder's output gets two tokens less.
         batch: the number of rows; the last two tokens of the last row are padding.
         seed: the seed of the random numbers.
     """
@@ -86,7 +86,7 @@ class _Inputs:
                 yield {self.main: self._normal(*shape)} | beside
 
     def _find(self, *names: str, config: PretrainedConfig | None = None) -> Any:
-        """Return the value of the first field that the configuration, or a nested configuration, has."""
+        """Return the value of the first of these fields that the configuration, or a nested configuration, sets."""
         fields = vars(config or self.config)
         for name in names:
             if (value := fields.get((config or self.config).attribute_map.get(name, name))) is not None:
@@ -117,7 +117,7 @@ class _Inputs:
         return {"attention_mask": mask} if "attention_mask" in self.names and len(shape) == 2 else {}
 
     def _beside(self) -> Arrays:
-        """Return the arguments of `forward` besides the main input."""
+        """Return inputs that accompany the main input, such as the decoder's tokens."""
         found: Arrays = {}
         shape = (self.batch, self.length)
         if "decoder_input_ids" in self.names and (self.config.is_encoder_decoder or self.main != "input_ids"):
@@ -178,8 +178,8 @@ class _Inputs:
         yield self.batch, 1, SAMPLES
 
     def _with_features(self) -> Iterator[Arrays]:
-        """Yield text together with an image or a sound. The text starts with a placeholder token for each feature, or
-        has one token for each feature."""
+        """Yield text together with an image or a sound. The text starts with one placeholder token for each feature, or
+        consists of as many tokens as there are features."""
         for name, (method, tokens) in FEATURES.items():
             extract = getattr(self.model, method, None)
             if name not in self.names or extract is None:

@@ -1,4 +1,4 @@
-"""Shrink configurations of `transformers`, and keep the relations between sizes."""
+"""Shrink configurations of `transformers` models without changing the relations between sizes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from transparity_conformance.against.small.fields import (
 )
 
 HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
-"""The head size of small models, the smallest width that shrinks, and the largest numbers of heads and labels."""
+"""The head size of small models, the smallest width that is shrunk, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
-"""Special tokens with at least this id move to the end of the small vocabulary, which texts do not use."""
+"""The smallest id of special tokens that move to the end of the small vocabulary. Random texts do not use this end."""
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 
 DIMS = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 
 MIXERS = ("mamba", "linear", "index", "ssm")
-"""Words in names of head fields that belong to mixers other than attention."""
+"""Words in field names that refer to the heads of mixers other than attention, such as a state-space model."""
 
 
 def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> PretrainedConfig:
@@ -43,7 +43,7 @@ def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> Pretrained
 
     Args:
         config: the configuration; nested configurations shrink too.
-        keep: kinds of fields that stay unchanged; `ratios` keeps the ratios of all widths.
+        keep: kinds of fields (see `fields.KINDS`) that stay unchanged; `ratios` keeps the ratios of all widths.
     """
     small = copy.deepcopy(config)
     widths: dict[int, int] = {}
@@ -74,15 +74,15 @@ def configs_in(config: PretrainedConfig, seen: set[int]) -> Iterator[PretrainedC
 
 
 class _Part:
-    """A configuration, which may be nested in another.
+    """A configuration that shrinks; it may be nested in another configuration.
 
     Attributes:
-        widths: maps each width in any configuration to its small width.
-        tokens: maps the id of each special token to its id in the small vocabulary.
-        heads: maps, for each mixer, each number of heads to its small number.
-        width: the width of the residual stream, or 0.
-        unit: the divisor of head sizes.
-        factor: the divisor of widths.
+        widths: the small width for each width in any configuration.
+        tokens: the id in the small vocabulary for each special token's id.
+        heads: for each mixer, the small number of heads for each number of heads.
+        width: the width of the residual stream, or 0 if the configuration has none.
+        unit: the number by which head sizes are divided.
+        factor: the number by which widths are divided.
     """
 
     def __init__(
@@ -105,20 +105,20 @@ class _Part:
         return of_kind(self.fields, kind)
 
     def _mixer(self, name: str) -> str:
-        """Return the mixer of `MIXERS` to which a head field belongs; empty for attention."""
+        """Return the mixer in `MIXERS` whose heads a field counts; empty for attention."""
         if name == "n_groups" and any(each.startswith("mamba") for each in self._of("heads")):
             return "mamba"
         return next((each for each in MIXERS if each in name), "")
 
     def _named(self, *names: str) -> int:
-        """Return the first number in the named fields."""
+        """Return the first positive number in the fields with these names."""
         values = (vars(self.config).get(self.config.attribute_map.get(name, name)) for name in names)
         return next((number for value in values for number in sizes(value)), 0)
 
     def _width(self) -> int:
         names = [*WIDTHS, *(name for name, value in self._of("width").items() if is_list(value))]
         lists = [value for value in self._of("heads").values() if is_list(value)]
-        if any(len(each) not in self.layers.picks for each in lists):  # then hidden_size is the last stage's width
+        if any(len(each) not in self.layers.picks for each in lists):  # hidden_size is only the last width
             names.remove("hidden_size")
         width = 0 if "width" in self.keep else self._named(*names)
         return width if width >= NARROWEST else 0
@@ -136,7 +136,7 @@ class _Part:
         return Fraction(size * self.heads[""][count], small) if are_together else free, Fraction(self.width, small)
 
     def _small_width(self, count: int, unit: int) -> int:
-        """Return a width that no other configuration has and that all numbers of heads divide."""
+        """Return a width that is a multiple of all head counts, and differs from the widths of other configurations."""
         counts = [count, *(each for each in self._of("heads").values() if is_size(each) and self.width % each == 0)]
         times = math.lcm(*(self.heads[""].get(each, 1) for each in counts))
         unit = unit if count else 2 * HEAD
@@ -168,7 +168,7 @@ class _Part:
             }
 
     def _cut_stages(self) -> None:
-        """If each layer is a stage, shorten the list of stages, and keep the number of returned last stages."""
+        """If each layer is a stage, shorten the list of stages; the model still returns as many of the last stages."""
         names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
         if len(names) == layers + 1 and names:
             returned = len(vars(self.config).get("_out_features") or names[:1])
@@ -222,10 +222,10 @@ class _Part:
         return any(is_list(value) and len(value) > 1 for value in lists)
 
     def _expand(self) -> None:
-        """Restore the relation of heads × head size to other widths.
+        """Restore the relation between a width and heads × head size, which shrinking may have broken.
 
-        If the product was a multiple of the model's width, keep this multiple. If another width equaled the product,
-        set it to the small product.
+        If heads × head size was a multiple of the model's width, restore this multiple. If heads × head size was equal
+        to a width of another name, give that width the new product.
         """
         small = vars(self.config)
         for name, value in self._of("head").items():
@@ -241,7 +241,7 @@ class _Part:
                     setattr(self.config, other, small[name] * small[partner])
 
     def _new_rope(self, rope: dict[str, Any]) -> dict[str, Any]:
-        """Shrink the settings of a rotary embedding: lists with a number per frequency become shorter."""
+        """Shrink the settings of a rotary embedding: lists with one number per frequency get shorter."""
         new = {key: self._new_rope(value) if isinstance(value, dict) else value for key, value in rope.items()}
         for key in ("long_factor", "short_factor"):
             if numbers := rope.get(key):
@@ -253,10 +253,8 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Keep the scaling of positions.
-
-        If it starts at a length of the text, lower this length so that short texts are scaled, too.
-        """
+        """Keep the scaling of rotary positions in effect. If the scaling starts at some length of the text, lower this
+        length so that short texts are scaled, too."""
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]
@@ -271,7 +269,7 @@ class _Part:
 
 
 def _small_heads(counts: set[int]) -> dict[int, int]:
-    """Return small numbers of heads in the proportions of `counts`; a single head stays single."""
+    """Return a small head count for each number in `counts`. The proportions remain; a single head stays single."""
     several = [count for count in counts if count > 1]
     divisor = math.gcd(*several)
     times = 4 if divisor in (0, max(several, default=0)) else 2 if divisor in several else 1
@@ -282,7 +280,7 @@ def _small_heads(counts: set[int]) -> dict[int, int]:
 
 
 def _stem(name: str) -> str:
-    """Remove the words for number or size of heads from a field name."""
+    """Remove the words that mean "number of heads" or "head size" from a field name."""
     return re.sub(r"(^|_)(num|n|d|heads?|headdim|dim|attention|size)(?=_|$)", "", name).strip("_")
 
 

@@ -1,1 +1,1 @@
-"""Comparisons besides one forward pass: other sizes, repeated calls, cached steps, generation, losses, gradients."""
+"""Comparisons of other calls than the forward pass: sizes, repeats, cached steps, generation, losses, gradients."""

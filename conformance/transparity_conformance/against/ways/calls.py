@@ -1,4 +1,4 @@
-"""Compare further calls of the port and the reference: other sizes, repeats, cached steps, generation and losses."""
+"""Compare further calls: other sizes, repeated calls, cached steps, generation and losses."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ from transparity_conformance.running.ways import LABELS, up_to
 CLAIM = Way("forward.reach")
 
 SECONDS = 2.0
-"""The processor time, in seconds, after which further lengths or prompts are skipped."""
+"""The seconds of processor time after which a comparison skips its remaining lengths or prompts."""
 
 IMAGE = 4
-"""The number of axes of images: (batch, channels, rows, columns)."""
+"""The number of axes of a batch of images: (batch, channels, rows, columns)."""
 
 MOST_ROWS = 13
-"""The largest batch; short texts use batches of 1, 2, … rows in turn."""
+"""The largest batch. The batch sizes of short texts cycle through 1, 2, …, `MOST_ROWS`."""
 
 
 def longest_of(reference: Reference, source: Source) -> int:
-    """Return the longest length that the reference accepts and computes in about 0.2 s."""
+    """Return the largest length that the reference accepts and can compute in about 0.2 s."""
     size = sum(each.size for each in reference.weights.values())
     return max(1, min(source.longest, int(AFFORDABLE / max(size, 1))))
 
 
 def crossed(reference: Reference, longest: int) -> list[int]:
-    """Return the configuration's integers that a text may exceed, such as a window or a chunk."""
+    """Return integers of the configuration, such as a window, that a text of length `longest` can exceed."""
     return sorted({int(number) for number in reference.numbers if number.is_integer() and 1 < number <= longest})
 
 
 def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare answers for other lengths, batches and image sizes; for a wrong answer, find the first wrong length.
-    If the port fails on a size, this size is untested."""
+    """Compare answers for other lengths, batches and image sizes. If an answer is wrong, find the smallest wrong
+    length. If the port raises for a size, this size counts as untested."""
     began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
     refused, failed = list[str](), list[str]()
 
@@ -90,14 +90,14 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
     found += as_result(CLAIM, sides.explained(outcome))
     if outcome.wrong:
         found += CapabilityResult(notes=(boundary(_calls(outcome)),))
-    compared = {length_of(each.inputs) for each in sides.called}  # which includes the probes of the forward pass
+    compared = {length_of(each.inputs) for each in sides.called}  # includes the lengths of earlier comparisons
     if left_out := [length for length in left_out if length not in compared]:
         found += not_compared(f"lengths {', '.join(map(str, left_out))}: comparing all lengths takes too long")
     return found
 
 
 def _larger_images(source: Source) -> dict[str, Inputs]:
-    """Return images of twice the width, and images of twice the height, if the model takes images."""
+    """Return one batch of images with twice the width, and one with twice the height; nothing for other models."""
     one, other = ({} if source.is_text else source.draw(1, 2, seed) for seed in (1, 2))
     images = [name for name, value in one.items() if value.ndim == IMAGE]
     return {
@@ -112,7 +112,7 @@ def _calls(outcome: Outcome) -> list[Call]:
 
 
 def _sizes(reference: Reference, source: Source) -> list[tuple[int, int]]:
-    """Return the length and the batch size of each text; long texts have one or two rows."""
+    """Return (length, batch) of each text to compare; long texts have one or two rows."""
     if not source.is_text:
         return [(1, batch) for batch in BATCHES]
     longest = longest_of(reference, source)
@@ -126,8 +126,8 @@ REPEATS = Way("repeats")
 
 
 def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
-    """Repeat earlier calls of the port in random order; each answer must equal the first answer. A port may wrongly
-    keep state from a call with another length, batch or mask."""
+    """Repeat earlier calls of the port in random order, and compare each answer with the first. A faulty port may keep
+    state from a call with another length, batch or mask."""
     began, answers = time.monotonic(), list[Answer]()
     for index in np.random.default_rng(0).integers(len(sides.called), size=CALLS):
         first = sides.called[index]
@@ -144,16 +144,16 @@ def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
 
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13
-"""(length of the prompt, positions per step, length of the text, which exceeds a small model's window)."""
+"""The length of the prompt, the positions per step, and the length of the text, which exceeds the window."""
 
 BEYOND = 4
-"""The number of positions that are compared after a threshold such as the window's length."""
+"""The number of positions to compare after a threshold, such as the length of the window."""
 
 STEP = "step"
 
 
 def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare the logits of cached steps, on inputs for which the reference's steps equal its forward pass."""
+    """Compare the logits of cached steps, on inputs for which the reference's steps equal its own forward pass."""
     found, ends = CapabilityResult(), time.thread_time() + SECONDS
     if reason := why_not("in_steps", sides):
         return not_compared(f"cached steps: {reason}")
@@ -167,7 +167,7 @@ def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
 
 
 def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the first probe that the port accepts and on which the reference's steps equal its forward pass."""
+    """Compare on the first inputs that the port accepts, if the reference's steps on them equal its forward pass."""
     given, reasons = taken(probes, signature_of(sides.forward))
     view, found = way.reference(sides.reference), CapabilityResult()
     for name, inputs in given.items():
@@ -198,7 +198,7 @@ def _way(first: int, then: int, says: str) -> Way:
 
 
 def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str:
-    """Return why the reference's steps cannot be compared; empty if they equal its forward pass."""
+    """Return why cached steps are not compared; empty if the reference's steps equal its forward pass."""
     try:
         (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
     except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take
@@ -213,7 +213,7 @@ GENERATION = Way("generate", "generated", (TOKENS,), f"{TOKENS} tokens")
 
 
 def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the tokens that are generated after the first inputs, and after inputs with padding on the left."""
+    """Compare the generated tokens, for the first inputs and for inputs with padding on the left."""
     if reason := why_not(GENERATION.method, sides):
         return not_compared(f"{GENERATION.claim}: {reason}")
     view, found, reasons = GENERATION.reference(sides.reference), dict[str, Inputs](), []
@@ -234,7 +234,7 @@ def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> Capability
 
 def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
     """Return whether rounding cannot change the generated tokens. The reference must choose the same tokens in float64
-    and in its own precision. Without padding, each highest logit must exceed the next by more than twice the budget."""
+    and in its own dtype. Without padding, the highest logit must exceed the second by more than twice the budget."""
     tokens, _ = view.near(inputs)
     if not np.array_equal(tokens, view.answer_of(view.rounded, inputs)):
         return False
@@ -251,7 +251,7 @@ def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
 LOSS = Way("loss", "loss")
 
 IGNORED, SHARE = -100, 0.2
-"""The label that PyTorch and `transformers` ignore, and the share of labels that are ignored."""
+"""The label that PyTorch and `transformers` ignore in a loss, and the share of labels that get this value."""
 
 
 def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
@@ -267,8 +267,8 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 
 
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
-    """Add random labels. `IGNORED` replaces labels at and after padding, some random labels, and half of the first row.
-    A mean over rows then differs from the mean over labels."""
+    """Add random labels. Ignore labels at and after padding, some random labels, and half of the first row. Then a mean
+    over rows differs from a mean over labels."""
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)
     labels = draw.integers(0, answer.shape[-1], answer.shape[:-1])
@@ -278,6 +278,6 @@ def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
     kept = reference.kept(inputs, answer.shape)
     if kept is not None:
         labels[~kept[..., 0]] = IGNORED
-        if labels.ndim > 1:  # the token before this one is padding
+        if labels.ndim > 1:  # no loss after a padding token
             labels[:, 1:][~kept[:, :-1, 0]] = IGNORED
     return {**inputs, LABELS: labels}

@@ -1,7 +1,7 @@
-"""Name faults as in the catalogue, if the checker supports the reference's family.
+"""If the checker supports the reference's family, name the port's faults as in the catalogue.
 
-The catalogue's faults are put into the checker's NumPy reference, with the weights of the same folder. A fault that
-gives the port's answers is named in the report.
+The checker's own NumPy reference loads the same folder and imitates each fault of the catalogue. If a fault gives the
+port's answers, the report names this fault.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.inputs import NAMES
 
 MOST_PROBES = 3
-"""The number of inputs for each fault: several exclude chance, few limit time."""
+"""The number of inputs to try for each fault. Several inputs exclude chance; few inputs limit time."""
 
 
 def with_names(
     report: Report, folder: Path | None, answers: Sequence[Answer], budget: float | None, progress: Progress
 ) -> Report:
-    """Add a note on each fault of the catalogue that gives the port's answers. If there is one difference and one
-    fault, the difference gets the fault's name."""
+    """Add a note on each fault of the catalogue that gives the port's answers. A single difference with a single fault
+    also gets the fault's id."""
     if folder is None or not any(not each.agrees for each in answers):
         return report
     try:
@@ -51,7 +51,7 @@ def with_names(
     faults = tuple(report.faults)
     if len(faults) == len(causes) == 1:
         (fault,), (known,) = faults, causes
-        found = fault.causes[0] if fault.causes else known  # an unexplained fault gets the cause of the catalogue
+        found = fault.causes[0] if fault.causes else known  # if no edit explains the fault, use the catalogue's cause
         faults = (dataclasses.replace(fault, causes=(dataclasses.replace(found, mistake=known.mistake),)),)
     return dataclasses.replace(report, faults=faults, notes=(*report.notes, *notes))
 
@@ -59,9 +59,9 @@ def with_names(
 def _probes(
     config: TransformerConfig, parameters: Mapping[str, Any], answers: Sequence[Answer]
 ) -> Iterator[tuple[str, Probe]]:
-    """Convert calls without padding to probes of the checker's reference, wrong answers first.
+    """Convert inputs without padding to probes of the checker's NumPy reference, wrong answers first.
 
-    Leave out calls whose inputs this reference does not accept.
+    Skip inputs that this reference does not accept.
     """
     names = {theirs: ours for ours in (*config.input_names, *config.further_inputs) for theirs in NAMES.get(ours, ())}
     whole = [each for each in answers if not is_padded(each.inputs) and len(each.inputs) < 3]

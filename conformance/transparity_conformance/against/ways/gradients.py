@@ -1,7 +1,7 @@
 """Compare the gradients of all parameters.
 
-The gradients are of the inner product of the answer and random numbers. For a wrong gradient, find the first function
-in the backward pass that returns a wrong gradient.
+The differentiated scalar is the inner product of the answer and random numbers. For a wrong gradient, find the function
+where the backward pass goes wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
     name, inputs = next(iter(probes.items()))
     answer, _ = sides.reference.near(inputs)
     drawn = np.random.default_rng(answer.size).standard_normal(answer.shape).astype(np.float32)
-    kept = sides.reference.kept(inputs, answer.shape)  # the numbers at padding are 0
+    kept = sides.reference.kept(inputs, answer.shape)  # 0 at padding
     expected = Expected(sides.reference, {**inputs, COTANGENT: drawn if kept is None else drawn * kept})
     try:
         expected.near  # noqa: B018 - computes the gradients of the reference
@@ -96,11 +96,11 @@ class Expected:
 
     @functools.cached_property
     def budgets(self) -> dict[str, float]:
-        """Return the budget of each gradient, from several slightly changed weights; one run may have a small error."""
+        """Return the budget of each gradient, from the rounding errors of several slightly changed models."""
         return self._budgets([self.own, *(self._pair(*pair) for pair in self.reference.neighbours)])
 
     def traces(self) -> tuple[Backward, Backward]:
-        """Record the backward pass of the reference in float64, and in its own precision."""
+        """Record the backward pass of the reference in float64 and in the reference's own dtype."""
         model = self.reference.exact
         with exactly():
             exact = self._called(model, backward)
@@ -108,7 +108,7 @@ class Expected:
 
 
 def _of_port(sides: Sides, expected: Expected) -> tuple[Gradients, list[str]]:
-    """Return the port's gradients by the reference's names, and the names without a counterpart."""
+    """Return the port's gradients by the reference's names, and the reference's names that have no counterpart."""
     answer = ask(sides.forward, CLAIM, **expected.inputs)
     places, found = ({name: call_port(as_numbers, value) for name, value in answer[part].items()} for part in answer)
     whole = {name: found.get(name, np.zeros_like(value)).astype(np.float64) for name, value in places.items()}
@@ -148,7 +148,7 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
 
 
 class Place:
-    """The last value of the port with a wrong gradient, and the function that reads this value."""
+    """The place of a mistake: the port's last value with a wrong gradient, and the function that reads this value."""
 
     def __init__(self, exact: Backward, rounded: Backward, port: Backward, dtype: str) -> None:
         self.theirs, self.port = exact, port
@@ -167,7 +167,7 @@ class Place:
                 self.alike[counterpart].append(index)
 
     def backwards(self) -> list[str]:
-        """Return the reference's parameters in the order in which the backward pass reaches them."""
+        """Return the names of the reference's parameters in the order in which the backward pass reaches them."""
         last: dict[int, int] = {}
         for index, operation in enumerate(self.theirs.operations):
             last |= dict.fromkeys(operation.inputs, index)
@@ -175,7 +175,7 @@ class Place:
         return [self.theirs.operations[index].name for index in sorted(learned, key=lambda index: -last.get(index, -1))]
 
     def _is_wrong(self, index: int) -> bool:
-        """Return whether the gradient of a port's value differs from the gradients of all its counterparts."""
+        """Return whether the gradient of a port's value differs from the gradients of all matching reference values."""
         given, theirs = self.port.gradients[index], self.theirs.gradients
         expected = {each: gradient for each in self.alike[index] if (gradient := theirs[each]) is not None}
         if not expected or len(expected) < len(self.alike[index]) or not self.port.passes[index]:
@@ -184,18 +184,18 @@ class Place:
         return given is None or all(_apart(gradient, given) > shares[each] for each, gradient in expected.items())
 
     def found(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None, tuple[Cause, ...]]:
-        """Return the port's line, the reference's line, and the cause if a function passes on no gradient."""
+        """Return the port's line, the reference's line, and a cause if a function of the port passes on no gradient."""
         wrong = [index for index in range(len(self.port.operations)) if self._is_wrong(index)]
         if not wrong:
             return None, None, ()
         readers = [i for i, each in enumerate(self.port.operations) if wrong[-1] in each.inputs]
-        # No gradient reaches a cut value of the port, although a gradient reaches its counterparts.
+        # A reader is cut if a gradient reaches its value in the reference, but not in the port.
         passes = {i: not self.alike[i] or any(self.theirs.passes[each] for each in self.alike[i]) for i in readers}
         cut = [reader for reader in readers if passes[reader] and not self.port.passes[reader]]
         culprit = next(iter([*cut, *readers]), wrong[-1])
         operation, following = self.port.operations[culprit], readers_of([each.inputs for each in self.port.operations])
         after = sorted(ancestors([culprit], lambda each: following.get(each, ())))
-        # A value that depends on the culprit has a first counterpart; its line is the reference's line.
+        # Report the reference's line that computes the first later value that both implementations have.
         alike = (each for index in after if self.alike[index] != self.alike[wrong[-1]] for each in self.alike[index])
         theirs = next((_line(self.theirs.operations[each].source) for each in alike), None)
         causes: tuple[Cause, ...] = ()

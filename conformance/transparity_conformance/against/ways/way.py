@@ -1,4 +1,4 @@
-"""Compare the answers of the port and the reference in one kind of call, such as cached steps."""
+"""Compare the answers of the port and the reference in one kind of call (a way), such as cached steps."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ class Way:
     """A kind of call to the port and the reference, such as cached steps."""
 
     claim: str
-    """The claim's name in the report."""
+    """The name of the comparison in the report."""
     method: str = ""
-    """The method of `running.ways`; empty for the forward pass."""
+    """The name of the call in `running.ways`; empty for the forward pass."""
     settings: tuple[int, ...] = ()
-    """The method's first arguments."""
+    """The first arguments of the call, before the inputs."""
     says: str = ""
-    """The settings in words."""
+    """The settings in words, for the report."""
 
     def reference(self, reference: Reference) -> Reference:
-        """Return the reference with the answers of this kind of call."""
+        """Return a view of the reference whose answers are the results of this kind of call."""
         function = WAYS[self.method][0]
         return InWay(reference, lambda model, inputs: function(model, *self.settings, inputs))
 
 
 class _Called:
-    """A model whose forward pass is another kind of call to a given model; other attributes come from that model."""
+    """A wrapper of a model: its forward pass makes another kind of call. All other attributes are the model's."""
 
     def __init__(self, model: Any, way: Callable[[Any, dict[str, Any]], Any]) -> None:
         self.model, self.way = model, way
@@ -65,7 +65,7 @@ class _Called:
 
 
 class InWay(Reference):
-    """A reference with answers of another kind of call, and with the same tensors."""
+    """A reference whose answers are the results of another kind of call of the same model."""
 
     def __init__(self, reference: Reference, way: Callable[[Any, dict[str, Any]], Any]) -> None:
         super().__init__(reference.name, reference.model, reference.dtype)
@@ -99,7 +99,7 @@ FORWARD = Way("forward")
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """The port and the reference, and the settings of a comparison."""
+    """The two implementations, and the settings of their comparison."""
 
     reference: Reference
     make: Callable[[], Callable[..., Any]]
@@ -116,7 +116,7 @@ class Sides:
     def answered(
         self, method: str, settings: tuple[int, ...], inputs: Inputs, forward: Callable[..., Any] | None = None
     ) -> np.ndarray:
-        """Return the port's answer to a method; an empty name means the forward pass."""
+        """Return the port's answer to a kind of call; an empty `method` means the forward pass."""
         answer = call_port(as_numbers, ask(forward or self.forward, method, *settings, **inputs))
         if answer.dtype.kind not in "fiu":
             raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
@@ -134,10 +134,8 @@ class Sides:
         return outcome
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """Find the lines and causes of wrong answers.
-
-        If a newly made port answers correctly, the cause is the earlier calls.
-        """
+        """Find the lines and causes of wrong answers. If a newly made port gives the right answer, the cause is state
+        from earlier calls."""
         if not outcome.wrong:
             return outcome
         reference = reference or self.reference
@@ -161,8 +159,8 @@ def compare_way(
     reference: Reference,
     shorten: Callable[[Answer], Inputs] | None = None,
 ) -> CapabilityResult:
-    """Compare the answers of both implementations; return a claim, and a fault if they differ. `reference` is the
-    result of `way.reference`. `shorten` returns shorter inputs on which a wrong answer stays wrong."""
+    """Compare the answers of both implementations in one kind of call; return a claim, and a fault if they differ.
+    `reference` is the result of `way.reference`. `shorten` returns shorter inputs that keep a wrong answer wrong."""
     if not probes:
         return not_compared(f"{way.claim}: no inputs allow this comparison")
     try:
@@ -177,7 +175,7 @@ def compare_way(
 
 
 def why_not(method: str, sides: Sides) -> str:
-    """Return why a method is not compared; empty if the port and the reference both offer it."""
+    """Return why a kind of call is not compared; empty if the port and the reference both offer the call."""
     model = sides.reference.model
     offered = {
         "reference": is_instance(model, "torch.nn", "Module") and model_offers(model, method),
@@ -203,7 +201,7 @@ def as_result(way: Way, outcome: Outcome) -> CapabilityResult:
 def compare_third(
     sides: Sides, answers: Sequence[Answer], make: Callable[[], Callable[..., Any]], name: str
 ) -> ThirdComparison:
-    """Compare a third implementation, which `make` builds, with the reference and with the port's `answers`."""
+    """Compare a third implementation, built by `make`, with the reference and with the port's `answers`."""
     third = Sides(sides.reference, make, 0.0, sides.progress)
     given, _ = taken({each.probe: each.inputs for each in answers}, signature_of(third.forward))
     found = {each.probe: each for each in third.judged(given).answers}

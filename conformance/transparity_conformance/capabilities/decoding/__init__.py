@@ -1,1 +1,1 @@
-"""Capabilities of a model that generates tokens: generation, beam search and decoding with a cache."""
+"""Capabilities of models that generate tokens: generation, beam search and decoding with a cache."""

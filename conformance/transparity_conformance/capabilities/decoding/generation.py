@@ -43,7 +43,7 @@ from transparity_conformance.oracle.reach.models import crossing_calls
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.report import CapabilityResult, Cause
 
-DIVERGES = "the forward pass diverges, and so do its tokens"
+DIVERGES = "the forward pass diverges, so the generated tokens diverge, too"
 
 
 def _why_not_generated(probe: Probe, dtype: str) -> str:
@@ -53,21 +53,21 @@ def _why_not_generated(probe: Probe, dtype: str) -> str:
 
 
 def why_no_decoder(probe: Probe, dtype: str) -> str:
-    """Return why a model cannot generate tokens; empty if it can."""
+    """Return why a model cannot generate tokens; empty if it can generate tokens."""
     if not probe.config.has_decoder:
-        return "a model that is only an encoder generates nothing"
-    return "" if probe.config.head == "logits" else f"the head is {probe.config.head!r}, which has no tokens"
+        return "an encoder without a decoder generates no tokens"
+    return "" if probe.config.head == "logits" else f"the head is {probe.config.head!r}, which returns no tokens"
 
 
 def _why_not_coarse(probe: Probe, dtype: str) -> str:
-    return "" if dtype in WIDE else f"not compared in {dtype}, whose coarse rounding makes too many ties"
+    return "" if dtype in WIDE else f"not compared in {dtype}: its rounding makes too many tokens equally likely"
 
 
 def _why_not_ragged(probe: Probe, dtype: str) -> str:
     if probe.config.angles_depend_on_length:
-        return "rotary angles depend on the length, so all rows would have the angles of the longest"
+        return "rotary angles depend on the length, so all rows would get the angles of the longest row"
     exact = probe.config.mask_is_exact
-    return "" if exact else "this mask hides nothing, so rows would see their padding"
+    return "" if exact else "this mask does not fully hide keys, so rows would see their padding"
 
 
 def _as_tokens(value: Any) -> np.ndarray:
@@ -95,7 +95,7 @@ def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
 
 @np.errstate(all="ignore")  # a port may return numbers that overflow
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the tokens of each request, and the scores of beams."""
+    """Judge the tokens of each request, and for beam search also the scores."""
     given = [(request, answers[f"{key}/tokens"], answers.get(f"{key}/scores")) for key, request in requests.items()]
     dtype = forward.dtype
     found = [
@@ -115,7 +115,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 def _explains(
     fault: SimulatedFault, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str
 ) -> bool:
-    """Return whether a port with this fault gives the same tokens and scores."""
+    """Return whether a port with this fault would give the same tokens and scores."""
     if scores is None:
         return not is_large(request.parameters) and np.array_equal(tokens, simulated_tokens(fault.simulate, request))
     simulated, simulated_scores = simulated_beams(fault.simulate, request)
@@ -123,7 +123,7 @@ def _explains(
         return False
     oracle = true_scores(request, tokens)
     true = np.abs(oracle.expected["scores"]).max()
-    # If a fault makes scores larger, their rounding grows by the same factor.
+    # If a fault scales the scores up, their rounding errors grow by the same factor.
     budget = oracle.budget("scores", dtype) * max(1.0, float(np.abs(simulated_scores).max() / true))
     return share(float(np.abs(scores.astype(np.float64) - simulated_scores).max()), budget) <= 1
 
@@ -135,7 +135,7 @@ def simulated_tokens(simulate: Callable[..., np.ndarray], request: Request) -> n
 
 
 def _describe(request: Request) -> dict[str, Any]:
-    """Return a request as JSON, without the arrays of `_tensors`."""
+    """Return a request as JSON, except the arrays, which `_tensors` returns."""
     fields: dict[str, Any] = {"name": request.name, "max_new_tokens": request.steps, "eos_id": request.config.eos_id}
     fields |= {} if request.sampling is None else {"sampling": dataclasses.asdict(request.sampling)}
     return fields if request.beams == 1 else fields | {"beams": request.beams, "length_penalty": request.length_penalty}
@@ -151,7 +151,7 @@ def _tensors(request: Request, probe: Probe) -> Arrays:
 
 
 def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> Request:
-    """Return the request with the bundle's end token and parameters, which may be rounded differently here."""
+    """Replace the end token and the parameters by the bundle's, which may have been rounded on another machine."""
     changed = {name.removeprefix("parameters/"): value for name, value in tensors.items() if "parameters/" in name}
     parameters = {name: changed.get(name, value) for name, value in request.parameters.items()}
     config: TransformerConfig = dataclasses.replace(request.config, eos_id=fields["eos_id"])
@@ -175,7 +175,7 @@ def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers
 
 
 def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """Pad tokens to the largest possible width, because equally good beams may have different lengths."""
+    """Pad tokens to the largest possible width, because equally good results may have different lengths."""
     width = request.prompt.shape[1] + request.steps
     missing = max(0, width - tokens.shape[1])
     return np.pad(tokens, ((0, 0), (0, missing)), constant_values=request.config.filling_id)
@@ -189,7 +189,7 @@ def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.
 
 
 def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
-    """Return a claim on the first probe's model; the keys of its requests are the claim and a number."""
+    """Return a claim about the first probe's model. Its requests have the claim and a number as their keys."""
 
     def requests(probes: Probes) -> Requests:
         return {f"{claim}.{i}": each for i, each in enumerate(of_probe(first_of(probes)[1]).first)}
@@ -211,7 +211,7 @@ GENERATION = Capability(
     name="generation",
     attribute="generate",
     signature="generate(prompt, max_new_tokens, source=…), and uniforms=…, sampling=… or lengths=… → tokens",
-    purpose="tokens (batch, length): the prompt and its continuation, with columns of -1 after the last one. A request "
+    purpose="tokens (batch, length): the prompt and its continuation, then columns of -1 up to the length. A request "
     "may replace some of the model's parameters, and has its own end token",
     ways=(
         _way("generate", asked.greedy_requests, faults=GREEDY_FAULTS),
@@ -263,13 +263,13 @@ GENERATION_OF_GIVEN = dataclasses.replace(
     why_not=why_no_decoder,
     is_long=False,
 )
-"""Generation with the weights of a checkpoint; takes about as long as the first probe."""
+"""Generation with the weights of a checkpoint. It takes about as long as the first probe."""
 
 BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.given_beam_requests),), is_long=False)
 
 
 def what_is_generated(probe: Probe) -> str:
-    """Say how many tokens of how many prompts are compared for a checkpoint."""
+    """Describe how many tokens of how many prompts are compared for a checkpoint."""
     (request,) = asked.given_requests(probe).first
     rows, length = request.prompt.shape
     return (

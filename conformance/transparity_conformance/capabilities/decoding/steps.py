@@ -1,4 +1,4 @@
-"""The capability `step`: decoding with a cache, which must give the logits of one forward pass."""
+"""The capability `step`: decoding with a cache. The steps must give the same logits as one forward pass."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from transparity_conformance.report.report import CapabilityResult, Cause
 
 @dataclass(frozen=True, eq=False)
 class StepRequest:
-    """A request to decode a probe's tokens in steps of `sizes` tokens."""
+    """A request to decode the tokens of a probe; step i decodes `sizes[i]` tokens."""
 
     name: str
     probe: Probe
     sizes: tuple[int, ...]
     parts: tuple[slice, ...] = (slice(None),)
-    """The rows of each batch. The batches are decoded in alternation, each with a separate cache."""
+    """The rows of each batch. The port decodes the batches in turns, each with its own cache."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -52,7 +52,7 @@ class StepRequest:
 
     @property
     def is_reached(self) -> bool:
-        """Return whether the request may use another model than the first probe."""
+        """Return whether the request may use a model other than the first probe's."""
         return isinstance(self.probe, ReachProbe)
 
     @property
@@ -61,7 +61,7 @@ class StepRequest:
 
 
 def step_requests(probes: Probes) -> dict[str, StepRequest]:
-    """Decode the first probe token by token, and in chunks of different sizes."""
+    """Decode the first probe token by token, and in chunks of different lengths."""
     key, probe = first_of(probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     sizes = {"one by one": (1,) * length}
@@ -71,8 +71,8 @@ def step_requests(probes: Probes) -> dict[str, StepRequest]:
 
 
 def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
-    """Return requests that no bundle contains: large chunks, one row, two alternating batches, the longest probe, and
-    calls across thresholds."""
+    """Return requests that bundles do not contain: large chunks, one row, two batches in turns, the longest probe, and
+    texts beyond a threshold."""
     _, probe = first_of(forward.probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
@@ -91,7 +91,7 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:
     """Return step sizes that end with two single tokens just beyond a threshold. Without a threshold, return random
-    sizes, of which the first exceeds most windows."""
+    sizes, where the first exceeds most windows."""
     length = probe.lengths[-1]
     if length - 1 in thresholds(probe.config).values():
         return length - 2, 1, 1
@@ -103,9 +103,9 @@ def _across(probe: ReachProbe) -> tuple[int, ...]:
 
 def _why_no_steps(probe: Probe, dtype: str) -> str:
     if not probe.config.mask_is_exact:
-        return "this mask hides nothing, so a cache is never right"
+        return "this mask does not fully hide keys, so no cache gives the same logits"
     if probe.config.angles_depend_on_length:
-        return "rotary angles depend on the length, so a cache becomes wrong"
+        return "rotary angles depend on the length, so cached keys become wrong"
     return why_no_decoder(probe, dtype)
 
 
@@ -115,8 +115,7 @@ def _shapes(key: str, request: StepRequest) -> Shapes:
 
 
 def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answers:
-    """Return the logits of each step of a port. Raise any exception of the port, and `TypeError` unless it returns
-    (logits, cache)."""
+    """Return the logits of each step of a port. Raise `TypeError` unless a step returns (logits, cache)."""
     built = port.built_for(request.probe.config, request.probe.parameters) if request.is_reached else port.forward
     answers: dict[str, np.ndarray] = {}
     caches: list[Any] = [None] * len(request.parts)
@@ -137,7 +136,7 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answ
 
 
 def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarray]:
-    """Return a step's inputs besides its tokens; only the first step gets the encoder's inputs."""
+    """Return the inputs of a step besides its tokens. Only the first step gets the inputs of the encoder."""
     further = {name: np.array(probe.inputs[name][part], np.int64) for name in probe.config.further_inputs}
     if not probe.config.has_encoder:
         return {name: value[:, chunk].copy() for name, value in further.items()}
@@ -156,7 +155,7 @@ def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.nda
 
 @np.errstate(all="ignore")  # a port may return any number
 def judge_steps(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Compare the steps' logits with the logits of one forward pass."""
+    """Compare the logits of steps with the logits of one forward pass."""
     logits = {
         request: np.concatenate([answers[name].astype(np.float64) for name in _shapes(key, request)], axis=1)
         for key, request in requests.items()
@@ -176,7 +175,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
     error, budget = found[worst].error, budgets[worst]
 
     def left(fault: SimulatedFault) -> float:
-        """Return the largest error that remains with a fault; infinite unless the fault explains all requests."""
+        """Return the largest error that remains with a fault; infinity if the fault fails to explain a request."""
         most = 0.0
         for request in sorted(logits, key=lambda request: request is not worst):
             remains = beyond(request, _simulated(request.probe, request.sizes, fault))
@@ -186,7 +185,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
         return most
 
     def explain() -> list[Cause]:
-        # The budget is measured with the right logits, which are as large as the logits with a fault.
+        # The budget is measured for the right logits; a faulty port's logits are about as large.
         remaining = {fault: left(fault) for fault in CACHE_FAULTS}
         return [cause_of(fault, error, rest) for fault, rest in remaining.items() if math.isfinite(rest)]
 
@@ -195,7 +194,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
 
 
 def _boundary(found: Mapping[StepRequest, Judged]) -> str:
-    """List the requests with wrong steps, and the requests with right steps."""
+    """List the requests in which steps are wrong, and the requests in which they are right."""
     says = {request: f"{request.name} ({request.probe.name})" for request in found}
     wrong = [says[request] for request in found if found[request].share > 1]
     right = [says[request] for request in found if found[request].share <= 1]
@@ -203,7 +202,7 @@ def _boundary(found: Mapping[StepRequest, Judged]) -> str:
 
 
 def _is_judged(request: StepRequest, logits: np.ndarray, dtype: str) -> np.ndarray:
-    """Return a mask (rows, length) of the positions that are judged: no convention and no near-tie decides them."""
+    """Return a mask (rows, length) of the positions to judge, without those that a convention or near-tie decides."""
     probe = request.probe
     where: np.ndarray = sees_something(probe.config, probe.inputs)[request.rows]
     free = None if request.is_reached else undetermined_positions(probe, dtype).get("logits")
@@ -229,7 +228,7 @@ STEPS = Capability(
     judge=judge_steps,
     why_not=_why_no_steps,
     stays=1,
-    if_forward_diverges="the forward pass diverges, and so does its cache",
+    if_forward_diverges="the forward pass diverges, so cached steps diverge, too",
     describe=lambda request: {"sizes": list(request.sizes)},
     sizes=lambda request: (len(request.rows), sum(request.sizes)),
 )

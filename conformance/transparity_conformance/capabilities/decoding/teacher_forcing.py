@@ -1,6 +1,6 @@
-"""Teacher forcing: compare each token of a port with the reference's logits after the port's own previous tokens.
+"""Teacher forcing: compare each token of a port with the reference's logits, given the port's own earlier tokens.
 
-A token is right if rounding could explain it. One wrong token therefore does not make all later tokens wrong.
+A token is right if it is the best token within rounding. Therefore one wrong token does not make later tokens wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transparity_numpy.decoding.generation import filter_logits
 
 
 def new_tokens(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """Return the new tokens (batch, steps) up to the length of the longest row."""
+    """Return the new tokens (batch, steps), up to the longest row."""
     steps = max(0, min(request.steps, tokens.shape[1] - request.prompt.shape[1]))
     return np.take_along_axis(tokens, request.begins[:, None] + np.arange(steps), axis=1)
 
@@ -31,10 +31,10 @@ def counted(request: Request, new: np.ndarray) -> np.ndarray:
 
 
 def misplaced(request: Request, tokens: np.ndarray) -> str:
-    """Say where the tokens have an invalid form; return an empty text if their form is valid.
+    """Describe where tokens have an invalid form; return an empty text if the form is valid.
 
-    The prompt must be unchanged, tokens must be in the vocabulary, and ended rows must be padded. No token may follow
-    the end of all rows.
+    The prompt must be unchanged, all tokens must be in the vocabulary, and rows must be padded after their end. If all
+    rows have ended, no token may follow.
     """
     config, prompt, begins = request.config, request.prompt, request.begins
     width = prompt.shape[1]
@@ -46,7 +46,7 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
     new = new_tokens(request, tokens)
     counts, all_ended = counted(request, new).sum(axis=1), bool((new == config.ending_id).any(axis=1).all())
     end = width + (int(counts.max()) if all_ended else request.steps)
-    # Tokens may be as wide as the longest beam, which may not be the best one.
+    # The width may be that of the longest beam, even if a shorter beam is better.
     longest = end if request.beams == 1 else width + request.steps
     if tokens.shape[1] > longest and all_ended:
         return f"token {longest}, {request.name}: decoding continued after every row had ended"
@@ -58,8 +58,8 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
-    """Judge generated tokens by the first wrong token. If all tokens are right, use the token with the largest error.
-    The error is infinite if the prompt, the padding or the length is wrong."""
+    """Judge generated tokens by the first wrong token, or else by the token with the largest error. A wrong prompt,
+    padding or length has an infinite error."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     errors, budget = (behind if request.uniforms is None else outside)(request, tokens, dtype)
@@ -73,7 +73,7 @@ def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
 
 
 def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return how far each new token's logit is below the largest logit (batch, steps), and the tolerance."""
+    """Return by how much each new token's logit is below the largest logit (batch, steps), and the tolerance."""
     new = new_tokens(request, tokens)
 
     def run(parameters: Arrays, tap: Tap) -> None:
@@ -86,10 +86,9 @@ def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray
 
 
 def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return the distance of each random number from the interval that selects its token (batch, steps), and the
-    tolerance. The distance is infinite for a token that cannot be sampled. If rounding may change which tokens can be
-    sampled, the distance is at most the tolerance.
-    """
+    """Return the distance of each random number from the interval of its sampled token (batch, steps), and the
+    tolerance. The distance is infinite if the token cannot be sampled. If rounding may change which tokens can be
+    sampled, the distance is at most the tolerance."""
     assert request.uniforms is not None
     new, sampling = new_tokens(request, tokens), request.sampling or Sampling()
     steps = new.shape[1]
@@ -101,7 +100,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
         logits = logits / logits.dtype.type(sampling.temperature)
         ranked = tap("ranked", -np.sort(-logits, axis=-1))
         tap("reached", softmax(ranked[..., : sampling.top_k]).cumsum(axis=-1))
-        # Tokens that cannot be sampled are determined in float64, so that the tolerance covers only rounding.
+        # float64 decides which tokens can be sampled, so that the tolerance of the sums covers only rounding.
         tap("cumulative", softmax(np.where(may, logits, -np.inf)).cumsum(axis=-1))
 
     oracle = Oracle(run, request.parameters, neighbours=1)
@@ -115,7 +114,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
 
 
 def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
-    """Return a mask (batch, steps) that is true where rounding may change which tokens can be sampled."""
+    """Return a mask (batch, steps): true where rounding may change which tokens can be sampled."""
     ranked, reached = oracle.expected["ranked"], oracle.expected["reached"]
     tie = np.zeros(ranked.shape[:-1], bool)
     if sampling.top_k is not None and sampling.top_k < ranked.shape[-1]:
@@ -127,26 +126,26 @@ def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
 
 
 def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype: str) -> Judged:
-    """Compare the port's scores with the true scores of its tokens, and the true scores with the best scores."""
+    """Compare the port's scores with the true scores of its tokens. Compare the true scores with the best scores."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     oracle, scores = true_scores(request, tokens), scores.astype(np.float64)
     true, budget = oracle.expected["scores"], oracle.budget("scores", dtype)
     of_scores = Judged(float(np.abs(scores - true).max()), budget, f"the scores, {request.name}")
-    # Both scores of a comparison may have an error of the whole tolerance.
+    # Both scores may be wrong by the tolerance, so their difference may be wrong by twice the tolerance.
     worse = np.maximum(0.0, best_scores(request) - true)
     tied = worse
     if (worse > 2 * budget).any():
         tied = np.where(margins(request) <= 2 * budget, np.minimum(worse, 2 * budget), worse)
     place = f"the tokens, {request.name}"
-    # The scores of equal tokens differ at most by rounding in float64.
+    # If two results have the same tokens, their scores differ only by float64 rounding.
     others = tied > 2 * oracle.budget("scores", "float64")
     near = (f"{place} are a tie within rounding",) if (others & (tied <= 2 * budget)).any() else ()
     return max(Judged(float(tied.max()), 2 * budget, place, near), of_scores, key=lambda item: item.share)
 
 
 def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
-    """Return an oracle of the tokens' `scores` (batch,): log P / ((5 + number of new tokens) / 6)^length_penalty."""
+    """Return an oracle of `scores` (batch,): log P(tokens) / ((5 + number of new tokens) / 6)^length_penalty."""
     new = new_tokens(request, tokens)
     counts = counted(request, new)
     penalty = ((5 + counts.sum(axis=1)) / 6) ** request.length_penalty
@@ -166,16 +165,17 @@ def best_scores(request: Request) -> np.ndarray:
 
 @kept_in(0)
 def margins(request: Request) -> np.ndarray:
-    """Return the smallest difference (batch,) between the scores of a kept and a dropped continuation.
+    """Return the smallest difference (batch,) between the score of a kept and a dropped continuation in the search.
 
-    If rounding can change its sign, a port may keep the other continuation and end with a worse score.
+    If rounding can change the sign of this difference, a port may keep the other continuation and end with a worse
+    score.
     """
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     margins = np.full(len(request.prompt), np.inf)
 
     def noted(ranked: np.ndarray) -> np.ndarray:
         kept, dropped = -np.sort(-ranked, axis=-1)[:, request.beams - 1 : request.beams + 1].T
-        with np.errstate(invalid="ignore"):  # −∞ − (−∞), if no continuation is dropped
+        with np.errstate(invalid="ignore"):  # −∞ − (−∞) if nothing is dropped
             np.fmin(margins, kept - dropped, out=margins)
         return ranked
 

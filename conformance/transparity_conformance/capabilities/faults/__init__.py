@@ -1,10 +1,10 @@
-"""Known faults in the capabilities of a model, as edits of the reference's source in TOML files.
+"""Known faults in the capabilities of a model, written as edits of the reference's source in TOML files.
 
-A row has an `id`, a sentence `says` about the port's behavior, and `edits`. Each edit has a text that occurs exactly
-once in the reference's source, and the text that replaces it. `also` names edits that several rows share. A port with
-this fault returns the same results as the edited reference. In each table, the most likely fault comes first.
+A row has an `id`, a sentence `says` about the faulty port, and `edits`. Each edit is a text that occurs exactly once in
+the source, and its replacement. `also` names edits that several rows share. A port with the fault gives the same
+results as the edited reference. In each table, the most likely fault comes first.
 
-Faults in the loss and in gradient clipping on several ranks depend on the ranks, so functions make them.
+Some faults depend on the number of ranks: faults in the loss and in gradient clipping. Functions create these faults.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ Edits = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class SimulatedFault:
-    """A known fault, with a function that returns the results of a port with this fault."""
+    """A known fault, with a function that computes what a port with this fault returns."""
 
     id: str
-    """The fault's name in the catalogue; its variants share the name."""
+    """The id in the catalogue, which variants of the fault share."""
     says: str
     simulate: Run
-    """The reference's function with the fault."""
+    """The function of the reference, with the fault."""
 
 
 def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: Any) -> Run:
-    """Return `module.function` of the NumPy column with edited source, which may use the objects in `names`. The edits
-    may also change copies of the modules `imported`, listed in the order of their imports. Raise `ValueError` unless
-    each text occurs exactly once."""
+    """Return a function of the NumPy column with edited source, which may refer to the objects in `names`. Edits may
+    also change copies of the modules `imported`, which must be listed in the order of their imports. Raise `ValueError`
+    unless the text of each edit occurs exactly once."""
     last, _, name = f"transparity_numpy.{function}".rpartition(".")
     texts = {
         each: inspect.getsource(import_module(each))
@@ -80,7 +80,7 @@ def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: A
 def decode(
     step: Run, config: TransformerConfig, parameters: Arrays, inputs: Arrays, sizes: Sequence[int]
 ) -> np.ndarray:
-    """Decode `sizes` tokens at a time with `step`; return the logits (batch, length, vocab)."""
+    """Decode the inputs with a cache, `sizes` tokens per step; return the logits (batch, length, vocab)."""
     tokens, given = inputs[config.input_names[-1]], inputs.get("attention_mask")
     of_source, of_tokens = (given, None) if config.has_encoder else (None, given)
     source = inputs.get("source")
@@ -98,7 +98,7 @@ class Edited:
     function: str
     imported: tuple[str, ...]
     call: Run | None = None
-    """Calls the edited function, its first argument, with changed arguments; None if they need no change."""
+    """A function that calls the edited function (its first argument); None to call it directly."""
 
     @functools.cached_property
     def run(self) -> Run:
@@ -109,7 +109,7 @@ class Edited:
 
 
 def _read(file: str, table: str, function: str, *imported: str, call: Run | None = None) -> tuple[SimulatedFault, ...]:
-    """Read the faults in one table of `file`.toml. Their edits change `function` and the modules `imported`."""
+    """Read the faults in a table of `file`.toml; their edits change `function` and the modules `imported`."""
     tables = tomllib.loads(files(__package__).joinpath(f"{file}.toml").read_text(encoding="utf-8"))
     faults = []
     for row in tables[table]:
@@ -141,21 +141,21 @@ CACHE_FAULTS = _read(
 
 
 PADDED_TO = (8, 16, 32, 64, 128)
-"""A vocabulary is padded to a multiple of one of these numbers, possibly times the number of ranks."""
+"""Implementations pad a vocabulary to a multiple of one of these numbers, possibly times the number of ranks."""
 
 Own = Callable[[np.ndarray, int], list[np.ndarray]]
-"""Splits an array into one part per rank."""
+"""A function that splits an array into one part per rank."""
 
 PARTS: dict[str, Own] = {
     "rows": np.array_split,
     "interleaved rows": lambda x, ranks: [x[rank::ranks] for rank in range(ranks)],
     "positions": lambda x, ranks: np.array_split(x, ranks, axis=1),
 }
-"""Common splits of a batch's tokens over ranks."""
+"""Common ways to split a batch of tokens over ranks."""
 
 
 def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Return the known faults in the loss on several ranks, the most likely first; empty for one rank."""
+    """Return the known faults of a loss on several ranks, most likely first; nothing for one rank."""
     ranks = sharding.ranks
     if ranks == 1:
         return []
@@ -192,13 +192,13 @@ def _mean_of_ranks(
 
 
 def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    """Return the loss with logits of 0 for the vocabulary's padding."""
+    """Return the loss if padding of the vocabulary has logits of 0."""
     more = np.zeros((*logits.shape[:-1], -logits.shape[-1] % width), logits.dtype)
     return cross_entropy(np.concatenate([logits, more], axis=-1), targets, pad_id)
 
 
 def optimizer_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Return the known faults in gradient clipping; empty for one rank or without sharded parameters."""
+    """Return the known faults of gradient clipping; nothing for one rank or without sharded parameters."""
     kinds = {placement.kind for placement in sharding.placements.values()}
     if sharding.ranks == 1 or "sharded" not in kinds:
         return []
@@ -225,7 +225,7 @@ def _train_clipped(
 
 
 def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
-    """Clip gradients by a norm that counts each replica of a parameter."""
+    """Clip gradients by a wrong norm, in which each replica of a parameter counts."""
     times = {name: 1 if sharding.is_sharded(name) else sharding.ranks for name in gradients}
     norm = math.sqrt(sum(times[name] * float((value * value).sum()) for name, value in gradients.items()))
     factor = min(1.0, max_norm / norm) if norm else 1.0
@@ -233,7 +233,7 @@ def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
 
 
 def _by_rank(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
-    """Clip each rank's gradients by its own norm; replicated gradients come from rank 0."""
+    """Clip each rank's gradients by the norm of this rank only; take replicated gradients from rank 0."""
     parts = {name: split(value, sharding.of(name), sharding.ranks) for name, value in gradients.items()}
     clipped = [
         clip_by_global_norm({name: parts[name][rank] for name in parts}, max_norm) for rank in range(sharding.ranks)
@@ -259,4 +259,4 @@ FAULTS = {
     "sampling": SAMPLING_FAULTS,
     "sharding": OF_TWO_RANKS,
 }
-"""The known faults by subject; the faults of sharding assume two ranks."""
+"""The known faults by subject. The faults of sharding are for two ranks."""

@@ -1,1 +1,1 @@
-"""Capabilities of a model that learns: loss, gradients and training."""
+"""Capabilities of models that learn: losses, gradients and training."""

@@ -1,7 +1,7 @@
 """The capability `gradients`, compared with complex-step derivatives if the forward pass is right.
 
-Gradients that depend on conventions are left out. They belong to rows in which a query sees no key, and to the
-padding's embedding. PyTorch's `padding_idx` excludes this embedding from learning.
+Two kinds of gradients depend on a convention and are left out. They belong to rows where a query sees no key, and to
+the padding token's embedding, which PyTorch's `padding_idx` excludes from learning.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from transparity_conformance.report.report import CapabilityResult, Cause, Claim
 from transparity_numpy.training.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]
-"""Gradients by the parameter's name, in the parameter's shape."""
+"""Gradients by the name of the parameter, in the parameter's shape."""
 
 
 POSITIONS_OF_LARGE = 8
-"""The number of positions on which a large model's gradients are compared."""
+"""The number of positions with which the gradients of a large model are compared."""
 
 
 def _why_no_gradients(probe: Probe, dtype: str) -> str:
@@ -79,11 +79,11 @@ def judge_gradients(
     *,
     at_once: bool = False,
 ) -> CapabilityResult:
-    """Compare the gradients of `loss` with the reference's.
+    """Compare the gradients of `loss` with the gradients of the reference.
 
-    If `at_once` is true, or the model is large, all gradients are first compared together. A missing gradient, or a
-    wrong shape, is an error; names in `unknown` are not compared. `by_rank` has the gradients that differ between
-    replicas, with a row per rank.
+    With `at_once`, or for a large model, first compare all gradients together. A missing gradient or a wrong shape is
+    an error, except for the names in `unknown`. `by_rank` has the gradients that differ between replicas, one row per
+    rank.
     """
     dtype = forward.dtype
     ours = _derivatives(probe, loss)
@@ -98,7 +98,7 @@ def judge_gradients(
     wrong = [name for name in shares if shares[name] > 1]
     if not wrong:
         return CapabilityResult((ClaimResult("gradients", "agrees", errors[worst], budgets[worst], worst),))
-    # The backward pass runs in reverse: the last of the wrong parameters has the first wrong gradient.
+    # The backward pass runs in reverse, so the last wrong parameter in forward order is the first wrong gradient.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
     causes = (*found.of_ranks(forward.sharding.ranks, by_rank), *found.causes(actual))[:1]
     says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first one in the backward pass"
@@ -110,7 +110,7 @@ def judge_gradients(
 
 
 def _together(ours: Derivatives, gradients: Gradients, dtype: str, unknown: Collection[str]) -> ClaimResult | None:
-    """Return the claim's result if all gradients are right; None if any is wrong."""
+    """Compare all gradients together. Return the claim's result if they are right, otherwise None."""
     known = [name for name in ours.directions if name not in unknown]
     shapes = {name: tuple(part.shape[1] for part in ours.directions[name]) for name in known}
     if any(name not in gradients or gradients[name].shape != shapes[name] for name in known):
@@ -138,14 +138,14 @@ class Disagreement:
         return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
-        """Return the largest error with `settled` in place of the port's gradients; infinite if any is still wrong."""
+        """Return the largest error with `settled` in place of the port's gradients; infinity if one is still wrong."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
         return max(errors.values()) if fits else math.inf
 
     def of_ranks(self, ranks: int, by_rank: Gradients) -> Iterator[Cause]:
-        """Yield faults of several ranks: replicas' gradients that are not reduced, or reduced twice."""
+        """Yield faults on several ranks: gradients of replicas that are not reduced, or reduced twice."""
         if ranks == 1:
             return
         for how, put_together in (("sum", np.sum), ("mean", np.mean)):
@@ -161,7 +161,7 @@ class Disagreement:
                 yield Cause("gradient-of-replicas", f"the gradients of {self.named} are {says} ours", factor, rest, 1.0)
 
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
-        """Yield causes: missing gradients, or one factor of all gradients; `actual` has the port's derivatives."""
+        """Yield causes: missing gradients, or a common factor. `actual` has the port's derivatives."""
         if all(name not in self.gradients or not self.gradients[name].any() for name in self.wrong):
             yield Cause("gradient-missing", f"no gradient reaches {self.named}")
         if not set(actual) >= set(self.budgets):
@@ -184,7 +184,7 @@ class Disagreement:
 
 
 def _factors(ours: Derivatives) -> dict[float, str]:
-    """Return known factors, each with its meaning."""
+    """Return factors of common mistakes, with their meaning."""
     targets, pad_id = ours.targets, ours.config.pad_id
     counted = int((targets != pad_id).sum()) if pad_id is not None else targets.size
     return {
@@ -197,14 +197,14 @@ def _factors(ours: Derivatives) -> dict[float, str]:
 
 
 def _further_requests(forward: ForwardPass) -> Requests:
-    """Return a request for the longest probe, unless it is the first probe or the model is large."""
+    """Return a request for the longest probe. Return nothing if it is the first probe, or if the model is large."""
     key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
     return {} if probe.is_large or key == first_of(forward.probes)[0] else {key: _cut(probe)}
 
 
 @kept_in(0)
 def _cut(probe: Probe) -> Probe:
-    """Keep the rows whose queries all see a key; for a large model, only the start of one row."""
+    """Keep the rows in which all queries see a key; for a large model, keep only the start of one row."""
     rows = ~blind_rows(probe)
     kept = (slice(None) if rows.all() or not rows.any() else rows) if not probe.is_large else [int(rows.argmax())]
     longest = POSITIONS_OF_LARGE if probe.is_large else None
@@ -213,7 +213,7 @@ def _cut(probe: Probe) -> Probe:
 
 
 def _passed(key: str, probe: Probe, forward: ForwardPass) -> ForwardPass:
-    """Return the forward pass of the rows whose gradients are compared; without logits for a large model."""
+    """Return the forward pass for the rows of `probe`; without logits for a large model."""
     whole = forward.probes[key]
     if all(probe.inputs[name].shape == value.shape for name, value in whole.inputs.items()):
         return forward
@@ -238,7 +238,7 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the gradients of each request. Return the first result with a divergence, or else the largest error."""
+    """Judge the gradients of each request; return the first failure, or else the result with the largest error."""
     found = not_compared()
     for index, (key, probe) in enumerate(requests.items()):
         each = _judge_one(key, probe, answers, forward, at_once=index > 0)
@@ -249,7 +249,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 
 
 def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *, at_once: bool) -> CapabilityResult:
-    """Judge the gradients of one batch, and the loss that the port returned with them."""
+    """Judge the gradients of one batch, and the loss that the port returned together with them."""
     forward = _passed(key, probe, forward)
     unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
     found, loss = not_compared(*_of_unknown(unknown)), None
@@ -268,7 +268,7 @@ def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *
 
 
 def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each reason why gradients are unknown."""
+    """Yield one line for each reason why gradients are unknown."""
     for why in dict.fromkeys(unknown.values()):
         names = [name for name, reason in unknown.items() if reason == why]
         yield f"gradients: {some(names)}: {why}"
@@ -279,7 +279,7 @@ def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
 
 
 def _judge_loss(key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
-    """Judge the loss that the port returned with the gradients. Return the result, and the loss function if known."""
+    """Judge the loss that the port returned with the gradients; return the result, and the loss function if known."""
     claim = "loss_and_gradients"
     if not has_a_loss(key, forward):
         return judge_losses(claim, {}, forward)

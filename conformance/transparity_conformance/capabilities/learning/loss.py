@@ -1,4 +1,4 @@
-"""The capability `loss`, compared with the cross-entropy of the port's own logits, even if these are wrong."""
+"""The capability `loss`. The expected loss is the cross-entropy of the port's own logits, even if these are wrong."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from transparity_conformance.report.report import CapabilityResult, Cause, not_c
 from transparity_numpy.training.loss import cross_entropy
 
 Numbers = Mapping[str, np.float64]
-"""NumPy floats by probe. Unlike Python floats, NumPy floats overflow without an exception."""
+"""One NumPy float per probe. Unlike Python floats, NumPy floats overflow without an exception."""
 
 
 def why_no_loss(probe: Probe, dtype: str) -> str:
     head = probe.config.head
-    return "" if head == "logits" else f"the head is {head!r}, which has no loss"
+    return "" if head == "logits" else f"the head is {head!r}, for which no loss is defined"
 
 
 def has_a_loss(key: str, forward: ForwardPass) -> bool:
-    """Return whether a probe has a loss: logits of the right shape, and a target that is not padding."""
+    """Return whether a probe allows a loss: its logits have the right shape, and a target is not padding."""
     probe, logits = forward.probes[key], forward.logits.get(key)
     counted = targets_of(probe.config, probe.inputs) != probe.config.pad_id
     return logits is not None and logits.shape == probe.oracle.expected["logits"].shape and bool(np.any(counted))
 
 
 def loss_inputs(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return copies of a probe's targets and tokens, as a port gets them."""
+    """Return copies of a probe's targets and tokens, in the form that a port receives."""
     targets = targets_of(probe.config, probe.inputs).astype(np.int64)
     return targets, {name: as_given(value) for name, value in probe.inputs.items()}
 
 
 def as_loss(value: Any) -> np.ndarray:
-    """Convert a result to one number, or raise `TypeError`."""
+    """Convert a result to a single number, or raise `TypeError`."""
     array = as_numbers(value)
     if array.size != 1 or array.dtype.kind not in "fiu":
         raise TypeError(f"the loss has the shape {array.shape} and the dtype {array.dtype}; expected one number")
@@ -60,14 +60,14 @@ def as_loss(value: Any) -> np.ndarray:
 
 @np.errstate(all="ignore")  # a port may return any number
 def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
-    """Compare losses with the reference's.
+    """Compare losses with the reference.
 
     Args:
         name: The name of the claim.
-        forward: The logits of the same port.
+        forward: The logits of the same port, from which the expected losses are computed.
 
     Returns:
-        The result, and the loss function that the port computes, or None if it is not known.
+        The result, and the loss function that the port seems to compute, or None if no known function fits.
     """
     if not losses:
         return not_compared(f"{name}: no probe has logits and a target other than padding"), None
@@ -101,17 +101,14 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
 
 
 def _grown(given: Numbers, right: Numbers, budgets: Mapping[str, float]) -> dict[str, float]:
-    """Return the tolerances.
-
-    For losses that are too large, the tolerances grow, because a sum rounds more than a mean.
-    """
+    """Return the tolerances. They grow for losses that are too large, because a sum rounds more than a mean."""
     sizes = {key: abs(float(given[key] / right[key])) for key in given}
     return {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
 
 
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:
-    """Yield label smoothing, or a common factor, if one number explains the losses of at least two probes. `even` has
-    the losses for uniform targets."""
+    """Yield label smoothing, or a common factor, if it explains the losses of at least two probes. `even` has the
+    losses for uniform targets."""
     if len(given) < 2:
         return
     said, true, uniform, allowed = (np.array([of[key] for key in given]) for of in (given, right, even, budgets))
@@ -137,11 +134,11 @@ def _exactly(loss: Loss, probe: Probe, logits: np.ndarray) -> np.ndarray:
 
 
 def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
-    """Return a loss's tolerance; the port may have computed the loss from logits before they were rounded."""
+    """Return a loss's tolerance. The port may compute the loss from logits that are not yet rounded to its dtype."""
     targets: np.ndarray = targets_of(probe.config, probe.inputs).astype(np.int64)
     arrays = {"logits": logits.astype(np.float32), "targets": targets}
     oracle = function_oracle("training.loss.cross_entropy", arrays, pad_id=probe.config.pad_id)
-    # The loss is a mean of differences of two logits. Its error is at most twice the error of a logit.
+    # The loss is a mean of differences between two logits, so its error is at most twice the error of a logit.
     return oracle.budget("result", dtype) + 2 * probe.oracle.budget("logits", dtype)
 
 

@@ -1,4 +1,4 @@
-"""The capability `train`: a few training steps of a tiny model, with the reference's weights and batches."""
+"""The capability `train`: a few training steps of a tiny model, compared with the reference's steps."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from transparity_conformance.report.report import CapabilityResult, Cause
 STEPS, ROWS, TOKENS = 3, 3, 6
 
 KEPT_CONFIGURATIONS = 16
-"""The number of cached configurations; exceeds the number of presets."""
+"""The number of cached configurations, more than there are presets."""
 
 NEAREST_FAULTS = 3
-"""The number of faults that are tried with tolerances of their own, if no fault explains all errors.
+"""The number of faults to try with tolerances of their own, if no fault explains all errors.
 
-For example, a fault that lengthens steps also increases rounding errors.
+Some faults, such as longer steps, also increase rounding errors.
 """
 
-# Gradients exceed `max_norm` only in the first training. A missing `eps` shows, because `eps` is large. The last step
-# is the first one after the warm-up: further steps would take longer, and increase the rounding errors of Adam.
+# Only the first training clips gradients. `eps` is large, so that a port without `eps` fails. The last step is the
+# first after the warm-up: further steps would take longer, and increase the rounding errors of Adam.
 TRAININGS = {
     "sgd with momentum, clipped": Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=0.5),
     "adamw, warmed up": Training(
@@ -61,8 +61,8 @@ TRAININGS = {
 
 
 def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
-    """Return the configuration in tiny sizes, because the reference needs a forward pass per parameter. Sharded sizes
-    are multiples of `ranks`."""
+    """Return a tiny version of a configuration, because the reference runs a forward pass for every single parameter.
+    Sizes that may be sharded are multiples of `ranks`."""
     grouped = config.key_value_heads < config.num_heads
     shared = grouped and (ranks == 1 or config.key_value_heads == 1)
     heads = max(2, ranks * (1 + (grouped and not shared)))
@@ -79,7 +79,7 @@ def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
 
 
 def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
-    """Replace special tokens beyond a vocabulary of `TOKENS` by unused tokens."""
+    """Replace special tokens that exceed a vocabulary of `TOKENS` tokens."""
     given = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
     used = sorted({token for token in given.values() if token is not None})
     free = [token for token in reversed(range(TOKENS)) if token not in used]
@@ -89,7 +89,7 @@ def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
 
 @functools.lru_cache(maxsize=KEPT_CONFIGURATIONS)
 def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
-    """Return each step's batch; the targets are the next tokens."""
+    """Return a batch for each step; the targets are the next tokens."""
     random = np.random.default_rng(3)
     made = []
     for step in range(STEPS):
@@ -112,14 +112,14 @@ class TrainingRequest:
 
     @kept_in(0)
     def oracle(self, fault: SimulatedFault | None = None) -> Oracle:
-        """Return the oracle of the losses and learned parameters. The reference has the `fault`, if any."""
+        """Return the oracle of the losses and the learned parameters. With `fault`, the reference has this fault."""
         by = fault.simulate if fault else None
         return training_oracle(self.config, self.parameters, self.batches, self.training, by)
 
 
 @functools.lru_cache(maxsize=KEPT_CONFIGURATIONS)
 def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, TrainingRequest]:
-    """Return a request for each of `TRAININGS`, on a tiny model of this configuration."""
+    """Return one request for each of `TRAININGS`, on a tiny model with this configuration's features."""
     small = tiny(config, ranks)
     given = (small, probe_parameters(small, 6), batches(small))
     return {f"train.{index}": TrainingRequest(name, *given, TRAININGS[name]) for index, name in enumerate(TRAININGS)}
@@ -129,9 +129,8 @@ ONE_STEP = "sgd, clipped, one step"
 
 
 def _here(forward: ForwardPass) -> Requests:
-    """Return the training requests, with sizes that are divisible by the number of ranks. Several ranks get a further
-    request with one step. If ranks clip by different norms, replicas differ from the second step on, so only the first
-    step shows the cause."""
+    """Return the training requests, with sizes that the number of ranks divides. Several ranks also get a request with
+    one step: if ranks clip by different norms, only the first step shows the cause."""
     requests = training_requests(first_of(forward.probes)[1].config, forward.sharding.ranks)
     if forward.sharding.ranks == 1:
         return requests
@@ -146,8 +145,8 @@ def _shapes(key: str, request: TrainingRequest) -> Shapes:
 
 
 def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answers:
-    """Train a model with a port; return the losses and the learned parameters. Raise any exception of the port, and
-    `TypeError` for a missing name or a wrong shape."""
+    """Train a model with a port; return the losses and the learned parameters. Raise `TypeError` for a missing name or
+    a wrong shape, and any exception that the port raises."""
     parameters = request.parameters
     copied = [{name: as_given(value) for name, value in batch.items()} for batch in request.batches]
     losses, became = port.built_for(request.config, parameters).train(copied, request.training)
@@ -187,7 +186,7 @@ def _explaining(
     became: Mapping[TrainingRequest, Arrays], dtype: str, faults: Sequence[SimulatedFault]
 ) -> list[SimulatedFault]:
     def beyond(fault: SimulatedFault) -> int:
-        """Return how many tensors differ from the reference with this fault by more than rounding."""
+        """Return how many tensors differ by more than rounding from a reference with this fault."""
         return sum(
             share(gap(became[request][name], expected), request.oracle().budget(name, dtype)) > 1
             for request in became
@@ -205,7 +204,7 @@ def _explaining(
 
 
 def _off(became: Arrays, request: TrainingRequest, dtype: str, fault: SimulatedFault | None = None) -> Judged:
-    """Compare all tensors with the reference, which has the `fault` if one is given, and judge the worst tensor."""
+    """Compare all tensors with the reference, which has the `fault` if given; return the worst result."""
     oracle = request.oracle(fault)
     return max(
         (
@@ -245,7 +244,7 @@ TRAINING = Capability(
     why_not=why_no_loss,
     dtypes=WIDE,
     not_in="training is compared in float32 and float64, not in {}",
-    if_forward_diverges="the forward pass diverges, and so do its gradients",
+    if_forward_diverges="the forward pass diverges, so gradients diverge, too",
     describe=_describe,
     file="training.safetensors",
     tensors=_tensors,

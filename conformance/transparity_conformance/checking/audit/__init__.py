@@ -1,1 +1,1 @@
-"""The audit of a port: does it follow every field of its configuration, and read every tensor of its file?"""
+"""The audit of a loader: does it follow every field of the configuration, and read every tensor of the file?"""

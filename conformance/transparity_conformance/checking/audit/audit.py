@@ -1,4 +1,4 @@
-"""The audit of a loader, after the comparison of its forward pass."""
+"""The audit of a loader, which follows the comparison of the forward pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_AUDITED = "config.json, model.safetensors: the loader was not audited"
 
 
 def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Progress, *, with_fields: bool) -> Audit:
-    """Audit the tensors of a port, and with `with_fields` also the fields."""
+    """Audit whether a port reads all tensors; with `with_fields`, also whether it follows all fields."""
     began = time.monotonic()
     options = (port, config, dtype, progress)
     tensors, fields = tuple(audited_tensors(*options)), tuple[AuditedField, ...]()
@@ -35,10 +35,10 @@ def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Prog
 
 
 def audit_loader(evidence: Evidence) -> None:
-    """Audit the fields and tensors of a loader.
+    """Audit the fields and the tensors of a loader.
 
-    An ignored field or tensor is a divergence only if the user asked for the audit. A port with the user's own weights
-    is not audited, because these weights fit only one model.
+    An ignored field or tensor is a divergence only if the user asked for the audit. If the user gives weights, there is
+    no audit, because these weights fit only one model.
     """
     arguments, report, port = evidence.arguments, evidence.report, audited_of(evidence.port)
     is_loader = port.model_type is not None
@@ -57,7 +57,7 @@ def audit_loader(evidence: Evidence) -> None:
 
 
 def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> Iterator[Divergence]:
-    """Yield a divergence for each wrong tensor, and for the first wrong value of each wrong field."""
+    """Yield a divergence for each tensor with a wrong result, and for the first wrong value of each field."""
     for each in reversed({each.name: each for each in reversed(audited) if each.outcome in CAUSES}.values()):
         left, error = each.residual, each.error
         explained = 0.0 if left is None else 1.0 if np.isinf(error) or not error else 1 - left / error
@@ -69,7 +69,7 @@ def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> It
 def _claims(
     name: str, faults: Sequence[Divergence], audited: Sequence[AuditedField | AuditedTensor]
 ) -> Iterator[ClaimResult]:
-    """Yield the claims that the port follows every field and reads every tensor, if they were audited."""
+    """Yield a claim that the port follows all fields or reads all tensors, if they were audited."""
     if faults:
         worst = max(faults, key=SHARE)
         yield ClaimResult(name, "diverges", worst.error, worst.budget, worst.where)
@@ -79,7 +79,7 @@ def _claims(
 
 
 def _not_compared(audit: Audit) -> Iterator[str]:
-    """Yield the fields and tensors that no call exercises, and the values that the port refuses."""
+    """Yield the fields and tensors that no call depends on, and the values that the port refuses."""
     fields, tensors = audit.files
     for file, names in ((fields, audit.fields_with("not exercised")), (tensors, audit.tensors_with("not exercised"))):
         yield from (f"{file} {name}: no call exercises it" for name in names)

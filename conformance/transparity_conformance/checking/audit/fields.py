@@ -1,4 +1,4 @@
-"""The audit of a configuration: if a field changes, the port's result must change as the reference's result does."""
+"""The audit of a configuration: if a field changes, the port's result must change like the reference's result."""
 
 from __future__ import annotations
 
@@ -35,19 +35,18 @@ from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.running import Port, built, in_precision, run
 
 LENGTHS = (21, 18)
-"""The numbers of source and target tokens, which exceed the variants' windows, buckets and original lengths."""
+"""The numbers of source and target tokens. They exceed windows, buckets and original lengths in the variants."""
 
 ROWS = [0, 1, 3]
-"""Rows of mixed inputs in which every query sees a token: full, padded on the right, and padded inside.
-"""
+"""The rows of mixed inputs in which every query sees a token: without padding, padded on the right, padded inside."""
 
 
 @dataclass(frozen=True, eq=False)
 class AuditProbe(Probe):
-    """A call of the audit; only the logits are compared."""
+    """A call of the audit. Only its logits are compared."""
 
     dtype: str = dataclasses.field(kw_only=True)
-    """The port's precision."""
+    """The precision of the port."""
 
     @functools.cached_property
     def oracle(self) -> LogitsOracle:
@@ -58,12 +57,12 @@ class AuditProbe(Probe):
 
     @property
     def allowed(self) -> float:
-        """Return the largest difference that rounding explains, from all measurements so far."""
+        """Return the largest difference that rounding explains, according to all measurements so far."""
         noise = max(self.oracle.noise(self.dtype)["logits"], self.oracle.known_again(self.dtype))
         return budget_of(noise, self.oracle.scale("logits"), self.dtype)
 
     def is_off(self, logits: np.ndarray) -> bool:
-        """Return whether logits differ from the reference's by more than rounding.
+        """Return whether logits differ from the reference by more than rounding.
 
         If the error is slightly too large, measure the budget again: first with sequential sums, then with more
         slightly changed weights.
@@ -76,15 +75,15 @@ class AuditProbe(Probe):
         return share(error, self.allowed) > 1
 
     def left(self, logits: np.ndarray, config: TransformerConfig, parameters: Arrays) -> float | None:
-        """Return the error relative to a reference with another configuration or other parameters. Return None if the
-        error exceeds rounding, or if the parameters do not fit the model."""
+        """Return the error relative to a reference with another configuration or other parameters. Return None if
+        rounding does not explain the error, or if the parameters do not fit the configuration."""
         expected = logits_of(config, parameters, self.inputs)
         left = np.inf if expected is None else gap(logits, expected)
         return left if share(left, self.allowed) <= 1 else None
 
 
 def logits_of(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """Return the reference's logits; None if the parameters do not fit the model."""
+    """Return the logits of the reference; None if the parameters do not fit the configuration."""
     shapes = parameter_shapes(config)
     if any(name not in parameters or parameters[name].shape != shapes[name] for name in shapes):
         return None
@@ -92,7 +91,7 @@ def logits_of(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str
 
 
 def probe_of(config: TransformerConfig, dtype: str, *, tiny: bool = False) -> AuditProbe:
-    """Return a call of a model with random weights; with `tiny`, activations are so small that eps matters."""
+    """Return a call of a model with random weights. With `tiny`, activations are so small that eps matters."""
     source, target = (min(length, config.max_length) for length in LENGTHS)
     inputs = {name: value[ROWS] for name, value in mixed_inputs(config, 3, source, target).items()}
     parameters = probe_parameters(config, 12, 1e-3) if tiny else probe_parameters(config, 11)
@@ -102,18 +101,18 @@ def probe_of(config: TransformerConfig, dtype: str, *, tiny: bool = False) -> Au
 
 @dataclass(frozen=True)
 class Audited:
-    """A port that can be built with a changed configuration or changed parameters."""
+    """A port that can be built from a changed configuration or from changed parameters."""
 
     edited: Callable[[Edit], Port]
     model_type: str | None
-    """The family of a loader's folders; None for a `build`."""
+    """The family whose folders a loader reads; None for a `build`."""
     files: tuple[str, str]
-    """The names of the two files, as in `Audit`."""
+    """The names of the files with the configuration and the parameters, as in `Audit`."""
 
     def logits(self, edit: Edit, probe: AuditProbe, folder: Path | None = None) -> np.ndarray | PortError:
-        """Build the port with a change, and return its logits or its error.
+        """Build the port with an edit of its files, and return its logits or its error.
 
-        A loader reads a changed copy of `folder`, if the model was already written to it.
+        If `folder` already has the model, a loader reads an edited copy of this folder.
         """
         parameters = probe.parameters if folder is None else InFolder(probe.parameters, folder, is_ours=True)
         given = dataclasses.replace(probe, parameters=parameters)
@@ -125,14 +124,14 @@ class Audited:
 
 
 def audited_of(build: Port) -> Audited:
-    """Prepare a port for the audit: a loader of a family, or a `build(config, parameters)`."""
+    """Prepare a port for the audit. The port is a loader of a family, or a `build(config, parameters)`."""
     if isinstance(build, HubBuild | IsolatedBuild) and build.model_type is not None:
         return Audited(build.edited, build.model_type, ("config.json", "model.safetensors"))
     return Audited(functools.partial(_edited, build), None, ("config", "parameters"))
 
 
 def _edited(port: Port, edit: Edit) -> Port:
-    """Build the port with the seed of the edit, and without the parameter that the edit removes."""
+    """Return a port that is built with the seed of the edit, and without the parameter that the edit removes."""
 
     @functools.wraps(port)
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any) -> Any:
@@ -147,7 +146,7 @@ KEPT = 4
 
 
 def shows(variant: Variant, dtype: str) -> AuditProbe | None:
-    """Return a call whose result shows whether a port ignores the change, or None."""
+    """Return a call whose result shows whether a port ignores the change; None if there is no such call."""
     for tiny in (False, True):
         probe = probe_of(variant.config, dtype, tiny=tiny)
         ignoring = logits_of(variant.before, probe.parameters, probe.inputs)
@@ -157,16 +156,15 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""One or two variants of a change.
+"""One or two variants of a change, each with a call whose logits the variant changes, or None.
 
-Each variant has a call whose logits it changes, or None. The audit tries the second variant if the port refuses the
-first, or if the first error may be chance.
+The audit tries the second variant if the port refuses the first, or if the error of the first may be chance.
 """
 
 
 @functools.lru_cache(maxsize=KEPT)
 def exercised(model_type: str | None, config: TransformerConfig, dtype: str) -> tuple[Exercised, ...]:
-    """Return the variants of a small model's configuration, each with a call that shows the change."""
+    """Return the variants of a small model's configuration, each with a call whose logits show the change."""
     return tuple(_that_show(changed, dtype) for changed in variants_of(model_type, config))
 
 
@@ -178,7 +176,7 @@ def _that_show(changed: Changed, dtype: str) -> Exercised:
 
 
 def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progress: Progress) -> Iterator[AuditedField]:
-    """Build the port for every variant, and compare its logits with the reference's."""
+    """Build the port for each variant, and compare its logits with the reference."""
     changes = exercised(port.model_type, config, dtype)
     for done, variants in enumerate(changes):
         progress("changing fields of the configuration", done, len(changes))
@@ -220,7 +218,7 @@ def reason_of(error: PortError) -> str:
 
 
 def _readings(variant: Variant) -> Iterator[tuple[str, Any, TransformerConfig]]:
-    """Yield the name and value of each field that a port may misread, and the resulting configuration."""
+    """Yield (field, value, configuration): how a port may misread a field of the variant."""
     for field in dataclasses.fields(variant.config):
         ours = getattr(variant.config, field.name)
         tried = [getattr(variant.before, field.name), field.default, *field.metadata.get("tried", ())]

@@ -1,4 +1,4 @@
-"""The audit of a file's tensors: the loader must read every tensor, and fail if one is missing."""
+"""The audit of a file's tensors. A loader must read every tensor, and must fail if a tensor is missing."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from transparity_conformance.report.comparison import gap, share
 
 @dataclass(frozen=True, eq=False)
 class TensorFile:
-    """The tensors of a small model's file, and the call that uses them."""
+    """The tensors in the file of a small model, and a call whose result depends on them."""
 
     probe: AuditProbe
     parameters: Mapping[str, tuple[str, ...]]
-    """The parameters in each tensor."""
+    """The names of the parameters that each tensor contains."""
     needed: frozenset[str]
     """The tensors without which the model cannot be computed."""
     exercised: frozenset[str]
-    """The tensors that change the reference's logits."""
+    """The tensors that change the logits of the reference."""
     folder: Path | None = None
-    """The model's folder, which every edit copies; None if every edit writes the model."""
+    """The folder of the model, which each edit copies; None if each edit writes the model anew."""
 
     def logits(self, port: Audited, edit: Edit) -> np.ndarray | PortError:
         return port.logits(edit, self.probe, self.folder)
 
     @property
     def ends(self) -> set[str]:
-        """The first and the last tensor of each kind."""
+        """The first and the last tensor of each kind, such as the query weights of the first and the last layer."""
         first = {kind_of(name): name for name in reversed(list(self.parameters))}
         last = {kind_of(name): name for name in self.parameters}
         return {*first.values(), *last.values()}
@@ -56,8 +56,8 @@ class TensorFile:
         return not isinstance(one, PortError) and share(gap(one, other), self.probe.allowed) <= 1
 
     def stand_in(self, names: Sequence[str], logits: np.ndarray) -> tuple[str, float] | None:
-        """Find which values the port uses instead of these tensors. Return them in words, with the remaining error;
-        None if no known values explain the logits."""
+        """Find the values that the port uses in place of these tensors. Return (description, remaining error), or None
+        if no known values explain the logits."""
         given, ours = self.probe.parameters, [parameter for name in names for parameter in self.parameters[name]]
         for says, replaced in _sources(given, ours):
             if (left := self.probe.left(logits, self.probe.config, {**given, **replaced})) is not None:
@@ -72,8 +72,8 @@ class TensorFile:
         again: np.ndarray | PortError,
         found: tuple[str, float] | None,
     ) -> AuditedTensor:
-        """Return the result for a tensor that the port does not need. `again` has the logits with another random seed.
-        `found` has the value that the port uses in place of the tensor, and the remaining difference."""
+        """Return the result for a tensor that the port does not need. `again` has the logits under another random seed.
+        `found` has the values that the port uses in place of the tensor, and the error that remains."""
         is_drawn = not isinstance(again, PortError) and not self.is_same(again, logits)
         says, left = found or ("random numbers" if is_drawn else "other numbers", None)
         without = "never read" if outcome == "never read" else "missing from the file"
@@ -83,7 +83,7 @@ class TensorFile:
 
 @contextlib.contextmanager
 def in_folder(port: Audited, file: TensorFile) -> Iterator[TensorFile]:
-    """Write the model for a loader, so that each edit only copies the folder; remove the folder afterwards."""
+    """Write the model for a loader once, so that each edit only copies the folder; remove the folder at the end."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         if port.model_type is not None:
             export_checkpoint(port.model_type, file.probe.config, file.probe.parameters, folder)
@@ -106,8 +106,8 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
 def hub_file(
     model_type: str, probe: AuditProbe, known: Collection[str] = ()
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Return the parameters in each tensor of a family's file, and the set of required tensors. The set is empty if all
-    tensors are of `known` kinds."""
+    """Return the names of the parameters in each tensor of a family's file, and the tensors that a model needs. If all
+    tensors are of `known` kinds, return an empty set of needed tensors."""
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))
     parts = parts_in(family, probe.config, names, parameter_shapes(probe.config))
@@ -119,19 +119,19 @@ def hub_file(
 
 
 def _counts(probe: AuditProbe, name: str) -> bool:
-    """Return whether another value of a parameter changes the reference's logits."""
+    """Return whether another value of a parameter changes the logits of the reference."""
     logits = logits_with(probe.config, redrawn(probe, (name,)).parameters, probe.inputs)
     return logits is None or probe.is_off(logits)
 
 
 def redrawn(probe: AuditProbe, names: tuple[str, ...]) -> AuditProbe:
-    """Return the call with other random numbers in the named parameters."""
+    """Return the call with other numbers in the named parameters."""
     changed = {name: np.ascontiguousarray(np.flip(probe.parameters[name]) + np.float32(0.25)) for name in names}
     return dataclasses.replace(probe, parameters={**probe.parameters, **changed})
 
 
 def kind_of(name: str) -> str:
-    """Replace the number of the layer, the first number in a tensor's name, by `{i}`."""
+    """Replace the first number in a tensor's name, which is the layer's number, by `{i}`."""
     return re.sub(r"\d+", "{i}", name, count=1)
 
 
@@ -139,7 +139,7 @@ _LAYER = re.compile(r"\.layers\.\d+\.")
 
 
 def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Arrays]]:
-    """Yield values that a port may wrongly use for the parameters `names`, each with a description."""
+    """Yield (description, values): values that a port may wrongly use for the parameters `names`."""
     yield "zeros", {name: np.zeros_like(given[name]) for name in names}
     yield "ones", {name: np.ones_like(given[name]) for name in names}
     for layer in sorted({found[0] for name in given if (found := _LAYER.search(name))}):
@@ -155,20 +155,19 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 
 
 SECONDS = 30.0
-"""After this time, only tensors of the first and last layer are left out. PyTorch takes 1 or 2 s to try all tensors of
-a small model."""
+"""The time after which only tensors of the first and last layer are tried. PyTorch tries all tensors in 1 or 2 s."""
 
 
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Build the port without each tensor; if the port is wrong, also with each tensor changed."""
+    """Build the port without each tensor in turn; if the port is wrong, also with each tensor changed."""
     with in_folder(port, tensor_file(port.model_type, config, dtype)) as file:
         yield from _audited(port, file, progress)
 
 
 def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[AuditedTensor]:
-    """Yield the result for each tensor, after the tensors that no model uses."""
+    """Yield a result for each tensor. Results for tensors that no model uses come first."""
     yield from _strays(port, file)
     unread, began, ends = _never_read(port, file, progress), time.monotonic(), file.ends
     for done, name in enumerate(sorted(file.parameters, key=lambda name: name not in ends)):
@@ -188,7 +187,7 @@ def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[Au
 def missed_in_variants(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Yield the results for tensors that exist only with another value of a field, such as a head or biases."""
+    """Yield results for tensors that exist only with another value of a field, such as biases or an untied head."""
     if port.model_type is None:
         return
     kinds = {kind_of(name) for name in tensor_file(port.model_type, config, dtype).parameters}
@@ -209,7 +208,7 @@ def missed_in_variants(
 
 
 def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
-    """Yield each additional tensor that no model uses, but that changes the loader's result."""
+    """Yield each additional tensor that no model uses, but that changes the result of the loader."""
     for name, value in strays(port.model_type, file.probe).items() if port.model_type is not None else ():
         answer = file.logits(port, Edit(beside={name: value}))
         if isinstance(answer, PortError) or not file.probe.is_off(answer):
@@ -221,8 +220,8 @@ def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
 
 
 def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
-    """Return unused tensors as in published folders: weights for predicting several tokens, rotary frequencies, a copy
-    of a tied head."""
+    """Return unused tensors that published folders contain: weights for predicting several tokens, rotary frequencies,
+    and a copy of a tied head."""
     config, held = probe.config, tensors_in(family_called(model_type), probe.config, probe.parameters)
     norm = next((name for name, value in held.items() if value.ndim == 1), "norm.weight")
     found = {f"mtp.{norm}": np.ones(config.embed_dim, np.float32)}
@@ -237,7 +236,7 @@ def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
 
 
 def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str, AuditedTensor]:
-    """Return the tensors that a wrong port ignores, with what it uses instead."""
+    """Return the tensors that a wrong port ignores, each with the values that the port uses instead."""
     answer = file.logits(port, Edit())
     if isinstance(answer, PortError) or not np.isfinite(answer).all() or not file.probe.is_off(answer):
         return {}
@@ -257,7 +256,7 @@ def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str
 
 
 def _without(port: Audited, file: TensorFile, name: str) -> AuditedTensor | None:
-    """Judge the port without the tensor `name`; return None if the port refuses the file."""
+    """Load the port without the tensor `name`, and judge the result; return None if the port raises, as it should."""
     logits = file.logits(port, Edit(without=name))
     if isinstance(logits, PortError):
         return None

@@ -1,7 +1,7 @@
 """Variants of a model that differ in one field of config.json.
 
-No table lists the meanings of config.json's fields. Instead, a field of our configuration changes, and the files before
-and after the change are compared. Other variants leave out a field or use another file format.
+No table says what the fields of config.json mean. Instead, the audit changes a field of our configuration, writes the
+config.json before and after the change, and compares the files. Other variants leave out a field, or use another form.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NUMBERS: dict[type, tuple[str, ...]] = {
     float: ("*10", "/10", "*2", "/2", "+1", "-1", "off"),
     int: ("+1", "*2", "/2", "-1", "off"),
 }
-"""Changes of a number, in the order of trial."""
+"""Changes of a number, in the order in which the audit tries them."""
 
 
 def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
-    """Yield the alternative configurations of each change; no configuration occurs twice."""
+    """Yield, for each change, alternative configurations that make this change; no configuration occurs twice."""
     fields = dataclasses.fields(config)
     alone = [[{field.name: value} for value in values] for field in fields for values in _values(config, field)]
     seen: set[TransformerConfig | None] = {None}
@@ -43,8 +43,8 @@ def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
 
 
 def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterator[list[Any]]:
-    """Yield lists of other values of a field; the audit tries one value of each list. A `Literal` has a list for
-    each other option; a number has one list of all values."""
+    """Yield lists of other values of a field; the audit tries one value of each list. For a `Literal`, each other
+    option is a list. For a number, all other values are one list."""
     value, kind = getattr(config, field.name), FIELD_TYPES[field.name]
     if is_choice(field.name):
         yield from ([choice] for choice in get_args(kind) if choice != value)
@@ -58,10 +58,10 @@ def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterato
 
 
 def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
-    """Yield changes of several of our fields that correspond to one field of config.json."""
+    """Yield changes of several of our fields that together are one field of config.json."""
     yield {"embed_dim": 2 * config.embed_dim, "feed_forward_dim": 2 * config.feed_forward_dim}
     yield {"rotary_scaling": "linear", "rotary_factor": 3.0}
-    # The fastest angle makes 13 / 2π (about 2.07) turns in the original length, which is between the two limits.
+    # The fastest angle must lie between both limits: in 13 positions, it makes 13 / 2π turns (about 2.07).
     llama3 = {"rotary_factor": 3.0, "rotary_slow_turns": 1.5, "rotary_fast_turns": 2.5}
     yield {"rotary_scaling": "llama3", **llama3, "rotary_original_length": 13}
     yield {"attention_head_dim": config.head_dim + 2}
@@ -84,7 +84,7 @@ def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
 
 
 def _replaced(config: TransformerConfig, changes: Mapping[str, Any]) -> TransformerConfig | None:
-    """Return the changed configuration; None if it is invalid or unchanged."""
+    """Return the configuration after the changes; None if it is invalid or unchanged."""
     try:
         other = dataclasses.replace(config, **changes)
     except ConfigError:
@@ -95,37 +95,37 @@ def _replaced(config: TransformerConfig, changes: Mapping[str, Any]) -> Transfor
 Fields = dict[str, Any]
 
 DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop")
-"""Suffixes of dropout fields' names; these fields have no effect in evaluation."""
+"""Suffixes of the names of dropout fields, which have no effect in evaluation mode."""
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """A changed model, and the change of its config.json."""
+    """A changed model, and how its config.json changed."""
 
     name: str
-    """The changed field of config.json; the first field if several changed."""
+    """The changed field of config.json; if several fields changed, the first."""
     value: str
-    """The field's value as JSON, or `absent`; another form of the rotary fields is also described."""
+    """The new value as JSON, or `absent`. For another form of the rotary fields, the text also describes this form."""
     config: TransformerConfig
     before: TransformerConfig
-    """The model that a port computes if it ignores the change."""
+    """The model that a port has if it ignores the change."""
     was: str = ""
-    """The field's value in `before`."""
+    """The value of the field in `before`."""
     fields: Fields | None = None
-    """The changed config.json; None for the usual config.json of `config`."""
+    """The fields of the changed config.json; None if the family's usual config.json of `config` is used."""
     must_show: bool = True
-    """Whether the variant counts only if `before` and `config` have different logits."""
+    """Whether the audit uses the variant only if `before` and `config` have different logits."""
 
 
 Write = Callable[[TransformerConfig], Fields | None]
-"""Returns a configuration's config.json; None if the family cannot express it."""
+"""A function that returns the config.json of a configuration; None if the family cannot express it."""
 
 Changed = list[Variant]
-"""Variants of one change; only the first variant that changes the logits is used."""
+"""Variants that make the same change. The audit uses the first variant that changes the logits."""
 
 
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:
-    """Yield variants of a small model: changes of its config.json for a family, otherwise of our configuration."""
+    """Yield variants of a small model: changes of config.json for a family, otherwise changes of our configuration."""
     if model_type is None:
         yield from _changed(TransformerConfig.as_dict, config)
         return
@@ -139,7 +139,7 @@ def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[C
 
 
 def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
-    """Yield variants with another value of a field, or of several inseparable fields."""
+    """Yield variants with another value of a field, or of several fields that change together."""
     base = write(config)
     assert base is not None
     every: list[tuple[frozenset[str], Changed]] = []
@@ -151,7 +151,7 @@ def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
             if all(differing(each, fields) for _, each in known):  # different models may have the same config.json
                 names, variant = _nearest(known, other, fields)
                 by_names.setdefault(frozenset(names), []).append(variant)
-        # A port may refuse a fraction if the original value is an integer.
+        # A port may refuse a fraction where the original value is an integer, so other integers come first.
         is_other_kind = lambda each: type(json.loads(each.value)) is not type(json.loads(each.was))
         every += ((names, sorted(changed, key=is_other_kind)) for names, changed in by_names.items())
         known += [(each.config, write(each.config) or base) for changed in by_names.values() for each in changed[:1]]
@@ -164,7 +164,7 @@ def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
 def _nearest(
     known: list[tuple[TransformerConfig, Fields]], config: TransformerConfig, fields: Fields
 ) -> tuple[list[str], Variant]:
-    """Return the variant as a change of the most similar known model, and the names of the fields that differ."""
+    """Describe a configuration as a change of the most similar known one; return the changed fields and the variant."""
     before, base = min(known, key=lambda each: len(differing(each[1], fields)))
     names = differing(base, fields)
     value, was = (json.dumps(each.get(names[0])) for each in (fields, base))
@@ -172,15 +172,15 @@ def _nearest(
 
 
 def differing(base: Fields, fields: Fields) -> list[str]:
-    """Return the names of differing fields; sizes that follow from other fields come last."""
+    """Return the names of the fields that differ; fields that follow from others come last."""
     names = [name for name in {**base, **fields} if base.get(name) != fields.get(name)]
-    # These fields follow from others: `layer_types`, for example, changes with the number of layers.
+    # For example, `layer_types` follows from the number of layers.
     later = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")
     return sorted(names, key=lambda name: name in later)
 
 
 def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Yield variants without a field that has a default."""
+    """Yield variants in which config.json lacks a field that has a default."""
     for name in family.defaults:
         if name in TOKENS or name not in base:
             continue
@@ -189,7 +189,7 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
             fields["rope_parameters"] = {key: v for key, v in base["rope_parameters"].items() if key != name}
         try:
             other = read_beside(family, config, fields)
-            if name == "image_size":  # the default image would have thousands of small patches
+            if name == "image_size":  # the default image size would give thousands of patches
                 del fields["patch_size"]
                 other = read_beside(family, config, fields)
         except TransparityError:
@@ -198,7 +198,7 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
 
 
 def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
-    """Yield the model with its rotary fields in other forms: the older form, and as transformers 4 and 5 write them."""
+    """Yield the model with its rotary fields in other forms: an older form, and the forms of transformers 4 and 5."""
     based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
     for other in (based, dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)):
         for name, value, fields in _forms_of(write(other) or {}):
@@ -208,7 +208,7 @@ def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[
 
 
 def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
-    """Yield (changed field, its value, all fields) for each other form of the rotary fields."""
+    """Yield (changed field, value, all fields) for each other form of the rotary fields."""
     if not {"rope_parameters", "rope_scaling"} <= fields.keys():
         return
     four = {name: value for name, value in fields.items() if name != "rope_parameters"}
@@ -228,7 +228,7 @@ def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
 
 
 def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Yield three settings that loaders often misread: dropout, a disabled window, and Gemma's old GELU."""
+    """Yield three variants that loaders often misread: dropout, a disabled window, and the old GELU of Gemma."""
     dropped = {name: 0.5 for name in family.unneeded if name.endswith(DROPOUTS)}
     made = [(min(dropped), {**base, **dropped})] if dropped else []
     if "use_sliding_window" in base:
@@ -239,6 +239,6 @@ def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[
     if "hidden_activation" in base:
         made.append(("hidden_act", {**base, "hidden_activation": None, "hidden_act": "gelu"}))
     for name, fields in made:
-        with contextlib.suppress(TransparityError):  # the family lacks that form
+        with contextlib.suppress(TransparityError):  # the family does not read this form
             other = read_beside(family, config, fields)
             yield Variant(name, json.dumps(fields[name]), other, config, fields=fields, must_show=False)

@@ -1,1 +1,1 @@
-"""Checks of GGUF files, llama.cpp's format; errors of the conversion are separated from the effect of quantization."""
+"""Checks of GGUF files, the format of llama.cpp. They separate conversion errors from the effect of quantization."""

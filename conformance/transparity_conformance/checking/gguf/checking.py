@@ -1,4 +1,4 @@
-"""The check of a GGUF file: its names, shapes, metadata and numbers, and their effect on the logits."""
+"""The check of a GGUF file: names, shapes, metadata, numbers, and the effect of mistakes on the logits."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from transparity_conformance.report.report import ClaimResult, Divergence, Repor
 from transparity_conformance.running.loading import LoadError
 from transparity_numpy.transformer import transformer
 
-NOT_RUN = "llama.cpp itself: the file is compared with its checkpoint, but not run"
+NOT_RUN = "llama.cpp itself: the file is compared with its checkpoint, but llama.cpp does not run it"
 
 Model = tuple[TransformerConfig, Arrays]
 
 
 class GgufCheck:
-    """The comparison of a GGUF file with its original checkpoint."""
+    """Compares a GGUF file with the checkpoint from which it was made."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.file = read_gguf(Path(options.spec))
 
     def systems(self, checkpoint: importing.Checkpoint) -> Iterator[System]:
-        """Yield the checkpoint; raise `UsageError` if the file has another architecture."""
+        """Yield the checkpoint as the only configuration; raise `UsageError` if the file has another architecture."""
         check_family(checkpoint.model_type, self.file.architecture, self.file.path)
         yield System(checkpoint.model_type, checkpoint.config, checkpoint.parameters)
 
@@ -90,7 +90,7 @@ class GgufCheck:
     def _with_logits(
         self, report: Report, system: System, compared: Compared, fields: Mapping[str, Any], progress: Progress
     ) -> Report:
-        """Add the effects of quantization and mistakes on the logits; search for causes of unknown mistakes."""
+        """Add the effects of quantization and of mistakes on the logits; search for the causes of unknown mistakes."""
         assert system.parameters is not None
         family, config = family_called(system.name), system.config
         exact = config, system.parameters
@@ -118,7 +118,7 @@ class GgufCheck:
 
 
 def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:
-    """Yield a note on how much a file's numbers change the logits of a text; nothing if all are equal."""
+    """Yield a note on how much the numbers of a file change the logits of a text; no note if all numbers are equal."""
     config, parameters = right
     if wrong[0] == config and all(np.array_equal(wrong[1][name], parameters[name]) for name in parameters):
         return

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file, compared with the checkpoint's configuration as llama.cpp would read it."""
+"""The metadata of a GGUF file, compared with the checkpoint's configuration in the way llama.cpp reads metadata."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Default = Any | Callable[[TransformerConfig], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A metadata key, and our configuration's field."""
+    """A metadata key, with the corresponding field of our configuration."""
 
     name: str
     field: str
     default: Default = REQUIRED
-    """The value that llama.cpp uses without this key."""
+    """The value that llama.cpp uses if the key is missing."""
 
 
 SIZES = (
@@ -54,13 +54,13 @@ SOFTCAPS = (
     Key("attention.sliding_window", "sliding_window", 4096),
 )
 ACTIVATIONS = {"gemma": "gelu-tanh", "gemma2": "gelu-tanh", "gpt2": "gelu-tanh"}
-"""The activations of llama.cpp's architectures; all others use SiLU."""
+"""The activation that llama.cpp uses for each architecture; SiLU for all others."""
 
 SHAPES = {key.field for key in (*SIZES, *GROUPED)}
-"""Fields that determine the weights' shapes."""
+"""Fields on which the shapes of weights depend."""
 
 CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention_head_dim", "rotated_dim": "rotary_dim"}
-"""The configuration's field from which each property is computed."""
+"""The configuration field from which each property is computed, if the names differ."""
 
 
 def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
@@ -70,7 +70,8 @@ def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
 
 
 def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any] | None]:
-    """Return a fault for each wrong key, and the fields that these keys change, or None if shapes change."""
+    """Return a fault for each wrong key, and the fields with the wrong values. If a shape depends on a wrong value,
+    return None in place of the fields."""
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
     for key in keys_of(config, file.architecture):
@@ -90,17 +91,17 @@ def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Div
 
 
 def _is_same(value: float, right: float | None) -> bool:
-    """Return whether two numbers are equal in float32, the precision of metadata."""
+    """Return whether two numbers are equal after rounding to float32, the precision of metadata."""
     return right is not None and np.float32(value) == np.float32(right)
 
 
 def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
-    """Return a fault that is certain without comparing numbers."""
+    """Return a fault that is certain without a comparison of numbers."""
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says),))
 
 
 def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any]]:
-    """Compare the rotary scaling: a kind and a factor in the metadata, or a tensor of factors."""
+    """Compare the rotary scaling, which a file has as a kind and a factor, or as a tensor of factors."""
     if config.positions != "rotary":
         return [], {}
     faults: list[Divergence] = []
@@ -130,7 +131,7 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
 
 
 def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Divergence]:
-    """Yield the checkpoint's features that llama.cpp's architecture lacks."""
+    """Yield a fault for each feature of the checkpoint that llama.cpp's architecture does not support."""
     name = file.architecture
     activation, scale = ACTIVATIONS.get(name, "silu"), config.head_dim**-0.5
     lacking = {
@@ -149,7 +150,7 @@ def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Diverg
 
 
 MOST_ITEMS = 2**22
-"""The largest number of tensors, fields, or array items; tokenizers have the longest arrays (about 2¹⁹)."""
+"""The largest number of tensors, fields or array items in a file; a tokenizer's arrays have about 2¹⁹ items."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +162,7 @@ class GgufTensor:
     data: np.ndarray
 
     def numbers(self) -> np.ndarray:
-        """Return the tensor in float32; raise `LoadError` if its type cannot be dequantized."""
+        """Return the tensor in float32; raise `LoadError` if the gguf library cannot dequantize its type."""
         what = f"{self.name} has the type {self.kind.name}, which gguf cannot read"
         found = read_with(gguf.dequantize, what, self.data, self.kind)
         return np.asarray(found, np.float32).reshape(self.shape)
@@ -172,11 +173,11 @@ class GgufFile:
     path: Path
     architecture: str
     fields: dict[str, Any]
-    """The metadata by key, without the tokenizer's lists."""
+    """The metadata by key, without the lists of the tokenizer."""
     tensors: dict[str, GgufTensor]
 
     def field(self, name: str) -> Any:
-        """Return the architecture's value for a name such as `rope.freq_base`, or None."""
+        """Return the metadata of the file's architecture for a name such as `rope.freq_base`; None if missing."""
         return self.fields.get(f"{self.architecture}.{name}")
 
 
@@ -187,7 +188,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Reader(gguf.GGUFReader):  # type: ignore[misc]
-    """A reader that also checks counts and offsets, which the gguf library does not check."""
+    """A reader that also checks counts and offsets, because the gguf library does not check them."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
         if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):

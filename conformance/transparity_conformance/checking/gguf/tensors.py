@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, compared with the checkpoint's: names, shapes, and numbers up to a rounding step."""
+"""The tensors of a GGUF file, compared with the checkpoint's tensors: names, shapes, and numbers within rounding."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ SAYS = {
 
 @dataclass(eq=False)
 class Compared:
-    """A file's tensors in the checkpoint's layout, and their faults."""
+    """The tensors of a file after conversion to the checkpoint's layout, and the faults that were found."""
 
     as_they_are: dict[str, np.ndarray] = field(default_factory=dict)
     """The tensors as llama.cpp reads them."""
     as_converted_rightly: dict[str, np.ndarray] = field(default_factory=dict)
-    """The tensors with every known mistake undone, in the same quantization."""
+    """The tensors without known conversion mistakes, in the same quantization."""
     faults: list[Divergence] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
-    """Each tensor's worst block, with its error relative to a step of the tensor's type."""
+    """The worst block of each tensor: its error, and the step of the tensor's type."""
     not_compared: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
 class HubTensors:
-    """A checkpoint's tensors, in their own layout."""
+    """The tensors of a checkpoint, in the checkpoint's layout."""
 
     family: str
     config: TransformerConfig
     tensors: Mapping[str, np.ndarray]
     names: Mapping[str, str]
-    """Each tensor's name in the GGUF file."""
+    """The name of each tensor in the GGUF file."""
 
     def layout(self, name: str) -> StoredLayout:
         return layout_of(self.family, self.names[name], self.config)
@@ -63,12 +63,12 @@ class HubTensors:
 
 
 def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[str]) -> Compared:
-    """Compare the file's tensors of the right shapes with the checkpoint's tensors `names`."""
+    """Compare the file's tensors with the checkpoint's tensors `names`; their shapes are already compared."""
     compared = Compared()
     for name in names:
         tensor, layout, expected = stored[hub.names[name]], hub.layout(name), hub.expected(name)
         found, steps = tensor.numbers(), step(expected, tensor.kind)
-        # A layout may add 1, and subtracting 1 again would round: equal tensors are therefore not converted.
+        # Do not convert equal tensors back: subtracting the 1 that a layout adds would round the numbers.
         theirs = hub.tensors[name] if np.array_equal(found, expected) else layout.to_hub(found)
         compared.as_they_are[name] = compared.as_converted_rightly[name] = theirs
         if steps is None:
@@ -91,8 +91,8 @@ def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[s
 def mistake_of(
     hub: HubTensors, name: str, tensor: GgufTensor, found: np.ndarray
 ) -> tuple[tuple[Cause, ...], np.ndarray]:
-    """Find the first mistake that explains a tensor within a quantization step. Return the mistake as a cause, and the
-    tensor without the mistake. If no mistake is found, return the checkpoint's tensor."""
+    """Find the first known mistake that explains a tensor within a quantization step. Return the mistake as a cause,
+    and the tensor without the mistake. Without an explanation, return the checkpoint's tensor."""
     right, layout = hub.tensors[name], hub.layout(name)
     for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
         if is_within(found, wrong.to_file(right), tensor.kind):
@@ -113,11 +113,11 @@ def _cause(mistake: str, **words: Any) -> tuple[Cause, ...]:
 
 OUTPUT, EMBEDDING = "output.weight", "token_embd.weight"
 COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that only GGUF files have."""
+"""Tensors that exist only in GGUF files."""
 
 
 def name_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
-    """Yield a fault for each tensor that is missing, unknown, or of another shape."""
+    """Yield a fault for each tensor that is missing, unknown or of a wrong shape."""
     for name, theirs in hub.names.items():
         expected = hub.expected(name).shape
         if theirs not in file.tensors:
@@ -136,7 +136,7 @@ def name_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
 
 
 def head_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
-    """Yield the faults of a stored output head that must equal the embeddings."""
+    """Yield the faults of a stored output head, if the checkpoint ties the head to the embeddings."""
     if not hub.config.tied_head or OUTPUT not in file.tensors:
         return
     embedding = next(name for name, theirs in hub.names.items() if theirs == EMBEDDING)
@@ -145,7 +145,7 @@ def head_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
             OUTPUT, "the shape differs from the shape of the embeddings, with which the head is tied", "gguf-shape"
         )
         return
-    says = "the head differs from the embeddings, with which it is tied in the checkpoint"
+    says = "the head differs from the embeddings, although the checkpoint ties them"
     for fault in compare(dataclasses.replace(hub, names={embedding: OUTPUT}), file.tensors, [embedding]).faults:
         yield dataclasses.replace(fault, causes=(Cause("head-tied", says),))
 
@@ -167,12 +167,12 @@ QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
 
 @dataclass(frozen=True)
 class StoredLayout:
-    """A conversion between the checkpoint's layout and the GGUF file's."""
+    """A conversion between the layout of the checkpoint and the layout of the GGUF file."""
 
     to_file: Change
     to_hub: Change
     says: str
-    """A clause that says how the file's numbers differ from the checkpoint's."""
+    """A clause about how the file's numbers differ from the checkpoint's numbers."""
 
 
 SAME = StoredLayout(np.asarray, np.asarray, "the tensor has the checkpoint's layout")
@@ -181,7 +181,7 @@ PLUS_ONE = StoredLayout(lambda value: value + 1, lambda value: value - 1, "1 is 
 
 
 def permuted(heads: int) -> StoredLayout:
-    """Return the layout for rotations of neighbors: the rows of each head's halves are interleaved."""
+    """Return the layout for rotations of neighboring features, in which each head's two halves are interleaved."""
 
     def to_file(value: np.ndarray) -> np.ndarray:
         return value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
@@ -195,7 +195,7 @@ def permuted(heads: int) -> StoredLayout:
 
 
 def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iterable[str]) -> dict[str, str]:
-    """Map tensor names to names in GGUF files; tensors that GGUF files lack are left out."""
+    """Map the names of tensors to their names in GGUF files; leave out tensors that GGUF files do not have."""
     table = gguf.get_tensor_name_map(ARCHITECTURES[family], layers)
     found = {}
     for name in names:
@@ -207,7 +207,7 @@ def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iter
 
 
 def layout_of(family: str, name: str, config: TransformerConfig) -> StoredLayout:
-    """Return the layout that llama.cpp expects for a tensor, by its name in the GGUF file."""
+    """Return the layout that llama.cpp expects for a tensor, given the tensor's name in the GGUF file."""
     if ARCHITECTURES[family] is gguf.MODEL_ARCH.LLAMA and (match := QUERY_OR_KEY.fullmatch(name)):
         return permuted(config.num_heads if match[1] == "q" else config.key_value_heads)
     if family.startswith("gemma") and name.endswith("norm.weight"):
@@ -218,7 +218,7 @@ def layout_of(family: str, name: str, config: TransformerConfig) -> StoredLayout
 
 
 def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) -> Mapping[str, StoredLayout]:
-    """Return the layouts that a wrong conversion may give a tensor, by the mistake's id."""
+    """Return the layouts that mistakes in a conversion may produce, by the id of the mistake."""
     found = {"gguf-not-converted": SAME}
     if match := QUERY_OR_KEY.fullmatch(name):
         right = config.num_heads if match[1] == "q" else config.key_value_heads
@@ -234,7 +234,7 @@ def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) 
 
 
 def check_family(family: str, architecture: str, path: object) -> None:
-    """Raise `UsageError` unless the file's architecture is llama.cpp's for the family."""
+    """Raise `UsageError` unless the file has the architecture that llama.cpp uses for the family."""
     if family not in ARCHITECTURES:
         raise UsageError(
             f"GGUF files of the family {family} cannot be checked; expected one of {', '.join(ARCHITECTURES)}."

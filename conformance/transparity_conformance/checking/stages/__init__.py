@@ -1,1 +1,1 @@
-"""The stages of a check, and the evidence that they share."""
+"""The stages of a check, and the evidence to which they add their results."""

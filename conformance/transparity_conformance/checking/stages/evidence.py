@@ -1,4 +1,4 @@
-"""The evidence of a check: every stage adds to it, and the report is made from it."""
+"""The evidence of a check: the state that the stages share, from which the report is made."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INTERRUPTED = "the check was interrupted, so some faults may have no cause, and 
 
 
 class LastReport:
-    """The latest report on a port; `located` gets each report before the search for causes."""
+    """The latest report on a port. Each report is also passed to `located` before the search for causes."""
 
     def __init__(self, located: Located, report: Report | None = None) -> None:
         self.located, self.report = located, report
@@ -45,7 +45,7 @@ class LastReport:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """On Ctrl-C after a divergence was found, raise `Interrupted` with the report."""
+        """On Ctrl-C, raise `Interrupted` with the report, if a divergence is already known."""
         try:
             yield
         except KeyboardInterrupt as ended:
@@ -75,7 +75,7 @@ class Arguments:
 
     @functools.cached_property
     def probes(self) -> Mapping[str, Probe]:
-        """Return the probes that can be judged in the requested precision."""
+        """Return the probes that can be judged in the requested dtype."""
         wanted = _probes(self.preset, self.config, self.parameters)
         probes = {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
         return probes_on(probes, self.ranks)
@@ -87,7 +87,7 @@ class Arguments:
 
 
 def _probes(preset: str | None, config: TransformerConfig | None, parameters: Arrays | None) -> Mapping[str, Probe]:
-    """Return the probes of a preset, or of a configuration with random or given parameters."""
+    """Return the probes of a preset, or of a configuration with random parameters or with the given parameters."""
     if config is None and (preset is None or parameters is not None):
         given = "no model; pass a preset, a family or a config"
         if parameters is not None:
@@ -99,7 +99,7 @@ def _probes(preset: str | None, config: TransformerConfig | None, parameters: Ar
         return probes_of_preset(preset)
     if parameters is None:
         return probes_of(config, preset or "config")
-    if not isinstance(parameters, InFolder):  # reading them from a folder checks them
+    if not isinstance(parameters, InFolder):  # parameters in a folder are checked when they are read
         check_parameters(config, parameters)
     return probes_with(config, parameters, preset or "config")
 
@@ -109,17 +109,17 @@ class Evidence(LastReport):
 
     ran: Ran
     repeated: ClaimResult
-    """The claim that two runs are equal."""
+    """Whether two runs of the port give equal results."""
     form: AnswerForm | None = None
-    """The form of the results, if they are not logits."""
+    """The form of the port's results, if they are not plain logits."""
     recorded: RecordedPort = NOT_ASKED
-    """The recorded operations of a port with wrong logits."""
+    """The operations of a port with wrong logits, if they were recorded."""
     answer: Answer | None = None
-    """The wrong logits of a recorded port, with the faults that reproduce them one by one."""
+    """The wrong logits of a recorded port, with the single faults that reproduce them."""
     is_wrong_reported: bool = False
-    """Whether the user already knows that a result is wrong."""
+    """Whether `located` was already called with a wrong result."""
     one_rank: RanksComparison | None = None
-    """The comparison of several ranks with one rank of the same code."""
+    """The comparison of several ranks with one rank that runs the same code."""
 
     def __init__(self, arguments: Arguments, port: Port, located: Located, progress: Progress) -> None:
         report = Report(arguments.name, "inconclusive", None, dtype=arguments.dtype, port=arguments.port)
@@ -148,7 +148,7 @@ class Evidence(LastReport):
         return self.group is not None
 
     def has_logits(self) -> bool:
-        """Return whether the results contain the logits of every position."""
+        """Return whether the port's results contain the logits of all positions."""
         return self.form is None or self.form.has_all_logits
 
     def has_other_form(self) -> bool:
@@ -163,14 +163,14 @@ class Evidence(LastReport):
         return self.repeated.verdict == "agrees"
 
     def is_unsteady(self) -> bool:
-        """Return whether two runs differ and this was reported as a divergence."""
+        """Return whether two runs differ, and the report already has this as a divergence."""
         return not self.is_steady() and bool(self.report.faults)
 
     def is_quick(self) -> bool:
         return self.arguments.quick
 
     def is_whole(self) -> bool:
-        """Return whether more than the forward pass is compared."""
+        """Return whether the check compares more than the forward pass."""
         return not self.arguments.quick
 
     def shows_taps(self) -> bool:
@@ -185,6 +185,6 @@ class Evidence(LastReport):
 
     @property
     def judged_ranks(self) -> int:
-        """Return the number of ranks with possibly wrong sharding; 1 if a single rank has the same error."""
+        """Return the number of ranks if the sharding may be wrong; return 1 if a single rank has the same error."""
         is_sharding = self.one_rank is not None and self.one_rank.one_rank != "agrees"
         return self.ranks.ranks if is_sharding else 1

@@ -1,6 +1,6 @@
-"""Results that are not logits: recognize their form, name it, and convert the results if possible.
+"""Results that are not logits: recognize their form, describe it, and convert the results if possible.
 
-A form is a kind of value (`VALUES`), such as probabilities, and an arrangement of the axes (`PARTS`).
+A form combines a kind of numbers (`VALUES`), such as probabilities, with an arrangement of axes (`PARTS`).
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ Read = Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
 
 
 class OtherForm(Exception):  # noqa: N818 - not an error
-    """The result's shape excludes this form."""
+    """Raised if the shape of a result excludes a form."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """An arrangement of a result's axes, such as the vocabulary before the positions."""
+    """An arrangement of a result's axes, such as "the vocabulary before the positions"."""
 
     says: str
-    """The description; `{}` becomes the values."""
+    """The description, in which `{}` stands for the kind of numbers."""
     advice: str = ""
-    """A clause of advice; `{}` becomes the vocabulary's size."""
+    """Advice on how to return logits, in which `{}` stands for the vocabulary's size."""
     covers: str = ""
-    """The part of the logits that the result contains; empty for all of them."""
+    """The part of the logits that the result contains; empty if it contains all logits."""
     part: Arrange = lambda ours: ours
-    """Returns this part of a reference's array."""
+    """A function that takes this part of an array of the reference."""
     read: Read = lambda theirs, shape: theirs
-    """Converts the port's result to the arrangement of `part`, given the shape of all logits. Raises `OtherForm` or
+    """A function that arranges the port's result like `part`, given the shape of all logits. It raises `OtherForm` or
     `ValueError` for a result in another arrangement."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """The kind of numbers in a result, such as probabilities."""
+    """A kind of numbers in a result, such as probabilities."""
 
     noun: str
     advice: str = ""
     of: Arrange = lambda ours: ours
-    """Computes these numbers from the reference's value at `tap`."""
+    """A function that computes these numbers from the reference's value at `tap`."""
     tap: str = "logits"
     slope: float = 1.0
-    """The largest change of a number if every logit changes by at most 1."""
+    """The largest change of a number if no logit changes by more than 1."""
     are_ids: bool = False
 
 
 def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return the elementwise error of a port's numbers. `ours` is the reference's value at `value.tap`, in the same
-    arrangement. Raise `OtherForm` for another shape."""
+    """Return the elementwise error of a port's numbers. `ours` is the reference's value at `value.tap`, arranged like
+    the port's result. Raise `OtherForm` if the shapes differ."""
     if value.are_ids:
         return _below_the_largest(theirs, ours)
     if theirs.shape != ours.shape:
@@ -76,7 +76,7 @@ def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return how far the returned token's logit is below the largest logit; 0 for a right token."""
+    """Return by how much the returned token's logit is below the largest logit; 0 if the token is right."""
     if theirs.shape != ours.shape[:-1]:
         raise OtherForm
     ids = theirs.astype(np.int64)
@@ -127,22 +127,22 @@ VALUES = (
 
 @dataclass(frozen=True)
 class AnswerForm(Compared):
-    """The form of a port's results, and their error in this form."""
+    """The form of a port's results, and their largest error in this form."""
 
     part: Part
     value: Value
     error: float
     budget: float
-    """The budget of the probe with the largest error relative to its budget."""
+    """The budget (tolerance) of this error."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    """The shape of the first result, and the expected shape."""
+    """The shape of the port's first result, and the expected shape."""
 
     @property
     def has_all_logits(self) -> bool:
         return self.value is LOGITS and not self.part.covers
 
     def logits(self, answer: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the logits in a result; return a result of another form unchanged."""
+        """Return the logits in a result. If the result is in another form, return it unchanged."""
         try:
             return self.part.read(answer, shape)
         except (OtherForm, ValueError, IndexError):
@@ -150,7 +150,7 @@ class AnswerForm(Compared):
 
     @property
     def says(self) -> str:
-        """Return a clause that names the form and says what to return instead."""
+        """Return a clause that names the form and says what the port should return."""
         theirs, ours = self.shapes
         found = self.part.says.format(self.value.noun)
         advice = ", ".join(filter(None, [self.part.advice.format(ours[-1]), self.value.advice]))
@@ -165,10 +165,10 @@ class AnswerForm(Compared):
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """Return the form of a port's results; None if they have the shape of logits, or if no form fits.
+    """Return the form of a port's results. Return None if they have the shape of logits, or if no form fits.
 
-    A form whose numbers agree is preferred, then logits, then the form with the smallest error. If no numbers agree,
-    only two kinds of forms are considered: logits in any arrangement, and other values in the usual arrangement.
+    Prefer a form whose numbers agree, then logits, then the smallest error. If no numbers agree, consider only logits
+    in any arrangement, and other values in the usual arrangement.
     """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
@@ -181,7 +181,7 @@ def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerFo
 
 
 def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dtype: str) -> Iterator[AnswerForm]:
-    """Yield each form that fits the shapes of all results."""
+    """Yield each form that fits the shapes of all the port's results."""
     first = next(iter(probes))
     shapes = answers[first].shape, probes[first].oracle.expected["logits"].shape
     for value in VALUES if probes[first].config.head == "logits" else (LOGITS,):
@@ -196,7 +196,7 @@ def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dty
 
 
 def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype: str) -> tuple[float, float]:
-    """Return the largest error outside undetermined positions, and its budget; raise `OtherForm` for a wrong shape."""
+    """Return the largest error and its budget, without undetermined positions; raise `OtherForm` for a wrong shape."""
     oracle, stack = probe.oracle, probe.config.stacks[-1]
     layers = probe.config.num_decoder_layers if stack == "decoder" else probe.config.num_encoder_layers
     tap = value.tap.format(stack=stack, layer=f"{stack}.layers.{layers - 1}")
@@ -213,7 +213,7 @@ def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype:
 
 
 class _InForm:
-    """A built port whose results become logits; other attributes are unchanged."""
+    """A built port whose results are converted to logits. Its other attributes are unchanged."""
 
     def __init__(self, forward: Any, form: AnswerForm, config: TransformerConfig) -> None:
         self.forward, self.form, self.config = forward, form, config
@@ -230,7 +230,7 @@ class _InForm:
 
 
 class _RemoteInForm(_InForm, RemotePort):
-    """A built port in a separate process whose results become logits."""
+    """A built port in a separate process whose results are converted to logits."""
 
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
@@ -240,7 +240,7 @@ class _RemoteInForm(_InForm, RemotePort):
 
 
 def in_form(ran: Ran, form: AnswerForm, probes: Mapping[str, Probe]) -> Ran:
-    """Convert the results to logits, and wrap each port so that later results are also converted."""
+    """Convert the results of a port to logits, and wrap the port so that later results are converted, too."""
     configs = {id(probe.parameters): probe.config for probe in probes.values()}
     forwards: dict[int, Callable[..., Any]] = {
         key: (_RemoteInForm if isinstance(forward, RemotePort) else _InForm)(forward, form, configs[key])

@@ -1,4 +1,4 @@
-"""The stages on the forward pass: run the port, record it, judge it, and build it again."""
+"""The stages for the forward pass: run the port, record its operations, judge it, and build it again."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ NOT_TIED = "the output head is not tied to the token embedding: its weight is ra
 FOLDER = "loader.folder"
 
 HALF_PRECISIONS = {"BF16": "bfloat16", "F16": "float16"}
-"""Stored dtypes in which a model may also compute."""
+"""Stored dtypes in which the loaded model may also compute."""
 
 
 def run_probes(evidence: Evidence) -> None:
-    """Run the port on every probe, and twice on the first."""
+    """Run the port on every probe, and a second time on the first probe."""
     arguments = evidence.arguments
     assert len(arguments.long) == len(set(arguments.lengths))  # invalid lengths raise before the port runs
     answered = functools.partial(_report_if_wrong, evidence)
@@ -79,7 +79,7 @@ def run_probes(evidence: Evidence) -> None:
 
 
 def _report_if_wrong(evidence: Evidence, probe: Probe, taps: Mapping[str, np.ndarray]) -> None:
-    """Report the first wrong result before the next call, unless a large model's reference would take too long."""
+    """Report the first wrong result before the next call, unless the reference of a large model would take too long."""
     if not evidence.is_wrong_reported and not probe.is_large:
         wrong = wrong_logits({probe.name: probe}, {probe.name: taps}, evidence.arguments.dtype)
         if wrong is not None:
@@ -93,7 +93,7 @@ def _that_diverges(evidence: Evidence, wrong: Divergence) -> Report:
 
 
 def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray], dtype: str) -> ClaimResult:
-    """Compare two runs within the budget, because some devices sum in varying order."""
+    """Compare two runs of the port within the budget, because some devices sum in varying order."""
     worst = ClaimResult.of("two_runs_are_the_same", 0.0, 0.0, "logits")
     for name, value in once.items():
         found = ClaimResult.of(worst.id, gap(value, again[name]), probe.oracle.budget(name, dtype), name)
@@ -104,7 +104,7 @@ def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, 
 
 
 def recognise_form(evidence: Evidence) -> None:
-    """Convert results of another form to logits, if they contain all logits."""
+    """If the results contain all logits in another form, convert them."""
     ran = evidence.ran
     evidence.form = form_of(ran.probes, ran.actual, evidence.arguments.dtype)
     if evidence.form is not None and evidence.has_logits():
@@ -112,7 +112,7 @@ def recognise_form(evidence: Evidence) -> None:
 
 
 def listen(evidence: Evidence) -> None:
-    """Report wrong logits, then record the port's operations."""
+    """If logits are wrong, report this, and then record the port's operations."""
     arguments, ran = evidence.arguments, evidence.ran
     wrong = wrong_logits(ran.probes, ran.actual, arguments.dtype)
     if wrong is not None:
@@ -128,8 +128,8 @@ def listen(evidence: Evidence) -> None:
 
 
 def judge_answers(evidence: Evidence) -> None:
-    """Compare the results with the oracle, and find causes and lines. If the causes show that taps were matched to
-    wrong activations, match the taps again with these causes."""
+    """Compare the results with the reference, and find causes and lines. If the causes show that operations were
+    matched to wrong taps, match the operations again, with these causes."""
     ran, answer = evidence.ran, evidence.answer
     further = evidence.clock, answer, evidence.repeated
     evidence.report = _judged(evidence, ran.probes, ran.actual, evidence.recorded, *further)
@@ -150,9 +150,9 @@ def _judged(
     answer: Answer | None,
     repeated: ClaimResult | None = None,
 ) -> Report:
-    """Judge the port's activations and recorded operations."""
+    """Judge the activations and the recorded operations of a port."""
     arguments = evidence.arguments
-    every = {**recorded.probes, **probes}  # recorded single rows come first
+    every = {**recorded.probes, **probes}  # single rows, which were recorded, come first
     shown = {**actual, **{key: {**actual.get(key, {}), **call.taps} for key, call in recorded.calls.items()}}
     if answer is not None:
         answer.found = {tap for call in recorded.calls.values() for tap in call.taps}.difference(*actual.values())
@@ -181,14 +181,14 @@ def find_unsteady_line(evidence: Evidence) -> None:
 
 
 def build_again(evidence: Evidence) -> None:
-    """Explain a fault without a cause if the results change when the port is built again."""
+    """If a fault has no cause, build the port again; if this changes the results, a random weight is the cause."""
     report, probe, dtype = evidence.report, evidence.first, evidence.arguments.dtype
     unexplained = next((index for index, fault in enumerate(report.faults) if not fault.causes), None)
     if unexplained is None or probe.is_large:
         return
     with seeded(SECOND_SEED):
         again = answer_or_error(lambda: run(built(evidence.build, probe), probe, logits_only=True))
-    if isinstance(again, PortError):  # a second build is optional
+    if isinstance(again, PortError):  # a port need not support a second build
         return
     error = judged_gap(probe, "logits", again["logits"], evidence.ran.actual[probe.name]["logits"], dtype)
     if share(error, probe.oracle.budget("logits", dtype)) <= 1:
@@ -202,7 +202,7 @@ def build_again(evidence: Evidence) -> None:
 
 
 def name_form(evidence: Evidence) -> None:
-    """Report as the first divergence that the results are not plain logits."""
+    """Put a divergence before all others: the results are not plain logits."""
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():
@@ -218,7 +218,8 @@ def name_form(evidence: Evidence) -> None:
 
 
 def end_forward_pass(evidence: Evidence) -> None:
-    """Raise the port's error, unless the port diverges on other probes, which may be the reason for the error."""
+    """Raise the port's error on a probe. If the port also diverges elsewhere, which may cause the error, do not
+    raise."""
     raised = evidence.ran.raised
     if raised is not None and evidence.report.verdict != "diverges":
         raise raised
@@ -226,16 +227,15 @@ def end_forward_pass(evidence: Evidence) -> None:
 
 
 def is_copied(evidence: Evidence) -> bool:
-    """Return whether the loader got a copy of the user's checkpoint, and agrees."""
+    """Return whether the loader agrees, and got a copy of the user's checkpoint instead of the user's folder."""
     parameters = evidence.arguments.parameters
     is_named = isinstance(parameters, InFolder) and not parameters.is_given_itself
     return is_named and is_loader(evidence.build) and evidence.agrees()
 
 
 def load_as_named(evidence: Evidence) -> None:
-    """Pass the user's folder itself to the loader, and compare the first probe's logits. Other probes use a float32
-    copy in one file; the folder may contain other dtypes and several files. The loader may compute in the stored
-    precision."""
+    """Pass the user's own folder to the loader, and compare the first probe's logits. Other probes use a float32 copy
+    in one file; the folder may have another dtype and several files. The loader may compute in the stored dtype."""
     parameters, probe, dtype = evidence.arguments.parameters, evidence.first, evidence.arguments.dtype
     assert isinstance(parameters, InFolder)
     folder, where = parameters.folder, tensor_files(parameters.folder)
@@ -259,27 +259,27 @@ def load_as_named(evidence: Evidence) -> None:
 
 
 def _as_stored(probe: Probe, logits: np.ndarray, computed: str, dtype: str) -> tuple[float, float]:
-    """Return the error and budget of a model that computes in the requested or the stored precision."""
+    """Return the error and the budget, if the model computes in the precision `computed`."""
     budget = probe.budget(dtype if computed == dtype else f"float32:{computed}")
     return judged_gap(probe, "logits", logits, probe.oracle.expected["logits"], computed), budget
 
 
 def is_explained_at_other_size(evidence: Evidence) -> bool:
-    """Return whether the causes of a wrong call at another size can be searched for."""
+    """Return whether to search for the causes of a wrong call of another size."""
     reached = evidence.reached
     is_open = bool(reached.wrong) and not reached.is_history and not evidence.report.faults[-1].is_misshapen
     return is_open and can_be_walked(reached.wrong[0].probe)
 
 
 def explain_at_other_size(evidence: Evidence) -> None:
-    """Add the causes and lines of the first wrong call at another size."""
+    """Add the causes and lines of the first wrong call of another size."""
     arguments, report = evidence.arguments, evidence.report
     evidence(report)
     wrong, clock = evidence.reached.wrong[0].probe, evidence.new_clock()
     probe, forward = whole(wrong), evidence.reached.forwards[id(wrong.parameters)]
     row = row_of(wrong)
     taps = answer_or_error(lambda: run(forward, probe, logits_only=arguments.logits_only))
-    if isinstance(taps, PortError):  # the same call had a wrong result before
+    if isinstance(taps, PortError):  # the same call returned a result before
         return
     probes, actual, recorded, answer = {probe.name: probe}, {probe.name: taps}, NOT_ASKED, None
     if not arguments.logits_only:
@@ -306,9 +306,9 @@ def told_in(report: Report, probe: Probe) -> Combination:
 
 
 def changes_right_answers(probes: Mapping[str, Probe], told: Combination, dtype: str) -> bool:
-    """Return whether faults that explain a wrong call at another size contradict the right answers to the probes.
+    """Return whether faults that explain a wrong call of another size contradict right answers to the probes.
 
-    A port that pads keys only at some lengths, for example, has no sinks at other lengths.
+    For example, missing sinks do not explain a port that is right at other lengths.
     """
     for probe in probes.values() if told else ():
         with contextlib.suppress(Impossible):

@@ -1,8 +1,8 @@
-"""The stage that compares a port's capabilities besides its forward pass, and many calls of one object.
+"""The stage that compares what a port offers besides its forward pass, and then calls one object many times.
 
-In a history, one object is called many times, and each result must equal the result of a new object. A port that keeps
-state between calls is right only at first. For example, such a port does not reset its cache, accumulates gradients, or
-leaves dropout on after training. Forward passes are therefore mixed in random order with all other capabilities.
+In these repeated calls (a history), each result must equal the result of a new object. A port that keeps state between
+calls is right only at first. For example, it does not reset its cache, accumulates gradients, or leaves dropout on
+after training. A history therefore mixes forward passes with all other capabilities, in random order.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ OF_A_CHECKPOINT = "gradients of a loaded model are compared only for a checkpoin
 NOT_OF_GIVEN = "compared only for random parameters, for example with --config"
 
 CALLS_OF_LARGE = 2
-"""The number of forward passes in a large model's history."""
+"""The number of forward passes in the history of a large model."""
 
 CLAIM = "histories"
 
 
 def compare_offers(evidence: Evidence) -> None:
-    """Compare the capabilities and, if the port agrees until then, a history of calls."""
+    """Compare the capabilities. If the port agrees so far, also compare a history of calls."""
     ran, arguments, report = evidence.ran, evidence.arguments, evidence.report
     first, is_drawn = evidence.first, arguments.parameters is None
     sharing = {key: probe for key, probe in ran.probes.items() if probe.parameters is first.parameters}
@@ -77,7 +77,7 @@ def compare_offers(evidence: Evidence) -> None:
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    """Compare all capabilities; skip all if the forward pass has undeclared rounding, which affects them."""
+    """Compare all capabilities, unless the forward pass (on which all depend) rounds more than declared."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
@@ -87,7 +87,7 @@ def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> Capabili
 
 
 def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
-    """Compare the capabilities that need no special parameters, and list all others as not compared."""
+    """Compare the capabilities that work with given parameters, and list all others as not compared."""
     others = {row.attribute for row in offered_by(port.forward)} - {row.attribute for row in OF_GIVEN}
     found = compare_capabilities(port, forward, OF_GIVEN, dict.fromkeys(others, NOT_OF_GIVEN), is_right=is_right)
     if any(claim.id == "generate" for claim in found.claims):
@@ -97,25 +97,24 @@ def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> Capab
 
 @dataclass(frozen=True)
 class _Request:
-    """A claim that agreed, with the requests that a history repeats."""
+    """A claim that agreed, with its requests, which the history repeats."""
 
     row: Capability
     way: Way
     requests: Mapping[str, Any]
     wrong: frozenset[str]
-    """`where` of each fault that was found before the history."""
+    """`where` of each fault that was found before the history, and which the history therefore does not report."""
 
 
 def compare_history(
     port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability] = ()
 ) -> CapabilityResult:
-    """Call one object many times, and compare every result. The port was already called once for every probe and
-    request; `forward` has the logits of these calls, which agree. Capabilities that agree in `first` are requested
-    again. `rows` are the capabilities that were compared, or empty for all."""
+    """Call one object many times, and compare every result. `forward` has the right logits of each probe. Capabilities
+    that agree in `first` are requested again. `rows` are the capabilities that were compared; empty means all."""
     random = np.random.default_rng(0)
     is_large = any(probe.is_large for probe in forward.probes.values())
     requests = [] if is_large else _requests(port, forward, first, rows or CAPABILITIES.values())
-    if not is_large:  # to detect a port that caches results by shape
+    if not is_large:  # a second text of the same shape detects results cached by shape
         added = twin(next(iter(forward.probes.values())))
         logits = {**forward.logits, added.name: added.oracle.expected["logits"]}
         forward = dataclasses.replace(forward, probes={**forward.probes, added.name: added}, logits=logits)
@@ -127,7 +126,7 @@ def compare_history(
 
 
 def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | None:
-    """Return a divergence if the forward pass is wrong after training or generation."""
+    """Return a divergence if the forward pass of a model is wrong after training or generation."""
     for (config, _), (parameters, built) in port.built.items():
         inputs = mixed_inputs(config, 0, min(5, config.max_length), min(4, config.max_length))
         probe = Probe("history", "afterwards", "a model after its use", config, parameters, inputs)
@@ -143,14 +142,14 @@ def _requests(
     agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
     offered = {row.attribute for row in offered_by(port.forward)}
     ways = ((row, way) for row in rows if row.attribute in offered for way in row.ways if way.claim in agreeing)
-    short = dataclasses.replace(forward, reached=())  # calls at other sizes are already compared
+    short = dataclasses.replace(forward, reached=())  # calls of other sizes are already compared
     comparable = ((row, way, way.all_requests(short)) for row, way in ways)
     wrong = frozenset(fault.where for fault in first.faults)
     return [_Request(row, way, requests, wrong) for row, way, requests in comparable if requests]
 
 
 def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> CapabilityResult:
-    """Make the calls in order, until a result is wrong."""
+    """Make the calls in order until a result is wrong."""
     worst, calls, after = ClaimResult(CLAIM, "agrees", 0.0, 0.0, "logits"), 0, ""
     for each in order:
         if isinstance(each, _Request):
@@ -172,7 +171,7 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
 def _error_and_budget(
     function: Callable[..., Any], probe: Probe, expected: np.ndarray, forward: ForwardPass
 ) -> tuple[float, float]:
-    """Return the largest error of the logits, and its budget; the error is infinite if the port fails."""
+    """Return the largest error of the logits and its budget (tolerance); if the port fails, the error is infinite."""
     answer = answer_or_error(lambda: run(function, probe, logits_only=True)["logits"])
     error = np.inf if isinstance(answer, PortError) else judged_gap(probe, "logits", answer, expected)
     return error, probe.oracle.budget("logits", forward.dtype)
@@ -184,7 +183,7 @@ def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) ->
 
 
 def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
-    """Repeat a request on the same object; return a divergence if the result is wrong."""
+    """Repeat a request on the same object; return a divergence if the result is wrong this time."""
     says = "the first result is right, but a later one of the same object is wrong: the port keeps state between calls"
     cause = Cause("history", says, explained=0.0)
     answers: dict[str, Any] = {}

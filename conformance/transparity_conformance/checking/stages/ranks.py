@@ -1,8 +1,8 @@
-"""The stages on several ranks: compare them with one rank, compare replicas, and compare dropout masks.
+"""The stages for several ranks: compare them with one rank, compare replicas, and compare dropout masks.
 
-If several ranks differ from one rank of the same code by more than rounding, the sharding is wrong. A port may offer
-`with_dropout(**tokens)`, a forward pass in training mode that returns a dict of taps. On different ranks, dropout must
-drop different entries of shards, and the same entries of replicas.
+If several ranks and one rank of the same code differ by more than rounding, the sharding is wrong. A port may have a
+method `with_dropout(**tokens)`: a forward pass in training mode that returns a dict of taps. Ranks must drop different
+entries of shards, but the same entries of replicas.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from transparity_conformance.running.process.running import Port, built, in_prec
 CLAIM, REPLICAS, DROPOUT = "ranks.one_and_many", "ranks.replicas", "ranks.dropout"
 
 METHOD = "with_dropout"
-"""The port's method that runs the forward pass in training mode."""
+"""The method of a port that runs the forward pass in training mode."""
 
 SIDES = 2
-"""The number of budgets that the difference of two runs may use; both runs round."""
+"""The number of budgets by which two runs may differ, because both runs round."""
 
 FLUKE = 1e-6
-"""Equal dropout masks mean a shared seed only if independent masks would be equal with a smaller probability."""
+"""The probability below which equal dropout masks cannot be chance, and mean a shared seed."""
 
 
 def run_one_rank(evidence: Evidence) -> None:
@@ -51,7 +51,7 @@ def against_one(
     group: ProcessGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
 ) -> RanksComparison:
     """Compare several ranks with one rank of the same code, on the probes that the port accepts. Raise `PortError` if
-    the port fails on several ranks. If the port fails on one rank, the comparison is inconclusive."""
+    the port fails on several ranks. A failure on one rank makes the comparison inconclusive."""
     many = run_all(build, probes, progress, logits_only=logits_only)
     declared = next(iter(group.shardings.values())).placements
     placements = {name: str(placement) for name, placement in declared.items()}
@@ -66,7 +66,7 @@ def against_one(
 
 
 def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Actual, dtype: str) -> RanksComparison:
-    """Return the comparison of the tap with the largest difference relative to both budgets."""
+    """Return the comparison of the tap whose difference is largest relative to the budgets of both runs."""
     worst = RanksComparison(count, "agrees", where="logits")
     for key, probe in probes.items():
         for tap in [tap for tap in actual[key] if tap in alone[key]]:
@@ -78,7 +78,7 @@ def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Act
 
 
 def judge_ranks(evidence: Evidence) -> None:
-    """Add the comparison with one rank and the comparison of replicas. If everything agrees, also compare dropout."""
+    """Add the comparisons with one rank and of replicas to the report. If all agree so far, also compare dropout."""
     group, probes = evidence.ranks, evidence.arguments.probes
     assert evidence.one_rank is not None
     evidence.report = adding_ranks(evidence.report, evidence.one_rank, group.differing, probes)
@@ -87,7 +87,7 @@ def judge_ranks(evidence: Evidence) -> None:
 
 
 def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Add two results: whether several ranks equal one rank, and whether replicas differ."""
+    """Add to the report whether several ranks equal one rank, and whether replicas differ."""
     if ranks.one_rank == "inconclusive":
         report = report.adding(ranks=ranks, not_compared=[f"one rank of the same code: {ranks.reason}"])
         return _adding_replicas(report, differing, probes)
@@ -101,7 +101,7 @@ def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, p
 
 
 def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Add a fault for replicas that differ by more than the largest relative budget of all taps."""
+    """Add a fault if replicas differ by more than the largest relative budget of any tap."""
     allowed = max(_relative_budgets(probes, report.dtype), default=0.0)
     far = [each for each in differing.worst.values() if each.relative > allowed]
     worst = max(differing.worst.values(), key=lambda each: each.relative, default=None)
@@ -131,7 +131,7 @@ def _relative_budgets(probes: Mapping[str, Probe], dtype: str) -> Iterator[float
 
 
 def judge_dropout(evidence: Evidence, probe: Probe) -> None:
-    """Compare which entries each rank drops, if the port offers this; raise `PortError` if its method fails."""
+    """Compare which entries the ranks drop, if the port has the method; raise `PortError` if the method fails."""
     group, forward = evidence.ranks, cast(Any, built(evidence.build, probe))
     if not group.offers(forward, METHOD):
         evidence.add(not_compared=[f"{METHOD}: the port has no such method"])
@@ -149,7 +149,7 @@ def judge_dropout(evidence: Evidence, probe: Probe) -> None:
 
 
 def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> Cause | None:
-    """Return a cause if the ranks drop wrong entries. A dropped entry is 0 in the port and not in `expected`."""
+    """Return a cause if ranks drop wrong entries. An entry is dropped if it is 0 in the port, but not in `expected`."""
     parts = split(expected, placement, len(values))
     if [value.shape for value in values] != [part.shape for part in parts]:
         return None
@@ -167,6 +167,6 @@ def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: n
 
 
 def _chance(dropped: np.ndarray) -> float:
-    """Return the probability that an independent mask with the same rate is equal."""
+    """Return the probability that an independent mask with the same dropout rate is equal."""
     rate = float(dropped.mean()) if dropped.size else 0.0
     return float((rate**2 + (1 - rate) ** 2) ** dropped.size)

@@ -1,4 +1,4 @@
-"""The stage that calls a port at many other lengths, batch sizes and widths, if it agrees on all probes."""
+"""The stage that calls a port with many other lengths, batch sizes and widths, if the port agrees on all probes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ QUICK = "other sizes, capabilities, repeated calls and the audit: --quick compar
 
 
 def call_at_other_sizes(evidence: Evidence) -> None:
-    """If the port agrees so far, call it at other sizes, and on the user's long prompts."""
+    """If the port agrees so far, call it with other sizes and with the user's long prompts."""
     arguments, probes, reached = evidence.arguments, evidence.ran.probes.values(), evidence.reached
     if not evidence.agrees():
         leave_out(arguments.long, reached)
@@ -76,14 +76,14 @@ def call_at_other_sizes(evidence: Evidence) -> None:
 
 
 def leave_out_all(evidence: Evidence) -> None:
-    """Record that --quick compares only the forward pass; the verdict becomes `inconclusive` instead of `agrees`."""
+    """Note that --quick compares only the forward pass; a verdict `agrees` becomes `inconclusive`."""
     coverage = dataclasses.replace(coverage_of(evidence.ran.probes.values()), untested=(QUICK,))
     verdict = "inconclusive" if evidence.agrees() else evidence.report.verdict
     evidence.add(coverage=coverage, verdict=verdict)
 
 
 def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:
-    """Return a model to call with an attention mask; nothing if the loaded model takes no such argument."""
+    """Return a model to call with an attention mask; nothing if the loaded model does not accept a mask."""
     model = masked_model(evidence.first.config, evidence.first.parameters)
     if model is None or not is_loader(evidence.port):
         return ()
@@ -113,13 +113,13 @@ def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
         _bisect(evidence, function, model)
     if reached.wrong:
         probe = reached.wrong[0].probe
-        with contextlib.suppress(PortError):  # an error means that a new object is wrong, too
+        with contextlib.suppress(PortError):  # if a new object raises, state is not the cause
             alone = run(built(evidence.build, probe), probe, logits_only=True)
             reached.is_history = not compare(probe, alone["logits"], evidence.arguments.dtype).is_wrong
 
 
 def _compared(evidence: Evidence, function: Callable[..., Any], probe: ReachProbe) -> bool:
-    """Call a port and compare its logits; return False if it refuses the call."""
+    """Call a port and compare its logits. Return False if the port refuses the call."""
     arguments, reached = evidence.arguments, evidence.reached
     asked = evidence.first.config.max_length if arguments.config is not None else LONGEST_THRESHOLD
     is_derived, may_refuse = not probe.model.is_asked, max(probe.lengths) > asked
@@ -131,7 +131,7 @@ def _compared(evidence: Evidence, function: Callable[..., Any], probe: ReachProb
 
 
 def _bisect(evidence: Evidence, function: Callable[..., Any], model: ReachModel) -> None:
-    """Find the first wrong length of a model whose short calls are right and whose long calls are wrong."""
+    """If a model's short calls are right and its long calls are wrong, find the first wrong length."""
     sides, reached = len(model.config.input_names), evidence.reached
 
     def call(length: int) -> bool | None:
@@ -142,12 +142,12 @@ def _bisect(evidence: Evidence, function: Callable[..., Any], model: ReachModel)
 
 
 def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
-    """Compare logits with the reference. If the error slightly exceeds the budget, measure the budget again, with
+    """Compare logits with the reference. If the error is slightly too large, measure the budget (tolerance) again, with
     sequential sums."""
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         is_masked = "attention_mask" in probe.inputs and probe.config.architecture == "decoder"
-        if is_masked and logits.shape == expected.shape:  # padding on the left sees nothing
+        if is_masked and logits.shape == expected.shape:  # padding on the left sees no key, so its logits are undefined
             logits = np.where(sees_something(probe.config, probe.inputs)[..., None], logits, expected)
         error = difference(logits, expected)
         if 1 < share(error, budget) < REMEASURED_WITHIN[dtype]:
@@ -157,7 +157,7 @@ def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
 
 
 def _add_wrong_calls(evidence: Evidence) -> None:
-    """Add the first wrong call as a divergence, and the sizes of wrong calls."""
+    """Add the first wrong call as a divergence, and a note on the sizes of wrong and right calls."""
     reached = evidence.reached
     first = reached.wrong[0]
     fault = Divergence(
@@ -179,13 +179,13 @@ def _add_wrong_calls(evidence: Evidence) -> None:
 
 
 def _claim(name: str, compared: Iterable[Comparison]) -> ClaimResult:
-    """Return the claim about these calls, with the largest error relative to its budget."""
+    """Return a claim about these calls, with the error that is largest relative to its budget."""
     worst = max(compared, key=lambda each: each.share)
     return ClaimResult.of(name, worst.error, worst.budget, f"logits ({worst.probe.name})")
 
 
 def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequence[Probe]) -> None:
-    """Add the coverage of a port that agrees, the claims about other sizes, and what was not compared."""
+    """Add the coverage of a port that agrees, claims about other sizes, and the reasons for skipped calls."""
     reached = evidence.reached
     evidence.report = covered(evidence.report, config, probes, reached.failed)
     if not evidence.agrees():
@@ -202,7 +202,7 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
 
 
 def call_long(evidence: Evidence) -> None:
-    """Call a port on long prompts, the shortest first. If a prompt is wrong, find the shortest wrong prompt."""
+    """Call a port with long prompts, shortest first. If a prompt is wrong, find the shortest wrong prompt."""
     probes, reached, progress = evidence.arguments.long, evidence.reached, evidence.progress
     for number, probe in enumerate(probes):
         if reached.wrong:
@@ -230,7 +230,7 @@ def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
 
 
 def can_be_walked(probe: Probe) -> bool:
-    """Return whether a wrong call's activations fit into memory, as the search for causes requires."""
+    """Return whether memory suffices for the activations of a wrong call, which the search for causes needs."""
     if not isinstance(probe, LongProbe):
         return True
     length = max(probe.lengths)
@@ -240,7 +240,7 @@ def can_be_walked(probe: Probe) -> bool:
 
 
 def _errors(evidence: Evidence, probe: LongProbe) -> np.ndarray | None:
-    """Return the largest error at each position; None if the logits have another shape."""
+    """Return the largest error at each position; None if the logits have a wrong shape."""
     taps = call_model(evidence.ran.forward, probe, evidence.reached, False, logits_only=True)
     assert taps is not None  # a failure at a requested length raises
     logits = taps["logits"]
@@ -257,7 +257,7 @@ def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comp
 
 
 def _shorten(evidence: Evidence, probe: LongProbe, errors: np.ndarray) -> None:
-    """Find the shortest wrong prompt, which usually ends at the first wrong position."""
+    """Find the shortest wrong prompt. Usually, this prompt ends at the first wrong position."""
     dtype, wrong = evidence.arguments.dtype, len(errors)
 
     def call(length: int) -> bool:

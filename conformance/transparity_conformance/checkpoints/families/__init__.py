@@ -1,4 +1,4 @@
-"""Families of models: tables of config.json fields and tensor names, by `model_type`."""
+"""Families of models: the tables of config.json fields and tensor names, by `model_type`."""
 
 from __future__ import annotations
 

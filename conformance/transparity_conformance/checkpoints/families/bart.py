@@ -1,7 +1,7 @@
 """BART (Lewis et al., 2020), Marian (Junczys-Dowmunt et al., 2018), OPT (Zhang et al., 2022) and Whisper.
 
-Marian is a translation model. OPT is BART's decoder without an encoder, with pre-norm. Whisper (Radford et al., 2022)
-has an encoder of log-mel frames and a text decoder. The spectrogram is not computed.
+Marian is a translation model. OPT is the decoder of BART without an encoder, with pre-norm. Whisper (Radford et al.,
+2022) has an encoder of log-mel frames and a text decoder; the reference does not compute the spectrogram.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transparity_numpy.positions.sinusoidal import sinusoidal_positions
 
 
 def stack_names(stack: str) -> dict[str, str | StoredTensor]:
-    """Return the names of a stack's linear layers and norms, including cross-attention, which encoders lack."""
+    """Return the names of a stack's linear layers and norms, including cross-attention (which an encoder lacks)."""
     layer = f"{stack}.layers.{{i}}"
     attentions = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
     names = linears({"layernorm_embedding": "embedding_norm"}, stack, stack)
@@ -57,7 +57,7 @@ STACKS = (
     row.same("encoder_ffn_dim", "decoder_ffn_dim", "feed_forward_dim"),
     row.activation("activation_function", "gelu"),
 )
-"""The rows for sizes and activations of all encoder-decoders like BART."""
+"""The rows for sizes and activations, which all encoder-decoders similar to BART share."""
 
 UNNEEDED = (
     *("activation_dropout", "attention_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop"),
@@ -69,11 +69,11 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "add_final_layer_norm": (False,),
     "add_bias_logits": (False,),
 }
-"""Fields of older config.json files, with the only value that `transformers` implements."""
+"""Fields of older config.json files, with the only values that `transformers` implements."""
 
 
 def _copies(config: TransformerConfig) -> Mapping[str, str]:
-    """Return the copies of `shared.weight`, which `transformers` stores if `tie_word_embeddings` is false."""
+    """Return the copies of `shared.weight` that `transformers` stores if `tie_word_embeddings` is false."""
     is_untied = config.shared_embedding and not config.tied_head
     return {f"{stack}.embed_tokens.weight": "shared.weight" for stack in config.stacks if is_untied}
 
@@ -152,14 +152,14 @@ def _write_norms(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _width(fields: Fields) -> dict[str, Any]:
-    """Refuse embeddings of another width than the layers (OPT-350m), because they need a linear map."""
+    """Refuse embeddings that are narrower than the layers (OPT-350m), because they need another linear map."""
     width, own = fields["hidden_size"], fields["word_embed_proj_dim"]
     if own not in (None, width):
         raise row.wrong("word_embed_proj_dim", own, f"{as_json(width)}, the value of hidden_size")
     return {}
 
 
-# transformers takes the padding from the attention mask; the reference takes it from `pad_id`, as a tokenizer does.
+# transformers derives padding from the attention mask; the reference derives it from `pad_id`, like a tokenizer.
 OPT = Family(
     model="OPTForCausalLM",
     example=SIZES | {"ffn_dim": 96, "num_attention_heads": 3},

@@ -26,12 +26,12 @@ OF_CLASSES: dict[str, Any] = {"pooling": "first", "head_transform": False, "tied
 
 
 def masked_head(model: str, tensor: str, *, with_gelu: bool = False) -> FieldRow:
-    """Return the row that chooses the output: the pooler, the masked-language head, or the hidden states. The file's
-    first of these three parts determines the output.
+    """Return the row that chooses the output: the pooler, the masked-language head, or the hidden states. If a file
+    contains several of these parts, the first determines the output.
 
     An untied masked-language head is not imported, because `transformers` never reads one of its two biases. `model` is
-    the class with this head, and `tensor` a weight that only this head has. With `with_gelu`, the head uses GELU even
-    if the layers use another activation.
+    the class with this head, and `tensor` is a weight that only this head has. `with_gelu` means that the head always
+    uses GELU, whatever the activation of the layers.
     """
 
     def read(fields: Fields, names: Collection[str]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ BERT = Family(
 
 
 def _counted(fields: Fields) -> dict[str, Any]:
-    """Return the fields for positions that start at pad_token_id + 1 and skip padding."""
+    """Return the fields for positions that start at pad_token_id + 1 and do not count padding."""
     pad = fields["pad_token_id"]
     if not isinstance(pad, int):
         raise row.wrong("pad_token_id", pad, "a token id, because the first position is pad_token_id + 1")
@@ -167,7 +167,7 @@ DISTILBERT = BERT.variant(
 )
 
 PAD, BUCKETS, DISTANCE = 1, 32, 128
-"""Constants of `transformers`' MPNet: the padding token, the relative buckets and the largest distance."""
+"""Constants of MPNet in `transformers`: the padding token, the number of buckets and the largest distance."""
 
 
 def _counted_from_pad(fields: Fields) -> dict[str, Any]:

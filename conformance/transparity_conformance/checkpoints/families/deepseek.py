@@ -34,7 +34,7 @@ def _attention(fields: Fields) -> dict[str, Any]:
 
 
 def _multiplier(fields: Fields) -> float:
-    """Return the square of YaRN's scale for `mscale_all_dim`."""
+    """Return the attention multiplier: the square of YaRN's scale for `mscale_all_dim`."""
     given = fields["rope_parameters"] or fields["rope_scaling"] or {}
     share = given.get("mscale_all_dim")
     return _squared(row.as_number(given, "mscale_all_dim"), row.as_number(given, "factor")) if share else 1.0
@@ -64,7 +64,7 @@ def _write_attention(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _share(config: TransformerConfig) -> float:
-    """Invert `_multiplier`: return the `mscale_all_dim` that gives the exact attention multiplier."""
+    """Invert `_multiplier`: return the `mscale_all_dim` that gives exactly the attention multiplier."""
     factor, right = config.rotary_factor, config.attention_multiplier
     if config.rotary_scaling != "yarn" or factor <= 1 or right < 1:
         raise CheckpointError(
@@ -89,7 +89,7 @@ def _experts(fields: Fields) -> dict[str, Any]:
 def _write_experts(config: TransformerConfig) -> dict[str, Any]:
     own = own_layers(config) or [config]
     routed, dense = [each for each in own if each.num_experts], [each for each in own if not each.num_experts]
-    # If no layer has experts, the fields of experts have no effect; they only must be valid.
+    # If no layer has experts, fields about experts have no effect, but they must be valid.
     width = routed[0].feed_forward_dim if routed else config.shared_expert_dim
     few = config.router_groups * max(2, config.experts_per_token)
     if own != dense + routed or not config.shared_expert_dim or config.shared_expert_dim % width:
@@ -107,7 +107,7 @@ def _write_experts(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the tensors that depend on the configuration: the query, key and value projections."""
+    """Return the tensors whose form depends on the configuration: the query, key and value projections."""
     low = config.kv_lora_rank or 0
     down = {f"{ATTENTION}.key_value_latent.weight": low, f"{ATTENTION}.key_rotary.weight": config.rotated_dim}
     up = {f"{ATTENTION}.key.weight": config.projected_key_dim, f"{ATTENTION}.value.weight": config.value_dim}
@@ -159,7 +159,7 @@ DEEPSEEK_V3 = PLAIN.variant(
     ),
     without=("intermediate_size", "num_key_value_heads", "head_dim", "attention_bias"),
     defaults={"max_position_embeddings": 4096},
-    # transformers gives the norms of the latents this eps, even if rms_norm_eps differs.
+    # In transformers, the norms of latents always have this eps, even if rms_norm_eps differs.
     only={"attention_bias": (False,), "rms_norm_eps": (1e-6,), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
     | {"scoring_func": ("sigmoid",)},
     unneeded=(

@@ -1,7 +1,7 @@
 """Gemma and Command R.
 
 References: Gemma (Mesnard et al., 2024), Gemma 2 (Rivière et al., 2024), the text model of Gemma 3 (Kamath et al.,
-2025). Command R (Cohere, 2024) has parallel branches, one norm without a bias and scaled logits. Command R7B adds
+2025). Command R (Cohere, 2024) has parallel branches, one norm without a bias, and scaled logits. Command R7B also has
 windows.
 """
 
@@ -19,7 +19,7 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 
 
 def _activation(fields: Fields) -> dict[str, Any]:
-    """Return the activation; older Gemma files write `gelu` for GELU's tanh approximation."""
+    """Return the activation. Older Gemma files write `gelu`, but mean the tanh approximation of GELU."""
     name = "hidden_act" if fields["hidden_activation"] is None else "hidden_activation"
     found = row.as_activation(fields, name)
     return {"activation": "gelu-tanh" if found == "gelu" else found}
@@ -45,7 +45,7 @@ GEMMA = PLAIN.variant(
 
 
 def _scalar(multiplier: float) -> float:
-    """Return s with s^(−1/2) equal to the multiplier, if possible an integer."""
+    """Return s such that s^(−1/2) is exactly the multiplier, if possible an integer."""
     found = multiplier**-2
     return row.nearest(round(found), found, right=lambda each: each > 0 and each**-0.5 == multiplier)
 
@@ -77,8 +77,8 @@ GEMMA2 = GEMMA.variant(
 
 
 def _layers3(fields: Fields) -> dict[str, Any]:
-    """Return the windows and rotary positions of both kinds of layers."""
-    # A scaling that names its kind as `type` is applied, as in transformers 4; transformers 5 ignores such a scaling.
+    """Return the windows and the rotary positions of layers with and without a window."""
+    # transformers 4 applies a scaling whose kind has the key `type`, and so do we; transformers 5 ignores it.
     of_sliding = {"rope_theta": fields["rope_local_base_freq"], "rope_scaling": None}
     rotated = rotary_by_kind(fields, {SLIDING: of_sliding, FULL: {}})
     facts = {SLIDING: {"sliding_window": fields["sliding_window"]}, FULL: {"sliding_window": None}}
@@ -141,7 +141,7 @@ COHERE = PLAIN.variant(
 
 def _windows_cohere2(fields: Fields) -> dict[str, Any]:
     window, kinds = fields["sliding_window"], layers.kinds_every(fields, "sliding_window_pattern")
-    positions = "none" if window is None and kinds else "rotary"  # transformers rotates a layer only if it has a window
+    positions = "none" if window is None and kinds else "rotary"  # in transformers, only layers with a window rotate
     facts = {SLIDING: {"sliding_window": window, "positions": positions}}
     return layers.by_kind(kinds, facts | {FULL: {"sliding_window": None, "positions": "none"}})
 

@@ -34,7 +34,7 @@ ROLES = [f"{LAYER}.self_attention.{role}" for role in ("query", "key", "value")]
 
 
 def _packed(leaf: str) -> StoredTensor:
-    """Return the tensor with query, key and value side by side, each as (in, out)."""
+    """Return the tensor that contains query, key and value side by side, each as (in, out)."""
     parts = tuple(
         (f"{role}.{leaf}", lambda packed, i=i: np.split(packed, 3, axis=-1)[i].T) for i, role in enumerate(ROLES)
     )
@@ -42,7 +42,7 @@ def _packed(leaf: str) -> StoredTensor:
 
 
 def _inner(fields: Fields) -> dict[str, Any]:
-    """Return the feed-forward width, by default 4 · n_embd."""
+    """Return the width of feed-forwards, by default 4 · n_embd."""
     inner = fields["n_inner"]
     return {"feed_forward_dim": 4 * row.as_whole(fields, "n_embd") if inner is None else inner}
 
@@ -121,7 +121,7 @@ GPTJ = GPT2.variant(
 
 
 def _rotary_neox(fields: Fields) -> dict[str, Any]:
-    """Return the rotary fields; older files use GPT-NeoX's names."""
+    """Return the rotary fields, which have other names in older files of GPT-NeoX."""
     given = {"rope_theta": fields["rotary_emb_base"], "partial_rotary_factor": fields["rotary_pct"]}
     given |= {name: value for name, value in fields.items() if name in ("rope_theta", *ROTARY) and value is not None}
     head_dim = row.as_whole(fields, "hidden_size") // row.as_whole(fields, "num_attention_heads")
@@ -184,11 +184,11 @@ NORMS: dict[str, Table] = {
     "parallel-one-norm": ONE_NORM,
     "sequential": ONE_NORM | linears({"post_attention_layernorm": "feed_forward_norm"}, "h.{i}", LAYER),
 }
-"""The tensor names of a layer's norms, by `branches`."""
+"""The names of the tensors of a layer's norms, by `branches`."""
 
 
 def _packed_falcon(config: TransformerConfig) -> Table:
-    """Return the norms, and the projection that fuses query, key and value by head group."""
+    """Return the norms, and the projection that contains query, key and value, interleaved by head group."""
     counts = (config.num_heads // config.key_value_heads, 1, 1)
     rows = {role: count * config.head_dim for role, count in zip(ROLES, counts, strict=True)}
     packed = fused("h.{i}.self_attention.query_key_value", rows, groups=config.key_value_heads)
@@ -196,7 +196,7 @@ def _packed_falcon(config: TransformerConfig) -> Table:
 
 
 def _heads(fields: Fields) -> dict[str, Any]:
-    """Return the number of key-value heads, and the order of a layer's branches."""
+    """Return the number of key-value heads, and the order in which a layer's branches run."""
     heads, grouped = row.as_whole(fields, "num_attention_heads"), row.as_flag(fields, "new_decoder_architecture")
     if grouped and not row.as_flag(fields, "parallel_attn"):
         raise row.wrong("parallel_attn", fields["parallel_attn"], "true, because new_decoder_architecture is true")
@@ -255,7 +255,7 @@ FALCON = Family(
         row.flag("bias", ("qkv_bias", "output_bias", "feed_forward_bias"), False),
         row.tokens(bos=11, eos=11),
     ),
-    # Falcon adds ALiBi biases before the scale and rounds them to bfloat16, which is not supported.
+    # Falcon adds ALiBi biases before the scale, and rounds them to bfloat16. This is not supported.
     only={"alibi": (False,), "apply_residual_connection_post_layernorm": (False,)},
     unneeded=("attention_dropout", "hidden_dropout"),
     names={

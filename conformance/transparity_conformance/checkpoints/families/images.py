@@ -1,9 +1,9 @@
 """ViT and CLIP: encoders of images, and CLIP's decoder of text.
 
 ViT (Dosovitskiy et al., 2021) encodes the patches of an image. CLIP (Radford et al., 2021) has two towers: a text
-decoder that pools the end token's position, and an image encoder. Each tower returns one vector per row, with or
-without a projection. Preprocessing of images is not included, nor are the scores of text and image (CLIP's norm and
-temperature).
+decoder that pools at the end token, and an image encoder. Each tower returns one vector per row, with or without a
+projection. The preprocessing of images is not included. Neither are the scores of text and image, which need CLIP's
+norm and temperature.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ BLOCK, LAYER = "encoder.layer.{i}", "encoder.layers.{i}"
 
 
 def _in_batch(name: str) -> StoredTensor:
-    """Return the entry of a table that the file stores with a leading axis of size 1."""
+    """Return the table entry for a matrix that the file stores with an additional first axis of size 1."""
     matrix = (name, lambda table: table.reshape(-1, table.shape[-1]))
     return StoredTensor((matrix,), lambda parts: parts[0][np.newaxis])
 
 
 def _kernel(config: TransformerConfig) -> StoredTensor:
-    """Return the entry of a kernel, stored as (features, channels, height, width), whose parameter is a matrix."""
+    """Return the table entry for a kernel (features, channels, height, width) whose parameter is a matrix."""
     axes = (config.image_channels, *[config.patch_size or 1] * 2)
     matrix = ("encoder.patch_projection.weight", lambda kernel: kernel.reshape(len(kernel), -1))
     return StoredTensor((matrix,), lambda parts: parts[0].reshape(-1, *axes))
@@ -46,7 +46,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _positions(fields: Fields) -> dict[str, Any]:
-    """Return the number of positions: the patches, and the class token."""
+    """Return the fields of the image's size. The number of positions counts the patches and the class token."""
     side, patch = row.as_whole(fields, "image_size"), row.as_whole(fields, "patch_size")
     if side % patch:
         raise row.wrong("image_size", side, f"a multiple of patch_size, {patch}")
@@ -63,7 +63,7 @@ def _pooler(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 LAYERS = row.sizes("encoder")[2:]
-"""Size rows of a model without a vocabulary."""
+"""The rows for sizes of a model without a vocabulary."""
 
 IMAGE_SIZE = row.derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224)
 
@@ -107,8 +107,8 @@ VIT = Family(
 )
 
 LEGACY_EOS = 2
-"""The `eos_token_id` of CLIP files before 2023, which CLIP's tokenizer does not use. For these files, `transformers`
-pools the position of the largest token id."""
+"""The `eos_token_id` of CLIP files before 2023, which is not the end token of CLIP's tokenizer. For these files,
+`transformers` pools at the position of the largest token id."""
 
 
 def _names(stack: str, **norms: str) -> Table:

@@ -1,9 +1,9 @@
 """Llama (Touvron et al., 2023), Mistral, Qwen 2, Qwen 3, Granite 3, OLMo 2, Phi-3, SmolLM3 and Ministral 3.
 
 Granite 3 (Granite Team, 2024) multiplies embeddings, residual branches and logits by factors. OLMo 2 (OLMo Team, 2024)
-normalizes the outputs of sublayers. Phi-3 (Abdin et al., 2024) rotates a part of each head and fuses projections. Some
-layers of SmolLM3 (Hugging Face, 2025) have no position encoding (Yang et al., 2025). Ministral 3 (Mistral AI, 2025) has
-a query temperature that grows with the position.
+normalizes the outputs of sublayers. Phi-3 (Abdin et al., 2024) rotates a part of each head, and fuses projections. In
+SmolLM3 (Hugging Face, 2025), some layers have no position encoding (Yang et al., 2025). In Ministral 3 (Mistral AI,
+2025), the temperature of queries grows with the position.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LLAMA = Family(
 )
 
 PLAIN = LLAMA.variant(without=("mlp_bias",), always={"feed_forward_bias": False})
-"""Llama without the field `mlp_bias` and without biases in feed-forwards."""
+"""Llama without the field `mlp_bias`: feed-forwards have no biases."""
 
 NO_BIAS = {"qkv_bias": False, "output_bias": False, "feed_forward_bias": False}
 
@@ -80,7 +80,7 @@ MISTRAL = PLAIN.variant(
 
 
 def _windows(fields: Fields) -> dict[str, Any]:
-    """Return Qwen's windows; by default, layer `max_window_layers` and all later layers have a window."""
+    """Return the windows of Qwen. By default, layers from `max_window_layers` on have a window."""
     window = layers.used_window(fields)
     first, count = row.as_whole(fields, "max_window_layers", 0, "a whole number"), row.as_layers(fields)
     kinds = [SLIDING if window is not None and i >= first else FULL for i in range(count)]
@@ -116,7 +116,7 @@ QWEN3 = PLAIN.variant(
 
 
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
-"""Fields with the same name in config.json and in `TransformerConfig`."""
+"""Fields that have the same name in config.json and in `TransformerConfig`."""
 
 GRANITE = LLAMA.variant(
     model="GraniteForCausalLM",
@@ -156,7 +156,7 @@ def _packed_phi3(config: TransformerConfig) -> Table:
 
 
 def _rotary_phi3(fields: Fields) -> dict[str, Any]:
-    """Return the rotary fields; older Phi-3 files call LongRoPE `su` or `yarn`."""
+    """Return the rotary fields. Older files of Phi-3 call LongRoPE `su` or `yarn`."""
     own = row.as_whole(fields, "hidden_size") // row.as_whole(fields, "num_attention_heads")
     for name in ("rope_scaling", "rope_parameters"):
         given = fields[name]
@@ -169,7 +169,7 @@ def _rotary_phi3(fields: Fields) -> dict[str, Any]:
 
 
 def _write_rotary_phi3(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields. The original length is a separate field, where `transformers` looks for it first."""
+    """Return the rotary fields; `transformers` reads the original length from a field outside the scaling."""
     outside = {ORIGINAL: config.rotary_original_length} if config.rotary_scaling == "longrope" else {}
     return rotary_fields(config) | outside
 
@@ -187,7 +187,7 @@ PHI3 = MISTRAL.variant(
 
 
 NO_POSITIONS = "_without_positions"
-"""The suffix of layer kinds without positions."""
+"""The suffix of the kinds of layers that have no positions."""
 
 
 def _layers_smollm3(fields: Fields) -> dict[str, Any]:
@@ -252,7 +252,7 @@ BETA = "llama_4_scaling_beta"
 
 OF_ROTARY: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, ORIGINAL: 16_384}
 OF_ROTARY |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, BETA: 0.1}
-"""`rope_parameters` of a Ministral 3 file without any, as in `transformers`."""
+"""The `rope_parameters` that `transformers` uses for a Ministral 3 file without this field."""
 
 
 def _rotary_ministral3(fields: Fields) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def _rotary_ministral3(fields: Fields) -> dict[str, Any]:
         raise row.wrong("rope_parameters", given, "an object")
     if missing := [name for name in (BETA, ORIGINAL) if name not in given]:
         raise CheckpointError(
-            f"rope_parameters has no {missing[0]}; expected it, because the query temperature depends on it."
+            f"rope_parameters has no {missing[0]}; expected this field, because the query temperature depends on it."
         )
     if not is_number(given[BETA]) or not given[BETA] >= 0:
         raise row.wrong(f"rope_parameters.{BETA}", given[BETA], "a number, at least 0")

@@ -1,7 +1,7 @@
 """Mixtral (Jiang et al., 2024) and similar models: Qwen 2 MoE, Qwen 3 MoE, OLMoE and gpt-oss.
 
-References: OLMoE (Muennighoff et al., 2024) and gpt-oss (OpenAI, 2025). gpt-oss has attention sinks, windows in
-alternate layers and clamped gates. All experts of a gpt-oss layer are one tensor.
+References: OLMoE (Muennighoff et al., 2024) and gpt-oss (OpenAI, 2025). gpt-oss has attention sinks, windows in every
+other layer, and clamped gates. Its files store all experts of a layer as one tensor.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ NAMES_WITH_EXPERTS: Table = {
 }
 
 EXPERTS, DENSE = "experts", "dense"
-"""The two kinds of layers; a `DENSE` layer has one feed-forward for all tokens."""
+"""The two kinds of layers: with experts, or with one feed-forward for all tokens."""
 
 ROUTER = (row.whole("num_experts_per_tok", "experts_per_token", 8), row.flag("norm_topk_prob", "normalize_topk", False))
 
 
 def _count(fields: Fields) -> int:
-    """Return the number of experts, which has two names in config.json."""
+    """Return the number of experts, for which config.json has two possible names."""
     name = "num_experts" if fields["num_local_experts"] is None else "num_local_experts"
     return row.as_whole(fields, name, 0, "a whole number")
 
@@ -95,8 +95,8 @@ OLMOE = PLAIN.variant(
 
 
 def sparse(fields: Fields) -> dict[str, Any]:
-    """Return the fields of layers with and without experts. Every `decoder_sparse_step`-th layer has experts, unless
-    `mlp_only_layers` lists it."""
+    """Return the fields of layers with and without experts. Every `decoder_sparse_step`-th layer has experts, except
+    the layers that `mlp_only_layers` lists."""
     dense, every, count = (
         fields["mlp_only_layers"] or [],
         row.as_whole(fields, "decoder_sparse_step"),
@@ -114,7 +114,7 @@ def sparse(fields: Fields) -> dict[str, Any]:
 
 
 def write_sparse(config: TransformerConfig) -> dict[str, Any]:
-    """Invert `sparse`, with an explicit list of the layers without experts."""
+    """Invert `sparse`: list all layers without experts explicitly."""
     own = layers.own_layers(config) or [config]
     widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
     return _written_count(config) | {
@@ -157,8 +157,8 @@ QWEN3_MOE = PLAIN.variant(
 
 
 def _sparse_windows(fields: Fields) -> dict[str, Any]:
-    """Return the fields of layers that differ in experts and in windows. By default, every other layer before
-    `max_window_layers` has a window, from layer 0 on."""
+    """Return the fields of layers that differ in experts and in windows. By default, layers 0, 2, 4, … have a window,
+    up to `max_window_layers`."""
     found, count = sparse(fields), row.as_layers(fields)
     if not row.as_flag(fields, "use_sliding_window"):
         return found
@@ -205,22 +205,22 @@ QWEN2_MOE = PLAIN.variant(
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 YARN |= {"original_max_position_embeddings": 4096}
-"""The rotary scaling of a file without any, as in `transformers`."""
+"""The rotary scaling that `transformers` uses for a file without a scaling."""
 
 
 def _part(expert: int, first: int, step: int, tensor: np.ndarray) -> np.ndarray:
-    """Return one expert's weight or bias: every `step`-th output feature, from `first` on."""
+    """Return the weight or bias of one expert: every `step`-th output feature, starting with `first`."""
     return tensor[expert, ..., first::step].T
 
 
 def _gates_and_ups(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Interleave the features of each expert's gate and up projection, as in the file."""
+    """Interleave the features of the gate and of the up projection of each expert, as the file does."""
     pairs = [np.stack([gate.T, up.T], axis=-1) for gate, up in zip(parts[::2], parts[1::2], strict=True)]
     return np.stack([pair.reshape(*pair.shape[:-2], -1) for pair in pairs])
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the tensors with all experts: (experts, in, out)."""
+    """Return the tensors that contain all experts, as (experts, in, out)."""
     found: dict[str, str | StoredTensor] = {}
     for ending, leaf in (("", "weight"), ("_bias", "bias")):
         experts = [(f"{FEED}.experts.{expert}", expert) for expert in range(config.num_experts)]

@@ -17,7 +17,7 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 LAYER = "encoder.layers.{i}"
 
 FIRST = "first"
-"""The kind of layer 0, which has no attention norm."""
+"""The kind of layer 0, which has no norm before attention."""
 
 
 def _packed(config: TransformerConfig) -> Table:
@@ -28,7 +28,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Choose the masked-language head if it exists and has the layers' activation; otherwise the hidden states."""
+    """Choose the masked-language head if the file has one with the layers' activation; otherwise, the hidden states."""
     asked = {"head.dense.weight", "decoder.bias" if row.as_flag(fields, "decoder_bias") else "head.norm.weight"}
     is_like_layers = row.as_activation(fields, "hidden_activation") == row.as_activation(
         fields, "classifier_activation"
@@ -47,7 +47,7 @@ def _write_head(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _layers(fields: Fields) -> dict[str, Any]:
-    """Return the windows and rotary positions of each kind of layer; layer 0 has no attention norm."""
+    """Return the windows and rotary positions of each kind of layer. Layer 0 has no norm before attention."""
     window = row.as_whole(fields, "local_attention", 0, "a whole number") // 2 + 1
     thetas = {SLIDING: "local_rope_theta", FULL: "global_rope_theta"}
     own = {kind: {"rope_theta": row.as_number(fields, theta)} for kind, theta in thetas.items()}

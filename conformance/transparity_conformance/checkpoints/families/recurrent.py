@@ -32,23 +32,23 @@ from transparity_conformance.checkpoints.tables.rotary import rope, rotary, rota
 from transparity_conformance.checkpoints.tables.rows import Fields
 
 LINEAR = "linear_attention"
-"""The `layer_types` entry of a layer with a recurrence."""
+"""The name of a layer with a recurrence in `layer_types`."""
 
 RECURRENCE = f"{LAYER}.recurrence"
 ATTENTION = f"{LAYER}.self_attention"
 
 
 def convolution(widths: Mapping[str, int]) -> StoredTensor:
-    """Return a kernel (features, 1, width) that stacks the convolutions of all roles. `widths` has the number of
-    features of each role."""
+    """Return the table entry for a kernel (features, 1, width) that stacks the convolutions of several roles. `widths`
+    has the number of features of each role."""
     flat = stacked({f"{RECURRENCE}.{role}_convolution.weight": width for role, width in widths.items()})
     parts = tuple((name, lambda tensor, cut=cut: cut(tensor)[:, 0]) for name, cut in flat.parts)
     return StoredTensor(parts, lambda kernels: np.concatenate(kernels)[:, np.newaxis])
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return a recurrence's projections, fused by head group, and the queries fused with their gates. The heads of a
-    group share a key."""
+    """Return the fused projections: of a recurrence (interleaved by head group), and of queries with their gates. The
+    heads of a group share a key."""
     groups = config.recurrent_key_heads
     shares = config.recurrent_heads // groups
     rows = {"query": config.recurrent_key_dim, "key": config.recurrent_key_dim}
@@ -129,14 +129,12 @@ QWEN3_NEXT = PLAIN.variant(
 LONGEST_CHUNK = 256
 
 LARGEST = float(np.finfo(np.float32).max)
-"""The upper bound of the time step in files that have none.
-
-Published files have Infinity, which JSON does not allow.
-"""
+"""The upper bound of the time step that written files use for "no bound". Published files have Infinity, which JSON
+does not allow."""
 
 
 def _packed_mamba2(config: TransformerConfig) -> Table:
-    """Return the fused projection, and the fused convolution of values, keys and queries."""
+    """Return the fused projection, and the convolution of values, keys and queries, which is also fused."""
     convolved = {role: config.convolution_dims[role] for role in ("value", "key", "query")}
     rows = {"gate": config.recurrent_dim, **convolved, "decay": config.recurrent_heads}
     biases = {f"{RECURRENCE}.{role}_convolution.bias": width for role, width in convolved.items()}
@@ -147,7 +145,7 @@ def _packed_mamba2(config: TransformerConfig) -> Table:
 
 
 def _limits(fields: Fields) -> dict[str, Any]:
-    """Return the bounds of the time step; infinity or the largest float32 becomes None."""
+    """Return the bounds of the time step, with None for infinity and for the largest float32."""
     given: Any = fields["time_step_limit"]
     least, most = given if isinstance(given, list | tuple) and len(given) == 2 else (-1.0, -1.0)
     most = LARGEST if most == {"__float__": "Infinity"} else most
@@ -157,7 +155,7 @@ def _limits(fields: Fields) -> dict[str, Any]:
 
 
 def _write_limits(config: TransformerConfig) -> dict[str, Any]:
-    """Return the bounds, and a `chunk_size`, which affects only rounding: a power of two below the length."""
+    """Return the bounds, and a `chunk_size` (a power of two below the length), which changes only the rounding."""
     return {
         "time_step_limit": [config.time_step_min, config.time_step_max or LARGEST],
         "chunk_size": min(LONGEST_CHUNK, 1 << max(1, config.max_length // 4).bit_length() - 1),

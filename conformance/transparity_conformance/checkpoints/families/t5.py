@@ -15,7 +15,7 @@ GATED = "gated-"
 
 
 def _stack(stack: str, *, last: int) -> Table:
-    """Return a stack's tensor names; `last` is the feed-forward's index in each block."""
+    """Return the names of a stack's tensors; `last` is the index of the feed-forward in each block."""
     block, layer = f"{stack}.block.{{i}}.layer", f"{stack}.layers.{{i}}"
     sublayers = [("SelfAttention", "self_attention"), ("EncDecAttention", "cross_attention")][:last]
     names: dict[str, str | StoredTensor] = {
@@ -35,7 +35,7 @@ def _stack(stack: str, *, last: int) -> Table:
 
 
 def _feed_forward(fields: Fields) -> dict[str, Any]:
-    """Return the feed-forward for a name such as `relu`; `gated-gelu` means the tanh approximation."""
+    """Return the activation and the gate for a name such as `relu`; `gated-gelu` means the tanh approximation."""
     given = fields["feed_forward_proj"]
     if not isinstance(given, str):
         raise row.wrong("feed_forward_proj", given, "an activation, such as relu or gated-gelu")
@@ -59,10 +59,10 @@ def _decoder(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Return whether the head is tied to the embedding, and whether hidden states are scaled before it.
+    """Return whether the head is tied to the embedding, and whether hidden states are scaled before the head.
 
-    `transformers` always scales before a tied head. If the file has `scale_decoder_outputs` (`transformers` 5), that
-    field decides about the scale. `tie_word_embeddings` is then always true, so the head is tied if the file has no
+    `transformers` always scales before a tied head. In `transformers` 5, the field `scale_decoder_outputs` decides
+    about the scale, and `tie_word_embeddings` is always true. For such a file, the head is tied if the file contains no
     head.
     """
     field = "tie_word_embeddings" if fields["scale_decoder_outputs"] is None else "scale_decoder_outputs"
@@ -100,7 +100,7 @@ T5 = Family(
     | {"head_bias": False},
     rows=(
         row.rename("vocab_size", "source_vocab_size"),
-        row.rename("n_positions", "max_length", 512),  # the length in training; T5 accepts any length
+        row.rename("n_positions", "max_length", 512),  # the length of training texts; T5 accepts any length
         row.rename("d_model", "embed_dim"),
         row.rename("num_heads", "num_heads"),
         row.rename("num_layers", "num_encoder_layers"),

@@ -1,1 +1,1 @@
-"""Tables of config.json fields; each row reads, writes and audits a field."""
+"""Tables of the fields of config.json. A row reads and writes a field; the audit uses the same rows."""

@@ -1,4 +1,4 @@
-"""Families of models: rows for the fields of config.json, and names of tensors."""
+"""Families of models: tables for the fields of config.json and the names of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields, as
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
-"""Sizes of many families' small models."""
+"""The sizes of the small models of many families."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (),
@@ -30,7 +30,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "tie_encoder_decoder": (False,),
 }
-"""Fields that change the results of any family, with their supported values besides null."""
+"""Fields that change results in any family, with the only supported values besides null."""
 
 UNNEEDED = frozenset(
     {
@@ -62,19 +62,19 @@ def _nothing(config: TransformerConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """An alternative head: of a class such as `…ForSequenceClassification`, or a projection."""
+    """An alternative head: the head of a class such as `…ForSequenceClassification`, or a projection."""
 
     names: Table
-    """The tensors of this head, which replace the tensors of another head."""
+    """The tensors of this head, which replace the tensors of the usual head."""
     fields: Fields
-    """The `TransformerConfig` fields that all models with this head share."""
+    """The `TransformerConfig` fields that are equal in all models with this head."""
     task: str = "ForSequenceClassification"
-    """The end of the name of a class with this head."""
+    """The end of the names of classes with this head."""
     size: str = "id2label"
-    """The field with the number of outputs: `id2label` for classes, or a projection's width."""
+    """The field that determines the number of outputs: `id2label` for classes, or the width of a projection."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
-        """Return `TransformerConfig` fields if `architectures` names a class with this head, otherwise none."""
+        """Return `TransformerConfig` fields if `architectures` names a class with this head; otherwise nothing."""
         names = fields.get("architectures")
         if not any(str(name).endswith(self.task) for name in (names if isinstance(names, list) else [])):
             return {}
@@ -87,7 +87,7 @@ class Classifier:
         return {"head": "classes", "num_classes": count, **self.fields}
 
     def write(self, config: TransformerConfig, model: str) -> dict[str, Any]:
-        """Return the config.json of a model with this head; `model` is the class without it."""
+        """Return fields of config.json for a model with this head; `model` is the class without the head."""
         name = re.sub(r"(LMHead)?Model$|For\w+$", "", model) + self.task
         if self.size != "id2label":
             return {"architectures": [name], self.size: config.num_classes}
@@ -100,43 +100,43 @@ class Classifier:
 
 
 OF_THE_LAST_TOKEN = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
-"""Classifies with the last token that is not padding; a head of decoders."""
+"""A head of decoders that classifies by the last token that is not padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of models with one `model_type`, and the conversion of its config.json and tensors."""
+    """A family of models with the same `model_type`, and how its config.json and tensors are converted."""
 
     model: str
-    """The `transformers` class that reads a written folder; first in `architectures`."""
+    """The `transformers` class that reads a written folder; config.json names this class in `architectures`."""
     example: Fields
-    """A small model's config.json.
+    """The config.json of a small model.
 
-    All sizes differ, so that no two axes can be confused. Ratios that ports assume stay, such as GPT-2's 4 × n_embd or
-    Llama's head width.
+    All sizes differ, so that no two axes can be confused. Ratios that ports rely on are kept, such as GPT-2's 4 ×
+    n_embd or the width of Llama's heads.
     """
     always: Fields
-    """`TransformerConfig` fields that all models of the family share."""
+    """The `TransformerConfig` fields that are equal in all models of the family."""
     rows: Sequence[FieldRow]
-    """The rows for config.json; a later row overrides an earlier row."""
+    """The rows for the fields of config.json. If two rows set the same value, the later row counts."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Fields of config.json, with the only supported values."""
+    """The supported values of fields of config.json that have unsupported values, too."""
     unneeded: Collection[str] = ()
-    """Fields of config.json that never change a forward pass."""
+    """Fields of config.json that never change a forward pass of this family."""
     names: Table
     packed: Callable[[TransformerConfig], Table] = _nothing
-    """Further tensors, such as fused tensors whose parts depend on the configuration's sizes."""
+    """Further tensors, such as fused tensors, whose form depends on the configuration's sizes."""
     absent: Callable[[TransformerConfig], Collection[str]] = _nothing
-    """Tensors that a file lacks, because another tensor has the same numbers."""
+    """Tensors that are missing in a file, because another tensor has the same numbers."""
     copies: Callable[[TransformerConfig], Mapping[str, str]] = _nothing
-    """Tensors that a file stores twice: (second name, first name)."""
+    """Tensors that a file stores a second time, as {second name: first name}."""
     prefixes: Sequence[str] = ()
-    """Prefixes of tensor names in files of a model with a head."""
+    """Prefixes of the names of tensors in files of a model with a head."""
     no_parameters: Collection[str] = ()
-    """Patterns of tensors without a parameter, such as causal masks in older files."""
+    """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """Functions for tensors that a file may store although the reference computes them. If the file has other numbers,
-    the tensor is a parameter."""
+    """Functions that compute tensors, by name. A file may store such a tensor, although the reference computes it. If
+    the file has other numbers, the tensor is a parameter."""
     classifier: Classifier | None = None
 
     def variant(
@@ -148,13 +148,13 @@ class Family:
         always: Fields | None = None,
         **changes: Any,
     ) -> Family:
-        """Return a family with some differences.
+        """Return a copy of the family with some differences.
 
         Args:
-            rows: Further rows; a row with the name of an existing row replaces it.
-            without: The names of rows to drop.
-            defaults: Other defaults of transformers for missing fields.
-            always: Further fields of `TransformerConfig` that all models share.
+            rows: Further rows; a row replaces an existing row of the same name.
+            without: The names of rows to leave out.
+            defaults: Other values that transformers uses for missing fields.
+            always: Further fields of `TransformerConfig` that are equal in all models.
         """
         merged = {row.name: row for row in self.rows}
         for name in without:
@@ -177,7 +177,7 @@ class Family:
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:
-        """Convert config.json to `TransformerConfig` fields, for a file with the tensors `names`. Raise
+        """Convert config.json to `TransformerConfig` fields, if the file has the tensors `names`. Raise
         `CheckpointError` for an unsupported value or a missing field."""
         for name, right in {**ONLY, **self.only}.items():
             if given.get(name) is not None and given[name] not in right:
@@ -192,7 +192,7 @@ class Family:
         return found | (self.classifier.read(fields) if self.classifier else {})
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Convert a configuration to config.json. The family expresses a configuration only if `read` gives it back."""
+        """Convert a configuration to config.json. If the family cannot express it, `read` does not return it."""
         found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
         for row in sorted(self.rows, key=lambda row: not row.ours):
             found |= row.write(config)
@@ -201,7 +201,7 @@ class Family:
         return found
 
     def table(self, config: TransformerConfig) -> Table:
-        """Return the names of all tensors of this configuration, with their parameters."""
+        """Return the table of tensors and their parameters for a configuration."""
         table = {**self.names, **self.packed(config)}
         if config.head != "classes" or self.classifier is None:
             return table

@@ -1,4 +1,4 @@
-"""Layers that differ in windows, positions or feed-forwards."""
+"""Layers of several kinds, which differ in windows, positions or feed-forwards."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields
 
 
 def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]:
-    """Return the `TransformerConfig` fields for layers of several kinds. `kinds` has the kind of each layer. `facts`
-    has the fields of each kind, as in `config.PER_LAYER`.
+    """Return the `TransformerConfig` fields for layers of several kinds. `kinds` lists the kind of each layer, and
+    `facts` has the fields of each kind (see `config.PER_LAYER`).
 
-    The fields of the whole model are copied from the first kind. The window and the positions are copied from the first
-    kind that has any.
+    The model as a whole gets the fields of the first kind. It gets the window and the positions of the first kind that
+    has a window or positions.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:
@@ -31,9 +31,9 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
 
 
 def by_both(found: Fields, kinds: Sequence[str], facts: Mapping[str, Fields], first: str) -> dict[str, Any]:
-    """Return the `TransformerConfig` fields for layers that differ in two properties. `found` comes from `by_kind` for
-    the first property. `kinds` and `facts` describe the second property. If all layers agree in the first property,
-    `first` is their kind."""
+    """Return the `TransformerConfig` fields for layers that differ in two properties. `found` is the result of
+    `by_kind` for the first property; `kinds` and `facts` describe the second property. `first` is the kind of all
+    layers if they do not differ in the first property."""
     rest, own = dict(found), found.get("layer_overrides", {})
     kinds_found = list(itertools.islice(itertools.cycle(rest.pop("layer_types", (first,))), len(kinds)))
     rest.pop("layer_overrides", None)
@@ -46,7 +46,7 @@ def by_both(found: Fields, kinds: Sequence[str], facts: Mapping[str, Fields], fi
 
 
 def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
-    """Return the fields for layers with and without a `window`, as `layer_types` lists them."""
+    """Return the fields for layers with and without a `window`, according to `layer_types`."""
     facts = {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}
     return by_kind(kinds_given(layer_types, count), facts)
 
@@ -56,14 +56,14 @@ def used_window(fields: Fields) -> Any:
 
 
 def check_window(fields: Fields, kinds: Any) -> None:
-    """Raise `CheckpointError` if a layer needs a window, but the file has no `used_window`."""
+    """Raise `CheckpointError` if a layer needs a window, but the file turns windows off or has none."""
     if used_window(fields) is None and kinds != [FULL] * row.as_layers(fields):
         expected = "true, with a sliding_window, because layer_types names a layer with a window"
         raise row.wrong("use_sliding_window", fields["use_sliding_window"], expected)
 
 
 def windows_in_turn(window: int) -> FieldRow:
-    """Return a row for windows; by default, layers 0, 2, 4, … have a window."""
+    """Return the row for windows. If config.json does not list them, layers 0, 2, 4, … have a window."""
 
     def read(fields: Fields) -> dict[str, Any]:
         return windows(kinds_every(fields, 2), fields["sliding_window"], row.as_layers(fields))
@@ -72,7 +72,7 @@ def windows_in_turn(window: int) -> FieldRow:
 
 
 def kinds_given(layer_types: Any, count: int, known: tuple[str, str] = (SLIDING, FULL)) -> list[str]:
-    """Return `layer_types`; raise `CheckpointError` unless each of `count` layers has a `known` kind."""
+    """Return `layer_types`; raise `CheckpointError` unless the list has a `known` kind for each of `count` layers."""
     is_known = isinstance(layer_types, list) and all(kind in known for kind in layer_types)
     if not is_known or len(layer_types) != count:
         raise row.wrong("layer_types", layer_types, f"{' or '.join(known)} for each of {count} layers")
@@ -82,8 +82,8 @@ def kinds_given(layer_types: Any, count: int, known: tuple[str, str] = (SLIDING,
 def kinds_every(
     fields: Fields, every: str | int, known: tuple[str, str] = (SLIDING, FULL), *, first: bool = False
 ) -> list[str]:
-    """Return each layer's kind: `layer_types`, or the second `known` kind at regular intervals. `every` is the interval
-    or its field. The second kind is last in each interval, or first with `first`."""
+    """Return the kind of each layer: from `layer_types`, or the second `known` kind at regular intervals. `every` is
+    the interval or the name of its field. The second kind ends each interval; with `first`, it starts each interval."""
     count = row.as_layers(fields)
     if fields["layer_types"] is not None:
         return kinds_given(fields["layer_types"], count, known)
@@ -92,13 +92,13 @@ def kinds_every(
 
 
 def own_layers(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return each layer's configuration; in an encoder-decoder, only the decoder's."""
+    """Return the configuration of each layer; for an encoder-decoder, of each decoder layer."""
     stack = config.stacks[-1]
     return [config.for_layer(stack, i) for i in range(config.stack_num_layers(stack))]
 
 
 def layer_kinds(config: TransformerConfig) -> list[str]:
-    """Return `layer_types`: whether each layer has a window."""
+    """Return `layer_types`: for each layer, whether it has a window."""
     return [FULL if each.sliding_window is None else SLIDING for each in own_layers(config)]
 
 

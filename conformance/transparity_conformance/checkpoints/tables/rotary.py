@@ -1,4 +1,4 @@
-"""Rotary positions in config.json: the base, the rotated part of a head, and the scaling."""
+"""Rotary positions in config.json: the base, the scaling, and the part of a head that rotates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROTARY = ("rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
 """The rotary fields of config.json besides `rope_theta`."""
 
 KeyRow = tuple[str, str, Callable[[Fields, str], Any]]
-"""(key in config.json, field of `TransformerConfig`, function that checks the value) of a rotary scaling."""
+"""(key in config.json, field of `TransformerConfig`, function that checks the value) for a rotary scaling."""
 
 
 def _given(given: Fields, key: str) -> Any:
@@ -49,7 +49,7 @@ REQUIRED_KEYS: dict[str, tuple[KeyRow, ...]] = {
         ("long_factor", "rotary_long_factors", _numbers),
     ),
 }
-"""The keys that each kind of scaling needs."""
+"""The keys that each kind of scaling requires."""
 
 USUAL_KEYS: dict[str, dict[KeyRow, Any]] = {
     "yarn": {
@@ -58,13 +58,13 @@ USUAL_KEYS: dict[str, dict[KeyRow, Any]] = {
         ("truncate", "rotary_truncate", row.as_flag): True,
     }
 }
-"""The optional keys of each kind of scaling, with defaults."""
+"""The optional keys of each kind of scaling, with their defaults."""
 
 OTHER_KEYS = {"yarn": ("attention_factor", "mscale", "mscale_all_dim"), "longrope": ("attention_factor", "factor")}
-"""Further keys of a kind of scaling, which determine its attention factor."""
+"""Further keys of a kind of scaling, from which its attention factor is computed."""
 
 KEYS_OF_ALL = ("rope_theta", "rope_type", "type", "partial_rotary_factor", ORIGINAL)
-"""The keys that every kind of scaling may have."""
+"""The keys that may occur with every kind of scaling."""
 
 SCALING: dict[str, Any] = {
     "rotary_scaling": "none",
@@ -77,12 +77,12 @@ SCALING: dict[str, Any] = {
     "rotary_short_factors": (),
     "rotary_long_factors": (),
 }
-"""The `TransformerConfig` fields of rotary positions without scaling."""
+"""The `TransformerConfig` fields about rotary scaling, with their values for no scaling."""
 
 
 def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
     """Convert the rotary fields of `transformers` 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`). `head_dim`
-    is a head's features if the family may rotate a part of them; None if it rotates whole heads."""
+    is the number of features per head; None if the family always rotates whole heads."""
     name, kind, given = _rotary_given(fields)
     found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": row.as_number(given, "rope_theta")}
     found |= _rotated_part(given.get("partial_rotary_factor", fields.get("partial_rotary_factor")), head_dim)
@@ -101,8 +101,8 @@ def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
 
 
 def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[str, Any]]:
-    """Return each layer kind's base and scaling; `rope_parameters` has an object per kind. `own` has each kind's fields
-    that differ from `fields`."""
+    """Return the base and the scaling of each kind of layer, if `rope_parameters` has an object for each kind. `own`
+    has the fields in which each kind differs from `fields`."""
     given = fields["rope_parameters"] or {}
     if not isinstance(given, dict) or not set(given) <= set(own):
         raise row.wrong("rope_parameters", given, f"an object for each of {' and '.join(own)}")
@@ -111,7 +111,7 @@ def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[
 
 
 def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
-    """Return the name of the scaling's field, the kind of scaling, and the field's content with `rope_theta`."""
+    """Return (name of the scaling's field, kind of scaling, content of the field with `rope_theta`)."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
@@ -124,7 +124,7 @@ def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
 
 
 def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
-    """Return `rotary_dim` if only a `share` of a head's features is rotated; otherwise nothing."""
+    """Return `rotary_dim` if only a `share` of the features of a head rotates; otherwise nothing."""
     if share is None or (is_number(share) and share == 1):
         return {}
     if head_dim is None:
@@ -135,14 +135,14 @@ def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
 
 
 def _yarn_factor(given: Fields) -> float:
-    """Return YaRN's default attention factor, 0.1 · ln(factor) + 1. If both `mscale` and `mscale_all_dim` are given,
-    the factor is the ratio of their scales."""
+    """Return the default attention factor of YaRN, 0.1 · ln(factor) + 1. If `mscale` and `mscale_all_dim` are both
+    given, the factor is the ratio of their scales."""
     scales = [row.as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
     return _ratio(row.as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
-    """Return YaRN's scale, 0.1 · mscale · ln(factor) + 1; it is 1 for a factor below 1."""
+    """Return YaRN's scale, 0.1 · mscale · ln(factor) + 1, with ln(factor) at least 0."""
     return 0.1 * mscale * math.log(max(factor, 1)) + 1
 
 
@@ -151,15 +151,15 @@ def _ratio(factor: float, mscale: float, mscale_all_dim: float) -> float:
 
 
 def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
-    """Return the `mscale` that gives exactly the attention factor, together with `mscale_all_dim`."""
+    """Return the `mscale` that, together with `mscale_all_dim`, gives exactly the attention factor."""
     factor, right = config.rotary_factor, config.rotary_attention_factor
     found = (right * yarn_scale(factor, mscale_all_dim) - 1) / (0.1 * math.log(factor))
     return row.nearest(round(found, 6), found, right=lambda each: _ratio(factor, each, mscale_all_dim) == right)
 
 
 def _longrope_factor(given: Fields) -> float:
-    """Return LongRoPE's default attention factor, √(1 + ln(factor) / ln(original length)); `factor` defaults to maximal
-    / original length."""
+    """Return LongRoPE's default attention factor, √(1 + ln(factor) / ln(original length)). The default of `factor` is
+    the maximal length divided by the original length."""
     original, longer = row.as_whole(given, ORIGINAL), given.get("factor")
     longer = given["max_position_embeddings"] / original if longer is None else row.as_number(given, "factor")
     return 1.0 if longer <= 1 else math.sqrt(1 + math.log(longer) / math.log(original))
@@ -169,7 +169,7 @@ ATTENTION_FACTORS = {"yarn": _yarn_factor, "longrope": _longrope_factor}
 
 
 def _read_scaling(kind: str, given: Fields) -> dict[str, Any]:
-    """Convert a scaling's keys; LongRoPE also reads `max_position_embeddings`."""
+    """Convert the keys of a scaling. LongRoPE also needs `max_position_embeddings`."""
     usual = {key: value for (key, *_), value in USUAL_KEYS.get(kind, {}).items() if given.get(key) is None}
     rows, given = (*REQUIRED_KEYS[kind], *USUAL_KEYS.get(kind, ())), {**given, **usual}
     found = {ours: read(given, key) for key, ours, read in rows}
@@ -181,7 +181,7 @@ def _read_scaling(kind: str, given: Fields) -> dict[str, Any]:
 
 
 def written_scaling(config: TransformerConfig) -> dict[str, Any]:
-    """Return the scaling with all keys of its kind, including the attention factor."""
+    """Return a scaling with all keys of its kind, and with the attention factor."""
     kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
     rows = [(key, ours) for key, ours, _ in (*REQUIRED_KEYS[kind], *USUAL_KEYS.get(kind, ()))]
     rows += [("attention_factor", "rotary_attention_factor")] * (kind in ATTENTION_FACTORS)
@@ -191,8 +191,8 @@ def written_scaling(config: TransformerConfig) -> dict[str, Any]:
 
 
 def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields in the form of `transformers` 4 and in the form of `transformers` 5. Published files
-    have only one form."""
+    """Return the rotary fields in the forms of `transformers` 4 and 5 together. Published files contain only one of
+    these forms."""
     scaling = written_scaling(config)
     part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": _rotated_share(config)}
     return {
@@ -204,7 +204,7 @@ def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _rotated_share(config: TransformerConfig) -> float:
-    """Return the `partial_rotary_factor` that truncates to exactly `rotary_dim`."""
+    """Return a `partial_rotary_factor` such that `int(head_dim * factor)` is `rotary_dim`, despite rounding."""
     share = config.rotated_dim / config.head_dim
     return share if int(config.head_dim * share) == config.rotated_dim else math.nextafter(share, 1)
 

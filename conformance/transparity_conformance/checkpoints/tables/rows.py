@@ -1,8 +1,8 @@
-"""Rows of a family's table, which convert fields of config.json to fields of `TransformerConfig`, and back.
+"""Rows of the table of a family: conversions from fields of config.json to fields of `TransformerConfig`, and back.
 
-A row names the fields that it reads, and `transformers`' defaults for missing fields. `rename`, `flag`, `whole`,
-`number`, `enum`, `switch` and `activation` make a row for one field. `derived` makes a row from a function and its
-inverse. The functions `as_…` check and convert a field's value.
+A row names the fields that it reads, and the values that `transformers` uses if a field is missing. `rename`, `flag`,
+`whole`, `number`, `enum`, `switch` and `activation` make a row for one field. `derived` makes a row from a function and
+its inverse. The functions `as_…` check and convert the value of a field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transparity.errors import is_number, is_whole
 from transparity_conformance.checkpoints.reading import CheckpointError, as_json
 
 Fields = Mapping[str, Any]
-"""Fields by name, of config.json or of `TransformerConfig`."""
+"""Fields of config.json or of `TransformerConfig`, by name."""
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -33,7 +33,7 @@ ACTIVATIONS = {
 }
 
 MOST_LAYERS = 10_000
-"""The largest supported number of layers; the kind of every layer is stored."""
+"""The largest supported number of layers, because the kind of every layer is stored."""
 
 
 def wrong(name: str, found: Any, expected: str) -> CheckpointError:
@@ -41,7 +41,7 @@ def wrong(name: str, found: Any, expected: str) -> CheckpointError:
 
 
 def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:
-    """Look up a field's value in `values`; raise `CheckpointError` if it is missing there."""
+    """Look up the value of a field in `values`; raise `CheckpointError` if `values` does not contain it."""
     found = fields[name]
     if not isinstance(found, str) or found not in values:
         raise wrong(name, found, f"one of {', '.join(values)}")
@@ -57,14 +57,14 @@ def activation_name(config: TransformerConfig) -> str:
 
 
 def as_whole(fields: Fields, name: str, least: int = 1, expected: str = "a whole number, at least 1") -> int:
-    """Return an integer field; raise `CheckpointError` if it is less than `least`."""
+    """Return the value of an integer field; raise `CheckpointError` if it is less than `least`."""
     if not is_whole(fields[name], least):
         raise wrong(name, fields[name], expected)
     return int(fields[name])
 
 
 def as_layers(fields: Fields) -> int:
-    """Return the number of layers; raise `CheckpointError` beyond `MOST_LAYERS`."""
+    """Return the number of layers; raise `CheckpointError` if it exceeds `MOST_LAYERS`."""
     count = fields["num_hidden_layers"]
     if not is_whole(count, 0) or count > MOST_LAYERS:
         raise wrong("num_hidden_layers", count, f"a whole number, at most {MOST_LAYERS}")
@@ -72,15 +72,15 @@ def as_layers(fields: Fields) -> int:
 
 
 def as_number(fields: Fields, name: str) -> float:
-    """Return a number field; raise `CheckpointError` unless it exceeds 0."""
+    """Return the value of a number field; raise `CheckpointError` unless it is finite and greater than 0."""
     found = fields[name]
-    if not is_number(found) or not 0 < found <= sys.float_info.max:  # an integer in JSON may exceed the largest float
+    if not is_number(found) or not 0 < found <= sys.float_info.max:  # JSON integers may exceed the largest float
         raise wrong(name, found, "a finite number greater than 0")
     return float(found)
 
 
 def as_flag(fields: Fields, name: str) -> bool:
-    """Return a boolean field; null means false."""
+    """Return the value of a boolean field, where null means false."""
     if fields[name] not in (None, False, True):
         raise wrong(name, fields[name], "true or false")
     return bool(fields[name])
@@ -89,48 +89,48 @@ def as_flag(fields: Fields, name: str) -> bool:
 def as_head_width(
     fields: Fields, width: str = "head_dim", heads: str = "num_attention_heads", embed_dim: str = "hidden_size"
 ) -> dict[str, Any]:
-    """Return `attention_head_dim` unless a head's width is embed_dim / num_heads."""
+    """Return `attention_head_dim` if the width of a head differs from embed_dim / num_heads; otherwise nothing."""
     if fields[width] is None or as_whole(fields, width) * as_whole(fields, heads) == as_whole(fields, embed_dim):
         return {}
     return {"attention_head_dim": fields[width]}
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
-    """Return the first `right` number among the candidates and the floats near the last candidate. If none is right,
-    return the last candidate. The function inverts a conversion that rounds."""
+    """Return the first number that is `right`, to invert a conversion that rounds. Try the candidates, then floats
+    close to the last candidate; if no number is right, return the last candidate."""
     last = candidates[-1]
     near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]
     return next((each for each in (*candidates, *near) if each and right(each)), last)
 
 
 Read = Callable[[Fields], dict[str, Any]]
-"""Converts fields of config.json to fields of `TransformerConfig`."""
+"""A function that converts fields of config.json to fields of `TransformerConfig`."""
 
 Write = Callable[[TransformerConfig], dict[str, Any]]
-"""Converts a configuration to fields of config.json; inverts `Read` if possible."""
+"""A function that converts a configuration to fields of config.json; if possible, the inverse of `Read`."""
 
 Value = Callable[[Fields, str], Any]
-"""Checks and converts a field's value."""
+"""A function that checks and converts the value of a field."""
 
 REQUIRED = object()
-"""Marks a field without a default."""
+"""Marks a field that has no default."""
 
 
 @dataclass(frozen=True)
 class FieldRow:
-    """A row for one field of config.json, or for several that are converted together."""
+    """A row for one field of config.json, or for several fields that are converted together."""
 
     name: str
-    """The name of the first field. In a variant of a family, a row replaces the row of the same name."""
+    """The name of the first field. In a variant of a family, a row replaces another row of the same name."""
     reads: tuple[str, ...]
     """The fields of config.json that the row reads."""
     defaults: Fields
-    """The values that `transformers` uses for missing fields; a missing field without a default is null."""
+    """The values that `transformers` uses for missing fields. A missing field that has no default counts as null."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
-    """Converts fields of config.json, given the tensors' names, to fields of `TransformerConfig`."""
+    """A function from fields of config.json and the names of all tensors to fields of `TransformerConfig`."""
     write: Write
     ours: tuple[str, ...] = ()
-    """The `TransformerConfig` fields whose values are copied unchanged."""
+    """The `TransformerConfig` fields that get the unchanged value."""
 
 
 def _value(
@@ -151,35 +151,35 @@ def _same(value: Any) -> Any:
 
 
 def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """Return a row for a field that has another name in `TransformerConfig`.
+    """Return a row for a field that only has another name in `TransformerConfig`.
 
-    `ours` is this name, or several names. `default` is the value of `transformers` for a missing field. `written` is
-    the attribute to write to config.json, by default the first of `ours`.
+    `ours` is this name, or several names. `default` is the value that `transformers` uses for a missing field.
+    `written` is the attribute that is written to config.json, by default the first of `ours`.
     """
     row = _value(name, ours, default, lambda fields, name: fields[name], _same, written)
     return dataclasses.replace(row, ours=(ours,) if isinstance(ours, str) else ours)
 
 
 def flag(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a boolean; null means false."""
+    """Return a row for a boolean, where null means false."""
     return _value(name, ours, default, as_flag, _same, "")
 
 
 def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """Return a row for an integer of at least 1."""
+    """Return a row for an integer that is at least 1."""
     return _value(name, ours, default, as_whole, _same, written)
 
 
 def number(
     name: str, ours: str, default: Any, to: Callable[[float], float] = _same, back: Callable[[float], Any] = _same
 ) -> FieldRow:
-    """Return a row for a number greater than 0; `to` converts it from config.json, and `back` inverts `to`."""
+    """Return a row for a number greater than 0; `to` converts the value from config.json, and `back` is the inverse."""
     return _value(name, ours, default, lambda fields, name: to(as_number(fields, name)), back, "")
 
 
 def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a string; `values` maps config.json's strings to the reference's. If several strings have one
-    meaning, the first is written."""
+    """Return a row for a string; `values` maps strings of config.json to strings of the reference. Among several
+    strings of equal meaning, the first is written."""
 
     def write(value: str) -> Any:
         return next((theirs for theirs, each in values.items() if each == value), None)
@@ -192,7 +192,7 @@ def activation(name: str, default: Any = REQUIRED) -> FieldRow:
 
 
 def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a boolean that selects one of two values; null means false."""
+    """Return a row for a boolean that chooses between two values; null means false."""
 
     def choice(fields: Fields, name: str) -> str:
         return on if as_flag(fields, name) else off
@@ -201,22 +201,22 @@ def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> 
 
 
 def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
-    """Return a row for fields that are computed from several fields of config.json. `write` inverts `read`. Missing
-    fields have the values in `defaults`; the fields `reads` are null if missing."""
+    """Return a row that computes fields from several fields of config.json; `write` is the inverse of `read`. A missing
+    field in `reads` is null; a missing field in `defaults` has the value given there."""
     return by_tensors(lambda fields, _: read(fields), write, *reads, **defaults)
 
 
 def by_tensors(
     read: Callable[[Fields, Collection[str]], dict[str, Any]], write: Write, *reads: str, **defaults: Any
 ) -> FieldRow:
-    """Return a row like `derived`, whose `read` also gets the names of the tensors."""
+    """Return a row like `derived`; its function `read` also gets the names of all tensors."""
     names = (*defaults, *reads)
     return FieldRow(next(iter(names), "by tensors"), names, defaults, read, write)
 
 
 def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") -> tuple[FieldRow, ...]:
-    """Return the size rows of a model with one stack, `encoder` or `decoder`. `length` is the default of
-    `max_position_embeddings`, and `inner` the field with the feed-forward width."""
+    """Return the rows for the sizes of a model with one stack, `encoder` or `decoder`. `length` is the default of
+    `max_position_embeddings`. `inner` names the field with the width of feed-forwards."""
     side = "source" if stack == "encoder" else "target"
     return (
         rename("vocab_size", f"{side}_vocab_size"),
@@ -229,18 +229,18 @@ def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") 
 
 
 def unwritten(config: TransformerConfig) -> dict[str, Any]:
-    """Return nothing to write; another row or the tensors determine the value."""
+    """Write nothing, because another row or the tensors determine the value."""
     return {}
 
 
 def tokens(**defaults: int | None) -> FieldRow:
-    """Return a row for `transformers`' default special tokens: `pad`, `bos`, `eos` and `decoder_start`."""
+    """Return a row for the special tokens that `transformers` uses by default: `pad`, `bos`, `eos`, `decoder_start`."""
     of_file = {f"{name}_token_id": token for name, token in defaults.items()}
     return FieldRow("tokens", (), of_file, lambda fields, names: {}, lambda config: {})
 
 
 def same(name: str, other: str, ours: str) -> FieldRow:
-    """Return a row for two fields of config.json that must be equal."""
+    """Return a row for two fields of config.json that must have equal values."""
 
     def read(fields: Fields) -> dict[str, Any]:
         if fields[name] != fields[other]:
@@ -251,7 +251,7 @@ def same(name: str, other: str, ours: str) -> FieldRow:
 
 
 def head_width(width: str = "head_dim", default: Any = None, **sizes: str) -> FieldRow:
-    """Return a row for a head's width, which may differ from embed_dim / num_heads."""
+    """Return a row for the width of a head, which may differ from embed_dim / num_heads."""
     return derived(
         lambda fields: as_head_width(fields, width, **sizes),
         lambda config: {width: config.head_dim},

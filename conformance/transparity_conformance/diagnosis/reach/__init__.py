@@ -1,1 +1,1 @@
-"""The extent of a difference: the calls, positions, tokens and predictions that change."""
+"""The extent of a difference: which calls, positions, tokens and predictions change."""

@@ -1,9 +1,9 @@
-"""Coherent errors: errors within the budget that resemble a known fault's effect more than rounding.
+"""Coherent errors: errors within the budget that resemble the effect of a known fault more than rounding.
 
-A fault's effect is the reference's logits with the fault minus its logits without it. Rounding errors point in random
-directions and nearly cancel along an effect, but a small multiple of the effect does not. The logits' error is
-therefore projected onto each effect. The projection is compared with the projections of the reference's own rounding at
-nearby points.
+The effect of a fault is how the reference's logits change if the reference has the fault. Rounding errors point in
+random directions, so their projection onto an effect is small. A small multiple of the effect has a larger projection.
+The error of the logits is therefore projected onto each effect. The result is compared with projections of the
+reference's own rounding errors at nearby points (slightly changed weights).
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from transparity_conformance.report.comparison import less
 from transparity_conformance.report.report import Cause
 
 POINTS = 5
-"""The number of nearby points at which the reference's rounding is measured."""
+"""The number of nearby points at which the reference's rounding errors are measured."""
 
 PROBES = ("mixed", "text", "tiny")
-"""The probes whose errors are projected, unless the model is large; most faults change their logits."""
+"""The probes whose errors are projected, because most faults change their logits. Large models are left out."""
 
 Errors = Mapping[str, np.ndarray]
-"""Flattened differences of the logits, by probe."""
+"""The flattened differences of the logits, by the name of the probe."""
 
 Key = tuple[str, str]
 Effects = dict[Key, tuple[Hypothesis, np.ndarray]]
-"""Each fault's effect on one probe's logits, by the fault's id and variant."""
+"""The effect of each fault on the logits of a probe, by the fault's id and variant."""
 
 _kept: WeakKeyDictionary[Probe, Effects] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Coherent:
-    """An error that contains a multiple of a fault's effect."""
+    """An error that contains a multiple of the effect of a fault."""
 
     hypothesis: Hypothesis
     coefficient: float
-    """The multiple of the effect; 1 for the whole fault."""
+    """The multiple of the effect, where 1 is the whole fault."""
     excess: float
-    """The length of the projection, relative to the largest that rounding explains."""
+    """The length of the projection, relative to the largest length that rounding explains."""
     cause: Cause | None
-    """The fault, if no coherent error remains with the fault in the reference."""
+    """The fault, if no coherent error remains after the reference gets the fault."""
 
     @property
     def says(self) -> str:
@@ -62,7 +62,7 @@ class Coherent:
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Return the fault with the longest projection, if rounding does not explain it."""
+    """Return the fault with the longest projection, unless rounding explains this length."""
     some = {
         name: result.probe
         for name, result in results.items()
@@ -96,7 +96,7 @@ def coherent_error(results: Results, dtype: str) -> Coherent | None:
 
 
 def _error(probe: Probe, logits: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the port's logits minus the oracle's; 0 where a convention or a near-tie decides."""
+    """Return the port's logits minus the oracle's; 0 where the right value depends on a convention or near-tie."""
     expected = probe.oracle.expected["logits"]
     return less(judged(probe, "logits", logits, expected, dtype), expected).ravel()
 
@@ -108,8 +108,8 @@ def _power(errors: Errors, scales: Mapping[str, float]) -> float:
 def _farthest(
     errors: Errors, effects: Mapping[str, Effects], scales: Mapping[str, float]
 ) -> tuple[float, float, Key | None]:
-    """Project the errors onto each effect; return the length, coefficient and key of the longest projection. Lengths
-    are relative to `scales`, the size of rounding errors on each probe."""
+    """Project the errors onto each effect. Return (length, coefficient, key) of the longest projection. Lengths are
+    relative to `scales`, the sizes of rounding errors on the probes."""
     best: tuple[float, float, Key | None] = (0.0, 0.0, None)
     for key in dict.fromkeys(key for effect in effects.values() for key in effect):
         along = size = 0.0
@@ -124,11 +124,11 @@ def _farthest(
 
 
 def _effects(probe: Probe) -> Effects:
-    """Return each fault's effect on a probe's logits; the fault acts at all possible taps."""
+    """Return the effect of each fault on the logits of a probe, if the fault acts at all possible taps."""
     if probe not in _kept:
         expected, found = probe.oracle.expected["logits"], {}
         every = [*whole_model(probe.config), *hypotheses(probe.config, list(probe.oracle.expected))]
-        # Low precision is not a fault if it is declared.
+        # A low precision that the user declares is no fault.
         for hypothesis in widest(each for each in every if each.fault.id != "low-precision"):
             try:
                 wrong = walk(probe, {}, (hypothesis,), until="logits")["logits"]

@@ -1,7 +1,7 @@
 """Differences that are not faults.
 
-Conventions differ for queries whose keys are all masked. Rounding may change a router's choice between nearly equal
-experts.
+Implementations give different results for queries whose keys are all masked, by convention. Rounding may change a
+router's choice between nearly equal experts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult
 
 ID = "wholly_hidden"
-OURS = "the reference gives all keys the same weight; positions that depend on such a convention are not judged"
+OURS = "the reference gives all keys the same weight; positions that depend on this choice are not judged"
 
 
 def other_convention(results: Results) -> Iterator[ClaimResult]:
-    """Yield a claim with the largest difference that another convention explains."""
+    """Yield a claim about the largest difference that a different convention explains."""
     found = [
         (share(error, result.budgets[tap]), tap, result)
         for result in results.values()
@@ -36,12 +36,12 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
 
 
 def convention_notes(results: Results) -> list[str]:
-    """Return a note on another convention, by name if the catalogue has it."""
+    """Return a note if the port has a different convention, with its name if the catalogue has it."""
     return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
 
 
 def near_tie_notes(results: Results, dtype: str) -> list[str]:
-    """Return a note on the positions that depend on a near-tie between experts."""
+    """Return a note on positions that depend on a near-tie between experts."""
     tied, total = tied_outputs(results, dtype)
     says = (
         f"near_ties: scores of experts differ by less than rounding in {dtype}, so either expert may be chosen. "
@@ -51,15 +51,15 @@ def near_tie_notes(results: Results, dtype: str) -> list[str]:
 
 
 def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
-    """Return (output positions that depend on a near-tie, all output positions)."""
-    shown = [result for result in results.values() if result.recorded]  # all values of a port may have wrong shapes
+    """Return (number of output positions that depend on a near-tie, number of all output positions)."""
+    shown = [result for result in results.values() if result.recorded]  # empty if all shapes are wrong
     tied = [tied_positions(result.probe, dtype).get(result.last) for result in shown]
     total = sum(math.prod(result.recorded[result.last].shape[:-1]) for result in shown)
     return sum(int(each.any(-1).sum()) for each in tied if each is not None), total
 
 
 def is_judged(results: Results, dtype: str) -> bool:
-    """Return whether the port shows its router scores, or at most half of its output depends on near-ties."""
+    """Return whether the port shows its router scores, or whether at most half of its output depends on near-ties."""
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())
     return own or 2 * tied <= total
@@ -79,7 +79,7 @@ def _named(results: Results) -> str:
 
 
 def _explains(results: Results, hypothesis: Hypothesis) -> bool:
-    """Return whether a convention removes all differences at positions that conventions decide."""
+    """Return whether a convention explains all differences at positions that depend on conventions."""
     for result in results.values():
         odd = [tap for tap, error in result.everywhere.items() if share(error, result.budgets[tap]) > 1]
         ours = walk(result.probe, result.recorded, (hypothesis,)) if odd else {}

@@ -1,4 +1,4 @@
-"""The effect of divergences on the logits: the port's deviations are added to the reference's activations."""
+"""The impact of divergences: how the logits change if the reference's activations get the port's deviations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transparity_conformance.report.report import Divergence, Impact
 
 
 def with_impact(results: Results, divergences: Sequence[Divergence]) -> tuple[Divergence, ...]:
-    """Add the impact of each divergence; divergences with the same cause share one impact."""
+    """Add the impact to each divergence. Divergences with the same cause share one impact."""
     groups: dict[Any, list[str]] = {}
     for number, divergence in enumerate(divergences):
         groups.setdefault(_cause(divergence, number), []).append(divergence.where)
@@ -33,7 +33,7 @@ def _cause(divergence: Divergence, number: int) -> Any:
 
 
 def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
-    """Return the impact of the deviations at `taps`, or of all if empty; None if logits are missing."""
+    """Return the impact of the deviations at `taps`, or of all deviations if empty; None if the port has no logits."""
     real = changed = moved = padded = 0
     for result in results.values():
         if any(tap in result.misshapen for tap in taps or ("logits",)) or "logits" not in result.recorded:
@@ -50,7 +50,7 @@ def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
 
 
 def _injected(result: ProbeResult, taps: Sequence[str]) -> np.ndarray:
-    """Return the reference's logits after the port's deviations at `taps` are added to its activations."""
+    """Return the reference's logits after adding the port's deviations at `taps` to the activations."""
     wrong = [tap for tap in taps if tap in result.recorded and result.share(tap) > 1]
     expected = result.probe.oracle.expected["logits"]
     if not wrong:

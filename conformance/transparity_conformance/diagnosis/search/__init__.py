@@ -1,1 +1,1 @@
-"""The search for causes: single faults, faults with a fitted number, and combinations."""
+"""The search for causes: single faults, faults with a fitted number, and combinations of faults."""

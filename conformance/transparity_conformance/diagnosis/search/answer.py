@@ -1,7 +1,7 @@
-"""Find the fewest faults with which the reference reproduces the port's logits on every probe.
+"""Find the fewest faults with which the reference gives the port's logits on every probe.
 
-Activations that were found by value may be matched wrongly. These faults are therefore preferred to faults that explain
-each activation separately.
+The checker matches the operations of a port with taps by their values, so some matches may be wrong. Faults that
+explain the logits are therefore better than faults that explain each activation separately.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from transparity_conformance.diagnosis.thresholds import DEEPEST, PAIR
 from transparity_conformance.oracle.probes import Probe
 
 Taps = Mapping[str, Mapping[str, np.ndarray]]
-"""A port's activations, by probe and tap."""
+"""The activations of a port, by probe and tap."""
 
 
 class Answer:
-    """A port's logits on every probe, without its other activations. `alone` compares only the logits, by probe."""
+    """The logits of a port on every probe. `alone` has the comparison of the logits, without other activations."""
 
     found: Collection[str] = ()
-    """The taps that were found by value among the port's operations."""
+    """The taps that were matched with operations of the port by value."""
 
     singles: Sequence[Combination] = ()
-    """The single faults that reproduce the logits; empty before `single` is called."""
+    """The single faults that give the port's logits. Empty until `single` is called."""
 
     told: Combination = ()
-    """The faults that are reported; together, they reproduce the logits."""
+    """The faults that the report names. Together, they give the port's logits."""
 
     contradicts: Sequence[str] = ()
-    """The taps that stay wrong with these faults, because they were matched to the wrong activations."""
+    """The taps that are still wrong with these faults, because they were matched with wrong operations."""
 
     def __init__(self, alone: Results, clock: Clock, ranks: int = 1) -> None:
         self.alone, self.clock, self.ranks = alone, clock, ranks
@@ -76,25 +76,23 @@ class Answer:
         return Search(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find the single faults that reproduce the logits when they act at every possible tap; return the first.
-
-        For large models, return nothing, because the reference is slow.
-        """
+        """Find the single faults that give the port's logits if they act at all possible taps; return the first. For a
+        large model, return nothing, because the reference takes too long."""
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
     def pairs(self) -> list[Combination]:
-        """Return the combinations of at most two faults that reproduce the logits."""
+        """Return the combinations of one or two faults that give the port's logits."""
         return _complete(self.search, PAIR)
 
     def wrong_with(self, results: Results, faulty: Sequence[str], chosen: Combination) -> list[str]:
-        """Return the activations that the faults leave wrong, except equivalent forms."""
+        """Return the taps that are still wrong with the faults `chosen`, except taps that differ only in form."""
         in_form = {tap for each in results.values() for tap in each.wrong} - {*faulty}
         return [tap for tap in still_wrong(results, chosen) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
-        """Return the fewest faults of `told` that reproduce the logits and include a fault of `last`; otherwise ().
-        Each fault acts at the taps where it was found, or at a larger group of taps."""
+        """Return the fewest faults of `told` that give the port's logits and include a fault of `last`; otherwise ().
+        Each fault acts at the taps where it was found, or at a larger group that includes them."""
         kinds, new = _by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
         every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]
@@ -108,9 +106,9 @@ class Answer:
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
-        """Search for one more fault that reproduces the logits together with `last`, or with all faults in `told`.
-        Return all of these faults, or (). Known faults first act at all possible taps, because the missing fault may
-        hide a fault at some of them. Then they act at the groups of taps that leave the smallest difference."""
+        """Search for one further fault that gives the port's logits together with `last`, or with all faults in `told`.
+        Return all of these faults, or (). At first, known faults act at all possible taps, because the missing fault
+        may hide their effect at some taps. Then they act at the group of taps that leaves the smallest difference."""
         kinds, new = _by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
             for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:
@@ -123,13 +121,12 @@ class Answer:
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
-        """Return the combinations of these faults, with each fault at groups of taps of every size. The combination
-        with the smallest remaining difference comes first."""
+        """Return combinations of these faults at groups of taps of every size, sorted by the remaining difference."""
         made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
         return self.search.by_rest(self.search.screen, made)
 
     def _widths(self, found: Combination) -> list[Combination]:
-        """Return a fault at the taps where it was found, and at every larger group of taps."""
+        """Return a fault at the taps where it was found, and at each larger group that includes these taps."""
         fault, sites = found[0].fault, {site for each in found for site in each.sites}
         alike = {(each.fault.id, each.fault.variant) for each in found}
         possible = (site for site in self.sites if made_at(self.search.screen.config, fault, site))
@@ -137,12 +134,12 @@ class Answer:
         return [found, *((Hypothesis(fault, each),) for each in wide if sites < {*each})]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return each fault that, at all possible taps, reproduces the logits together with the faults `known`."""
+        """Return the faults that act at all possible taps and, together with `known`, give the port's logits."""
         clock = self.clock if known else self.clock.part()
         return _complete(Search(self.segment, self.sites, known, clock), 1, only_wide=True)
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str]) -> bool:
-        """Return whether the faults reproduce the logits if the taps `given` have the port's values."""
+        """Return whether the faults give the port's logits, if the taps `given` have the port's values."""
         having = {
             each.probe.name: dataclasses.replace(self.alone[key], recorded=chosen_of(each.recorded, [*given, "logits"]))
             for key, each in results.items()
@@ -152,7 +149,7 @@ class Answer:
 
 
 def _complete(search: Search, deepest: int, *, only_wide: bool = False) -> list[Combination]:
-    """Return the combinations with which no difference remains; nothing if the time is over."""
+    """Return the combinations with which no difference remains; nothing if the time runs out."""
     with contextlib.suppress(OutOfTime):
         found, remains = search.run([], deepest, only_wide=only_wide)
         return [] if remains else found

@@ -17,10 +17,10 @@ WORK = 12.0
 fault of a small model takes about 30 s."""
 
 CANDIDATES = 300
-"""The approximate number of candidates per segment."""
+"""The number of candidates per segment for which the time should suffice, approximately."""
 
 STAGES = 4
-"""The number of stages: the logits, the operations, the segments, and the remaining logits and segments."""
+"""The number of stages of a search: logits, operations, segments, and what remains of logits and segments."""
 
 STEP = 0.1
 """The work between two progress reports."""
@@ -105,8 +105,8 @@ class Clock:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """On the first Ctrl-C, end the search as if its time were over. Python delivers Ctrl-C only to the main thread,
-        and only if it has a handler; otherwise nothing changes."""
+        """On the first Ctrl-C, end the search as if the time were over. Python delivers Ctrl-C only to the main thread,
+        and only if a handler is set. In other cases, nothing changes."""
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             yield
@@ -124,7 +124,7 @@ class Clock:
 
     @property
     def note(self) -> str:
-        """Return a sentence on how the search ended early; empty if it was complete."""
+        """Return a sentence about why the search ended early; empty if the search was complete."""
         if not self.ran_out:
             return ""
         known = f"{self.tried:,} of {self.planned:,} candidates were tried"

@@ -1,4 +1,4 @@
-"""Find several fields of the configuration that differ in a port and together explain a difference."""
+"""Find several fields of the configuration that, when changed together, explain a difference."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from transparity_conformance.report.report import Divergence
 Fields = dict[str, Any]
 
 ONLY_FORMS = {"rope_layout"}
-"""Fields that only specify another field's form."""
+"""Fields that describe only the format of another field."""
 
 OF_THE_CALL = {"architecture", "head", "padding"}
-"""Fields about inputs and outputs, which the port's signature determines."""
+"""Fields about inputs and outputs, which are known from the port's signature."""
 
 
 @functools.cache
 def alternatives() -> dict[str, tuple[Any, ...]]:
-    """Return the possible values of each field with a bool or a fixed list of values."""
+    """Return the possible values of each field that is a bool or has a fixed list of values."""
     few = [name for name, kind in FIELD_TYPES.items() if kind is bool or is_choice(name)]
     return {name: get_args(FIELD_TYPES[name]) or (False, True) for name in few if name not in OF_THE_CALL}
 
 
 def changed(fields: Mapping[str, Any]) -> Hypothesis:
-    """Return the hypothesis that a port has other values of these fields."""
+    """Return the hypothesis that the port has other values in these fields."""
     return Hypothesis(Fault("several-fields", "", "", fields=fields))
 
 
 def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
-    """Return the changes of one field that can be added to the changes `besides` and need no new parameters."""
+    """Return the changes of one further field, beside the changes `besides`, that require no new parameters."""
     own = {name: getattr(config, name) for name in alternatives()}
     new = [
         {name: value}
@@ -67,9 +67,9 @@ def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], c
 def several_fields(
     results: Results, places: Sequence[str], divergences: Sequence[Divergence], clock: Clock
 ) -> dict[str, tuple[Any, Any]]:
-    """Find two or more fields whose change makes most wrong taps (`places`) right; return each field's configured value
-    and the port's. Each step adds the field that leaves the fewest taps wrong. If all divergences have the same cause,
-    there is no search."""
+    """Find two or more fields whose change makes most wrong taps (`places`) right. Return (configured value, value in
+    the port) for each field. Each step adds the field that leaves the fewest taps wrong. Do not search if one cause
+    already explains all divergences."""
     kinds = {divergence.causes[0].mistake if divergence.causes else divergence.where for divergence in divergences}
     if len(places) < 2 or len(kinds) < 2 or any(each.probe.is_large for each in results.values()):
         return {}
@@ -86,8 +86,8 @@ def several_fields(
 
 
 def fewest_wrong(results: Results, tried: Sequence[Hypothesis], most: int) -> tuple[Hypothesis | None, int]:
-    """Return the hypothesis that leaves the fewest taps wrong, and the number of these taps. If every hypothesis leaves
-    more than `most` taps wrong, return (None, `most` + 1)."""
+    """Return the hypothesis that leaves the fewest taps wrong, and the number of these taps. Return (None, `most` + 1)
+    if every hypothesis leaves more than `most` taps wrong."""
     best = None
     for hypothesis in tried:
         with contextlib.suppress(Impossible):

@@ -1,4 +1,4 @@
-"""Fit a fault's number, such as a wrong scale, to the port's values."""
+"""Fit the number of a fault, such as a wrong scale, to the values of the port."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""The steps after which the golden section has narrowed the number to 1/300 of the grid's spacing."""
+"""The first steps of the golden-section search, which narrow the number to 1/300 of the grid's spacing."""
 
 STEPS = 40
-"""The steps of the golden section, which narrow the number to 1/(2 × 10⁸) of the grid's spacing."""
+"""All steps of the golden-section search, which narrow the number to 1/(2 × 10⁸) of the grid's spacing."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
-"""(fault with a number, the taps at which it acts)."""
+"""(family of faults that differ in a number, taps at which the fault acts)."""
 
 
 def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis | None:
-    """Return the fault with the number that minimizes `left`; None if all numbers are equally good."""
+    """Return the fault whose number minimizes the difference `left`; None if no number is better than others."""
     numeric, sites = fittable
     number = _minimize(lambda number: left(Hypothesis(numeric.make(number), sites)), numeric.grid)
     return None if number is None else Hypothesis(numeric.make(number), sites)
 
 
 def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
-    """Join faults that differ only in their number into one fault, whose number depends on the model's size."""
+    """Combine faults that differ only in their number into one fault, whose number depends on the model's size."""
     first, *others = sizes.items()
     config, hypothesis = first
     says = hypothesis.fault.description
     for other, fitted_there in others:
         names = ("head_dim", "embed_dim", "num_heads")
         changed = [f"{name} {getattr(other, name)}" for name in names if getattr(other, name) != getattr(config, name)]
-        says += f"; with {', '.join(changed)} it is {fitted_there.fault.value:.4g}"
+        says += f"; with {', '.join(changed)}, the number is {fitted_there.fault.value:.4g}"
 
     def patch(state: WalkState, site: str, value: Any) -> Any:
         return sizes[state.config].fault.patched(state, site, value) if state.config in sizes else value
@@ -50,7 +50,7 @@ def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
 
 
 def of_each_kind(every: Iterable[Fittable]) -> list[Fittable]:
-    """Return the first fault of each id; it acts at all possible taps."""
+    """Return the first entry for each id of a fault, which acts at all possible taps."""
     found: dict[str, Fittable] = {}
     for numeric, chosen in every:
         found.setdefault(numeric.make(1.0).id, (numeric, chosen))
@@ -64,8 +64,8 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
 
 
 def made_at(config: TransformerConfig, fault: Fault, site: str, ranks: int = 1) -> Fault | None:
-    """Return the variant of a fault at the tap `site`; None if it cannot be made there. A fault with a fitted number is
-    its own variant."""
+    """Return the fault of the same id and variant at the tap `site`, or None if this tap cannot have the fault. A fault
+    with a fitted number is returned unchanged."""
     every = faults_at(config, site, ranks)
     same = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
     fitted = (numeric.make(1.0).id for numeric, _ in fittables(config, [site]))
@@ -73,10 +73,8 @@ def made_at(config: TransformerConfig, fault: Fault, site: str, ranks: int = 1) 
 
 
 def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> float | None:
-    """Find the positive number that minimizes `function`: the best of a grid, refined by golden-section search.
-
-    Return None if all values on the grid are equal, or if the golden section hardly improves them.
-    """
+    """Find the positive number that minimizes `function`: the best of a grid, refined by golden-section search. Return
+    None if all values on the grid are equal, or if the refined value is hardly better."""
     values = [function(number) for number in grid]
     if not np.nanmin(values) < np.nanmax(values):
         return None
@@ -90,10 +88,8 @@ def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> floa
 def golden_section(
     function: Callable[[float], float], grid: Sequence[float], best: int
 ) -> Iterator[tuple[float, float]]:
-    """Yield ever better numbers beside the `best` number of a grid, each with the least value of `function` so far.
-
-    The golden section searches the logarithm of the positive number.
-    """
+    """Yield ever better numbers near the `best` number of a grid, each with the smallest value of `function` so far.
+    The search is over the logarithm of the number, which is positive."""
     low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
     ratio = (math.sqrt(5) - 1) / 2
     inner, outer = high - ratio * (high - low), low + ratio * (high - low)

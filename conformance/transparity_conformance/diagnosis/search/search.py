@@ -1,7 +1,7 @@
-"""The search for faults that explain a segment's difference.
+"""The search for faults that explain the difference at a segment.
 
-A beam search extends combinations by one fault at a time, until a combination explains every probe. A fault is an entry
-of the catalogue, or has a fitted number.
+A beam search extends combinations by one fault at a time, until a combination explains the difference on every probe.
+Faults are entries of the catalogue, with or without a fitted number.
 """
 
 from __future__ import annotations
@@ -21,36 +21,35 @@ from transparity_conformance.diagnosis.thresholds import BEAM, NO_EXPLANATION, W
 from transparity_conformance.oracle.probes import Probe
 
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
-"""Faults that are preferred to others that explain a difference equally well."""
+"""Common faults. If several faults explain a difference equally well, the search prefers a common fault."""
 
 Round = tuple[Probe, Sequence[Combination]]
-"""A probe, and combinations to rank by the difference that remains on it."""
+"""(probe, combinations to sort by the difference that remains on this probe)."""
 
 
 class Effects:
-    """For each fault of a list, the difference that remains with this fault. If the effects of two faults are
-    independent, the difference with both is `left[one] + left[other] − before`. If the differences do not fit into
-    memory, each has only a sample of its elements."""
+    """The difference that remains with each fault of a list. If the effects of two faults are independent, the
+    difference with both is `left[one] + left[other] − before`. To save memory, a sample of the elements is stored."""
 
     def __init__(self, before: np.ndarray, faults: int) -> None:
-        """Store `before`, the difference between the port and the reference without faults."""
+        """Store `before`, the difference between the port and the reference without a fault."""
         self.shape = before.shape
         self.drawn = np.random.default_rng(0).permutation(before.size)[: BLOCK // max(faults, 1)]
         self.before = before.ravel()[self.drawn]
         self.left: list[np.ndarray] = []
 
     def add(self, left: np.ndarray) -> None:
-        """Append `left`, the difference that remains with the next fault."""
+        """Append the difference that remains with the next fault."""
         self.left.append(left.ravel()[self.drawn] if left.shape == self.shape else np.full(self.before.shape, np.inf))
 
     @functools.cached_property
     def distinct(self) -> list[int]:
-        """Return the faults with finite effects, by index; of several equal effects, only the first."""
+        """Return the indices of faults with finite effects; among equal effects, only the first fault."""
         first = {left.tobytes(): index for index, left in reversed(list(enumerate(self.left)))}
         return sorted(index for index in first.values() if np.isfinite(self.left[index]).all())
 
     def likely_pairs(self, count: int) -> list[tuple[int, int]]:
-        """Return the pairs whose added effects leave the smallest differences, the best first."""
+        """Return the pairs of faults whose added effects leave the smallest differences, best first."""
         effects = np.stack([self.left[index] for index in self.distinct] or [self.before]) - self.before
         products, reach = effects @ effects.T, effects @ self.before
         alone = np.diag(products) + 2 * reach
@@ -64,30 +63,30 @@ class Effects:
 class Search:
     """A search for faults that explain the difference at `segment`. Every method may raise `OutOfTime`.
 
-    Faults may act at the taps `sites`; the faults `known` are already applied.
+    Faults may act at the taps `sites`. The faults `known` are always in the reference.
     """
 
     def __init__(self, segment: Segment, sites: list[str], known: Combination, clock: Clock) -> None:
         self.segment, self.sites, self.known, self.clock = segment, sites, known, clock
         self.screen = screen_of(segment, known)
-        """The probe on which candidates are ranked."""
+        """The probe by which candidates are ranked."""
         self.candidates = hypotheses(self.screen.config, sites, segment.ranks)
         if segment.tap == "logits":
             self.candidates += whole_model(self.screen.config)
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
-        """For each fitted fault, by `id`: the fault, and the fault with a number from which it was fitted."""
+        """For each fitted fault, by its `id`: the fault, and the entry of `fittables` from which it was fitted."""
         self.fittables = list(fittables(self.screen.config, sites))
         self._fits: dict[tuple[int, ...], Hypothesis | None] = {}
-        """The results of `_fit`, by the `id` of the fault and its partners, which `segment` and `fittables` store."""
+        """The results of `_fit`, by the `id` of the entry and of the partners, which other attributes keep alive."""
 
     def run(
         self, likely: Sequence[Combination], deepest: int, *, only_wide: bool = False
     ) -> tuple[list[Combination], bool]:
         """Return combinations of at most `deepest` faults, and whether a difference remains with them.
 
-        All of them explain every probe or, if a difference remains, at least the probes of one size. The search stops
-        at the smallest number of faults; preferred faults come first. `likely` are combinations that explain other
-        segments of this kind. With `only_wide`, each fault acts at all possible taps together.
+        They explain every probe or, if a difference remains, at least all probes of one size. The search stops at the
+        smallest number of faults; preferred faults come first. `likely` are combinations that explain other segments of
+        the same kind. With `only_wide`, each fault acts at all possible taps.
         """
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
@@ -117,10 +116,10 @@ class Search:
     def _rounds(
         self, best: list[Combination], likely: Sequence[Combination]
     ) -> Iterator[tuple[Probe, list[Combination]]]:
-        """Yield the combinations with one more fault of the catalogue, then with one more fitted number.
+        """Yield combinations with one more fault of the catalogue, then combinations with one more fitted number.
 
-        If only logits are known, faults at all possible taps come first. Most ports run one line of code for all
-        layers, and there are ten times as many candidates at some of the taps.
+        If only logits are known, faults at all possible taps come first. Most ports run the same code in all layers,
+        and there are ten times as many faults at only some taps.
         """
         is_first, is_whole = best == [()], self.segment.is_whole_model
         if is_first:
@@ -142,13 +141,13 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """Return the number of combinations that every candidate can extend within `WALKS`."""
+        """Return how many combinations can be extended by every candidate within `WALKS` runs."""
         return WALKS // max(len(self.candidates), 1)
 
     def _extended(self, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
-        """Yield combinations with one more fault. If the port shows activations, every candidate extends the best
-        combinations. With logits only, there are too many pairs. The search then tries pairs whose added effects leave
-        the smallest difference, pairs at all possible taps, and pairs with a best fault."""
+        """Yield combinations with one more fault. If the port shows activations, extend the best combinations by every
+        candidate. If only logits are known, this would be too many. Then try pairs whose added effects leave the
+        smallest difference, pairs at all possible taps, and pairs with one of the best faults."""
         if not self.segment.is_whole_model:
             chosen = [*likely, *best][: self._width]
             yield self.screen, [(*each, one) for each in chosen for one in self.candidates if one not in each]
@@ -164,11 +163,11 @@ class Search:
             yield self._beside(first, self.candidates)
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return all pairs of `first` and a fault of `seconds`, and the probe that differs most with `first`."""
+        """Return all pairs of `first` with a fault of `seconds`, and the probe on which most remains with `first`."""
         return self._most_telling((first,)), [(first, second) for second in seconds if second != first]
 
     def _numbered(self, best: Sequence[Combination], numeric: Sequence[Fittable]) -> list[Combination]:
-        """Extend the best combinations by a fault with a fitted number; fit several numbers in turn."""
+        """Extend the best combinations by a fault with a fitted number. Several numbers are fitted in turn."""
         is_pair = self.segment.is_whole_model and best[0] != ()
         made = []
         for chosen in [*best[: BEAM // 4 * 3], *self._beside_numbers(best)] if is_pair else best[:BEAM]:
@@ -179,14 +178,14 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """For each fitted number in `best`, yield its best partners without the number, which is then fitted again."""
+        """For each fitted number in `best`, yield its best partners without the number, to fit the number anew."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])
                 yield from (pair[1:] for pair in pairs[: BEAM // 4])
 
     def _by_turns(self, chosen: Combination) -> list[Combination]:
-        """Fit each number in a combination again, one after another, while the difference shrinks."""
+        """Fit each number of a combination anew, one after another, as long as the difference shrinks."""
         left = self._left(self.screen, chosen)
         for _ in range(BEAM // 2):
             again = chosen
@@ -210,7 +209,7 @@ class Search:
         return self._fits[key]
 
     def _of_sizes(self, found: list[Combination]) -> list[Combination]:
-        """Fit each fault's number for each model size; return the faults that explain every probe."""
+        """Fit the number of each fault for each size of the model; return the faults that then explain every probe."""
         others = {probe.config: probe for probe in self.segment.probes if probe.config != self.screen.config}
         of_sizes: list[Combination] = []
         for (hypothesis,) in [chosen for chosen in found if id(chosen[0]) in self.fitted]:
@@ -224,7 +223,7 @@ class Search:
         return of_sizes
 
     def _refit(self, fittable: Fittable, probe: Probe) -> Hypothesis | None:
-        """Fit the number of a fault again, to a probe of a model with other sizes."""
+        """Fit the number of a fault anew, to a probe of a model with another size."""
         numeric, sites = fittable
         kind = numeric.make(1.0).id
         same = (each for each in fittables(probe.config, list(sites)) if each[1] == sites)
@@ -232,16 +231,16 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the single faults that explain the largest number of wrong probes, at least two. A fault may explain a
-        single probe by chance."""
+        """Return the single faults that explain the largest number of wrong probes, but at least two: a fault may
+        explain one probe by chance."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Return single faults and the number of wrong probes that each explains; the largest number comes first.
+        """Return single faults with the number of wrong probes that each explains, in descending order.
 
-        Faults are ranked on `screen` and on the shortest probe, where perhaps only one of several faults has an effect.
+        Candidates come from the probe `screen` and from the shortest probe, on which fewer faults may have an effect.
         """
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
@@ -254,7 +253,7 @@ class Search:
 
     @functools.cached_property
     def _ranked(self) -> list[Combination]:
-        """Return the single candidates, sorted by the difference that remains."""
+        """Return the candidates as single faults, sorted by the difference that remains."""
         scores = []
         for hypothesis in self.clock.each(self.candidates):
             chosen = (*self.known, hypothesis)
@@ -266,7 +265,7 @@ class Search:
 
     @functools.cached_property
     def _wide(self) -> list[Hypothesis]:
-        """Return the candidates at all possible taps, in the order of `_ranked`."""
+        """Return the candidates that act at all possible taps, in the order of `_ranked`."""
         chosen = set(map(id, widest(self.candidates)))
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in chosen]
 
@@ -276,7 +275,7 @@ class Search:
 
     @property
     def _distinct(self) -> list[Hypothesis]:
-        """Return the candidates with different effects, in the order of `_ranked`."""
+        """Return the candidates whose effects differ, in the order of `_ranked`."""
         distinct = {id(self.candidates[index]) for index in self._effects.distinct}
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in distinct]
 
@@ -285,7 +284,7 @@ class Search:
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
     def _most_telling(self, chosen: Combination) -> Probe:
-        """Return the probe with the largest remaining difference, among the probes of the size of `screen`."""
+        """Return the probe with the largest remaining difference, among the probes with the sizes of `screen`."""
         return max(self._same_size, key=lambda probe: self._share(probe, chosen))
 
     def _left(self, probe: Probe, chosen: Combination) -> float:
@@ -302,7 +301,7 @@ class Search:
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
     def _survivors(self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe]) -> list[Combination]:
-        """Return the combinations that remove the difference on all `probes`; `ranked` is sorted by `screen`."""
+        """Return the combinations that remove the difference on all `probes`; `ranked` is sorted for `screen`."""
         segment = self.segment
         found, before = [], self._left(screen, ())
         for chosen in ranked:
@@ -315,8 +314,8 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe with the largest difference, relative to its budget. A probe of the first probe's configuration
-    comes first if its difference exceeds the budget."""
+    """Return the probe with the largest difference relative to its budget. Prefer probes with the first probe's
+    configuration, if the difference on one of them exceeds the budget."""
     shares = {probe.name: segment.largest(probe, known) / (segment.budget(probe) or 1) for probe in segment.probes}
     ordinary = [
         probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1
@@ -325,6 +324,6 @@ def screen_of(segment: Segment, known: Combination) -> Probe:
 
 
 def _preference(hypothesis: Hypothesis) -> tuple[bool, int, int]:
-    """Return a sort key that prefers faults of ranks, then common faults, then faults at more taps."""
+    """Return a sort key: first faults of sharding, then common faults, then faults at more taps."""
     identity, of_ranks = hypothesis.fault.id, hypothesis.fault.of_ranks
     return (not of_ranks, COMMON.index(identity) if identity in COMMON else len(COMMON), -len(hypothesis.sites))

@@ -23,7 +23,7 @@ CAPABILITIES = {
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
-"""The verb for each verdict; `AGAINST` is for comparisons with another implementation, which may itself be wrong."""
+"""The verb for each verdict; `AGAINST` is for comparisons with another implementation, which may be wrong itself."""
 
 
 NAME_AND_REASON = re.compile(r"(?P<name>(\{.*?\}(?=: | \()|[^{:]|:(?! ))+): (?P<reason>.+)", re.DOTALL)
@@ -44,7 +44,7 @@ class CheckView:
 
     @property
     def system(self) -> str:
-        """The configuration and the precision, `llama, float32`; only `float32` if the title names the reference."""
+        """The configuration and the precision, `llama, float32`; with `--against`, only the precision."""
         if self.alike:
             return f"{self.report.preset} (also {', '.join(self.alike)}), {self.report.dtype}"
         name = "your configuration" if self.report.preset == "config" else self.report.preset
@@ -56,7 +56,7 @@ class CheckView:
 
     @property
     def first_divergence(self) -> str:
-        """The first activation beyond its budget; empty if a finding names it, or if the findings explain everything."""
+        """The first activation beyond its budget; empty if a finding names it, or if the findings explain the rest."""
         first = self.report.first_divergence
         is_named = first in {fault.where for fault in self.report.faults} or bool(remedy(self.report))
         return "" if is_named else first or ""

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["nox>=2025.5.1"]
 # ///
-"""The project's sessions. `nox -l` lists them, and `nox -s NAME` runs one."""
+"""The project's nox sessions: `nox -l` lists all sessions, and `nox -s NAME` runs one of them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import nox
 
 nox.options.sessions = ["conformance"]
 nox.options.reuse_existing_virtualenvs = True
-# `installed` runs on three versions of Python; a missing version is an error.
+# Fail if one of the three versions of Python for the session `installed` is missing.
 nox.options.error_on_missing_interpreters = True
 
-# Tests run in two processes with one thread each, because in small models threads cost more time than they save.
+# Run tests in two processes with one thread each: in small models, threads cost more time than they save.
 PARALLEL = ["-n", "2"]
 SIDE_BY_SIDE = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # otherwise the first process would take most of a GPU's memory
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # otherwise, the first process takes most of a GPU's memory
 }
 
-# XLA compiles a program for every shape; these flags turn off the passes that take most of this time.
+# XLA compiles a program for every shape. These flags turn off its slowest passes.
 COMPILE_QUICKLY = [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
@@ -35,8 +35,7 @@ COMPILE_QUICKLY = [
     "--xla_gpu_autotune_level=0",
 ]
 
-# `as_users_compile` leaves these passes on, as users do, for models in the usual precisions. The other sessions turn
-# them off.
+# Selects the tests of `as_users_compile`, the only session that compiles with all passes of XLA, as users do.
 AS_USERS_COMPILE = (
     "flax and jit and (float32 or bfloat16) and (forward or attention or loss or chunks or model_gradients)"
     " or pytorch and compile"
@@ -44,7 +43,7 @@ AS_USERS_COMPILE = (
 
 
 def compiled(session: nox.Session) -> dict[str, str]:
-    """Return the environment variables with which Python and JAX keep compiled code for the next run."""
+    """Return the environment variables that make Python and JAX keep compiled code for the next run."""
     return {
         "PYTHONDONTWRITEBYTECODE": "",
         "JAX_COMPILATION_CACHE_DIR": f"{session.virtualenv.location}/compiled",
@@ -54,7 +53,7 @@ def compiled(session: nox.Session) -> dict[str, str]:
 
 
 def quickly(session: nox.Session) -> dict[str, str]:
-    """Return the environment variables for tests in two processes, whose JAX compiles without slow passes."""
+    """Return the environment variables for tests in two processes, in which JAX compiles without slow passes."""
     return SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
 
 
@@ -64,8 +63,8 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 def install(session: nox.Session, *groups: str, project: str = ".[all]") -> None:
     """Install the project as editable, and dependency groups with the versions of constraints.txt.
 
-    Nothing is installed if pyproject.toml, constraints.txt and the arguments are unchanged. Installed packages are not
-    compiled, because this takes 39 s of processor time and saves 6 s.
+    If pyproject.toml, constraints.txt and the arguments are unchanged, do nothing. Do not compile installed packages to
+    bytecode, because that takes 39 s of processor time and saves 6 s.
     """
     requirements = nox.project.dependency_groups(PYPROJECT, *groups)
     arguments = ["--constraint", "constraints.txt", *requirements]
@@ -79,14 +78,14 @@ def install(session: nox.Session, *groups: str, project: str = ".[all]") -> None
 
 
 def install_alone(session: nox.Session, group: str) -> None:
-    """Install `group` without its dependencies, which are large and not needed."""
+    """Install a dependency group without the dependencies of its packages, which are large and not needed."""
     requirements = nox.project.dependency_groups(PYPROJECT, group)
     session.install("--no-deps", "--constraint", "constraints.txt", *requirements)
 
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """Check every claim against every backend and print the agreement matrix (the main job)."""
+    """Test every claim about every backend, and print the agreement matrix (the main job)."""
     install(session, "test")
     suite = ["conformance/transparity_conformance", "-m", "not slow"]
     session.run("pytest", *suite, *PARALLEL, *session.posargs, env=quickly(session))
@@ -94,39 +93,39 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def choose(session: nox.Session) -> None:
-    """Record which lines each test runs, and choose the tests of `nox -s tests` from this record."""
+    """Record which lines each test runs, and use the record to choose the tests of `nox -s tests`."""
     install(session, "test", "benchmarks", "choosing", "examples", "runtimes")
     session.run("python", "-m", "tests.choosing", "record", *PARALLEL, env=quickly(session))
     session.run("python", "-m", "tests.choosing", "choose", env=quickly(session) | {"PYTHONPATH": "conformance"})
 
 
 def run_tests(session: nox.Session, *options: str) -> None:
-    """Run the tests of a session, which conftest.py selects, in two processes."""
+    """Run the tests that conftest.py selects for a session, in two processes."""
     install(session, "test", "benchmarks", "examples", "runtimes")
     session.run("pytest", "conformance", "tests", *PARALLEL, *options, *session.posargs, env=quickly(session))
 
 
 @nox.session
 def quick(session: nox.Session) -> None:
-    """Run one case of each short test, in two minutes."""
+    """Run one case of each short test; this takes two minutes."""
     run_tests(session, "--quick")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests except the long ones; the cases of each test run for about half a second."""
+    """Run all tests except long and deferred tests, with cases for about half a second per test."""
     run_tests(session)
 
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Run every case of every test; `-- --record-durations` writes their durations."""
+    """Run all cases of all tests; `-- --record-durations` also writes tests/durations.json."""
     run_tests(session, "--every-case")
 
 
 @nox.session
 def as_users_compile(session: nox.Session) -> None:
-    """Check the claims about models as users compile them: with all passes of XLA, and with torch.compile."""
+    """Test claims about models that are compiled as by users: with all passes of XLA, and with torch.compile."""
     install(session, "test")
     environment = SIDE_BY_SIDE | compiled(session)
     suite = ["conformance/transparity_conformance", "--every-case", "-k", AS_USERS_COMPILE]
@@ -135,27 +134,27 @@ def as_users_compile(session: nox.Session) -> None:
 
 @nox.session
 def meta(session: nox.Session) -> None:
-    """Check that every claim fails on a planted fault."""
+    """Test the tests: plant faults, and check that the claims catch them."""
     install(session, "test")
     session.run("pytest", "conformance/meta", "--every-case", *PARALLEL, *session.posargs, env=SIDE_BY_SIDE)
 
 
 def measure(session: nox.Session, *options: str, **variables: str) -> None:
-    """Measure the checker on one of the pools."""
+    """Measure the checker on a pool, which is a set of planted bugs or right ports."""
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"} | variables
     session.run("python", "-m", "meta.measure", *options, env=environment)
 
 
 @nox.session
 def equivalents(session: nox.Session) -> None:
-    """Check that every mutation that is listed as equivalent computes the same results."""
+    """Check that the mutations that are listed as equivalent compute unchanged results."""
     install(session, "test")
     measure(session, "--pool", "equivalents", *session.posargs)
 
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """Measure how often the checker is right, on planted bugs, correct ports, attacks and adapters."""
+    """Measure how often the checker is right: on planted bugs, right ports, attacks, adapters and more."""
     install(session, "test")
     measure(session, "--jobs", "2", *session.posargs)
     if not session.posargs:
@@ -166,7 +165,7 @@ def power(session: nox.Session) -> None:
 
 @nox.session
 def exam(session: nox.Session) -> None:
-    """Run the exam: bugs in published code; it continues after an interruption."""
+    """Run the exam: bugs in other people's published code. An interrupted exam continues where it stopped."""
     install(session, "test", "exam")
     install_alone(session, "exam-alone")
     measure(session, "--pool", "exam", "--jobs", "2", *session.posargs)
@@ -174,21 +173,21 @@ def exam(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Try 20,000 malformed inputs, each of which must soon end in a verdict or an error of one sentence."""
+    """Try 20,000 malformed inputs; each must soon end in a verdict, or in an error message of one sentence."""
     install(session, "test")
     measure(session, "--pool", "fuzz", *session.posargs, **quickly(session))
 
 
 @nox.session
 def calibrate(session: nox.Session) -> None:
-    """Measure the factors of the error budgets again; fail if a constant is too small."""
+    """Measure the constants of the tolerances again, and fail if a constant is too small."""
     install(session, "test")
     session.run("python", "-m", "transparity_conformance.oracle.calibrate", *session.posargs, env=SIDE_BY_SIDE)
 
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Time the columns and other libraries; show ratios, and shares of the machine's limits."""
+    """Time our three implementations and other libraries, relative to each other and to the machine's limits."""
     install(session, "test", "peers")
     install_alone(session, "peers-alone")
     session.run("pytest", "--benchmark", *(session.posargs or ["-k", "race and not tiny"]))
@@ -196,7 +195,7 @@ def benchmarks(session: nox.Session) -> None:
 
 @nox.session
 def checkpoints(session: nox.Session) -> None:
-    """Run two models with real weights in every backend, and compare their answers with known answers."""
+    """Run two models with real weights in every backend, and compare their outputs with known outputs."""
     install(session, "test", "checkpoints")
     install_alone(session, "weights")
     session.run("pytest", "tests/checkpoints", *session.posargs, env=quickly(session))
@@ -204,7 +203,7 @@ def checkpoints(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and format with ruff, and the prose of pages, docstrings and messages."""
+    """Check the code's style and format with ruff, and the prose of pages, docstrings and messages."""
     install(session, "lint", project="")
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check", *session.posargs)
@@ -213,28 +212,28 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check types with mypy, strictly."""
+    """Check types with mypy in strict mode."""
     install(session, "types")
     session.run("mypy", *session.posargs)
 
 
 @nox.session
 def imports(session: nox.Session) -> None:
-    """Check the layers between packages with import-linter."""
+    """Check with import-linter that packages import only from lower layers."""
     install(session, "imports", project=".")
     session.run("lint-imports", *session.posargs)
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the site into build/site/html, and fail on a broken link; `-- serve` shows it in a browser."""
+    """Build the website into build/site/html, and fail on a broken link; `-- serve` shows the site in a browser."""
     install(session, "docs")
     session.run("python", "-m", "docs.site", *session.posargs, env=quickly(session))
 
 
 @nox.session
 def dist(session: nox.Session) -> None:
-    """Build the wheel and the source archive into dist/, and run the wheel as pipx does."""
+    """Build the wheel and the source archive into dist/, and run the wheel with pipx."""
     session.install("--constraint", "constraints.txt", *nox.project.dependency_groups(PYPROJECT, "release"))
     shutil.rmtree("dist", ignore_errors=True)
     session.run("python", "-m", "build")
@@ -252,7 +251,7 @@ def dist(session: nox.Session) -> None:
 
 @nox.session(python=["3.11", "3.12", "3.13"], requires=["dist"], reuse_venv=False)
 def installed(session: nox.Session) -> None:
-    """Check the wheel in empty environments: without extras, with extras, and with every install line."""
+    """Check the wheel in empty environments: without extras, with extras, and by the documented install commands."""
     (wheel,), (archive,) = Path("dist").resolve().glob("*.whl"), Path("dist").resolve().glob("*.tar.gz")
     script, version = Path("tests/release/installed.py").resolve(), wheel.name.split("-")[1]
     session.chdir(session.create_tmp())
@@ -269,7 +268,7 @@ def installed(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Train two small models for some minutes: a character model in two frameworks, and a toy translation."""
+    """Train two small models for some minutes: a character model in two frameworks, and a toy translator."""
     install(session, "examples")
     for script in ("character_model", "toy_translation"):
         session.run("python", "-m", f"examples.{script}", env=SIDE_BY_SIDE | compiled(session))

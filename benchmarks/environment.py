@@ -1,4 +1,4 @@
-"""The environment that timings depend on: cores, variables for threads and kernels, the processor, versions."""
+"""Whatever timings depend on: cores, environment variables for threads and kernels, processor, versions."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def cores() -> int:
 
 
 def memory(name: str, file: str = "/proc/self/status") -> int:
-    """Return a number of bytes from a line of `/proc/self/status` or another file; raise `OSError` without the file."""
+    """Return the bytes of the entry `name` in `file`, a Linux file in /proc; raise `OSError` without the file."""
     lines = Path(file).read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def python_path(root: Path) -> str:
-    """Return a PYTHONPATH with the packages of a checkout, followed by the other import paths of this process."""
+    """Return a PYTHONPATH with the packages of the checkout `root`, then this process's import paths elsewhere."""
     found = [str(root / name) for name in ("", "reference", "backends", "conformance")]
     return os.pathsep.join([*found, *(path for path in sys.path if path and not Path(path).is_relative_to(ROOT))])
 
@@ -47,7 +47,7 @@ def variables() -> dict[str, str]:
 
 
 def overridden_kernels() -> dict[str, str]:
-    """Return this process's environment variables that change kernels; candidates of the race do not inherit them."""
+    """Return the `KERNEL_VARIABLES` that this process has; the processes of candidates do not inherit them."""
     return {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ}
 
 
@@ -56,7 +56,7 @@ def versions() -> dict[str, str]:
 
 
 def cuda(device: str) -> dict[str, str]:
-    """Return the CUDA device, and the precision of its float32 products; below `highest`, TF32 may be used."""
+    """Return the name of the GPU and the precision of float32 products; below `highest`, PyTorch may use TF32."""
     if device != "cuda":
         return {}
     import torch

@@ -1,7 +1,7 @@
 """The number of floating-point operations (FLOPs) of a forward pass, computed from the configuration.
 
-A product of (m, k) and (k, n) matrices takes m · n · k multiplications and as many additions, together 2 · m · n · k
-FLOPs. `transparity.axes` explains the letters; F is `feed_forward_dim` and A is `attention_dim`.
+A product of an (m, k) and a (k, n) matrix takes m · n · k multiplications and as many additions: 2 · m · n · k FLOPs.
+`transparity.axes` explains the letters; F is `feed_forward_dim` and A is `attention_dim`.
 
 | product                                            | FLOPs                  |
 |----------------------------------------------------|------------------------|
@@ -20,10 +20,10 @@ FLOPs. `transparity.axes` explains the letters; F is `feed_forward_dim` and A is
 | two convolutions of frames of M mel bins           | 4·B·T·D·3M; 2·B·T·D·3D |
 | head: logits, or the pooled first position     | 2·B·T·D·V; 2·B·D·D     |
 
-Masked scores also count, so a causal mask saves nothing. Each decoder layer projects the encoder's output again. All
-experts (E) count, because PyTorch and JAX compute all of them. A state-space model has one number per state instead of
-two. A state-space model computes neither k·k nor the correction of the state. Only matrix products count: no softmax,
-masks, scales, norms, biases, residuals, activations or embeddings.
+Only matrix products count: no softmax, masks, scales, norms, biases, residuals, activations or embeddings. Masked
+scores count too, so a causal mask saves nothing. Each decoder layer projects the encoder's output to keys and values.
+All experts (E) count, because the PyTorch and JAX implementations compute all experts for all tokens. A state-space
+model has N numbers instead of 2N, and needs neither k·k nor a correction of the state.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from __future__ import annotations
 from transparity.config import TransformerConfig
 
 CHUNK = 64
-"""The positions per chunk of a recurrence in the PyTorch column."""
+"""The positions per chunk of a recurrence in the project's PyTorch implementation."""
 
 
 def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
     """Return the FLOPs of one forward pass.
 
-    `lengths` has the number of positions of each input, by name (`transparity.taps.lengths_of`).
+    `lengths` maps the name of each input to its number of positions (`transparity.taps.lengths_of`).
     """
     if set(lengths) != set(config.input_names):
         expected, given = ", ".join(config.input_names), ", ".join(lengths) or "none"
@@ -68,10 +68,10 @@ def mixer_flops(config: TransformerConfig, length: int) -> int:
 
 
 def state_flops(config: TransformerConfig, length: int) -> int:
-    """Return the FLOPs of a recurrence's states, which are computed chunk by chunk.
+    """Return the FLOPs of a recurrence's states, if computed chunk by chunk.
 
-    Within a chunk, queries are multiplied by keys, and the products by values. Then the queries are multiplied by the
-    state. The gated delta rule also computes the products of all pairs of keys, and multiplies the keys by the state.
+    Within a chunk, queries are multiplied by keys, and the products by values; then queries by the state. The gated
+    delta rule also multiplies the keys by each other and by the state.
     """
     keys, values = config.recurrent_key_dim, config.recurrent_value_dim
     chunks = [min(CHUNK, length - begin) for begin in range(0, length, CHUNK)]
@@ -81,7 +81,7 @@ def state_flops(config: TransformerConfig, length: int) -> int:
 
 
 def front_flops(config: TransformerConfig, name: str, length: int) -> int:
-    """Return the FLOPs of the linear map of patches, or of the convolutions of audio; 0 for tokens."""
+    """Return the FLOPs of embedding image patches, or of the convolutions of audio; 0 for tokens."""
     if name in config.token_inputs:
         return 0
     if config.mel_bins is None:
@@ -99,7 +99,7 @@ def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
 
 
 def query_flops(config: TransformerConfig, length: int) -> int:
-    """Return the FLOPs of the projection to queries, with the latent vector if there is one."""
+    """Return the FLOPs of the query projection, in two products if there is a latent vector (`q_lora_rank`)."""
     if config.q_lora_rank is None:
         return product_flops(length, config.attention_dim, _projected_features(config))
     latent = product_flops(length, config.embed_dim, config.q_lora_rank)
@@ -107,7 +107,7 @@ def query_flops(config: TransformerConfig, length: int) -> int:
 
 
 def key_value_flops(config: TransformerConfig, length: int) -> int:
-    """Return the FLOPs of the projections to keys and values, with the latent vector if there is one."""
+    """Return the FLOPs of the key and value projections, with the latent vector if there is one (`kv_lora_rank`)."""
     if config.kv_lora_rank is None:
         return 2 * product_flops(length, config.key_value_heads * config.head_dim, _projected_features(config))
     latent = product_flops(length, config.embed_dim, config.kv_lora_rank + config.rotated_dim)
@@ -116,7 +116,7 @@ def key_value_flops(config: TransformerConfig, length: int) -> int:
 
 
 def feed_forward_flops(config: TransformerConfig, length: int) -> int:
-    """Return the FLOPs of the feed-forward; with experts, of all experts, the router and the shared expert."""
+    """Return the FLOPs of the feed-forward network, or of all experts, the router and the shared expert."""
     dense = (2 + config.gated) * product_flops(length, config.embed_dim, config.feed_forward_dim)
     if not config.num_experts:
         return dense
@@ -140,5 +140,5 @@ def product_flops(rows: int, inner: int, columns: int) -> int:
 
 
 def _projected_features(config: TransformerConfig) -> int:
-    """Return the input features of the projection to queries, keys or values."""
+    """Return the number of input features of the projections to queries, keys and values."""
     return {"full": config.embed_dim, "shared-per-head": config.head_dim}[config.projection]

@@ -1,4 +1,4 @@
-"""Oracles of benchmarks: a result is compared with the reference in float64, and is timed only if they agree."""
+"""Expected results of benchmarks: a candidate is only timed if its result agrees with the reference in float64."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from transparity_numpy.decoding.generation import generate
 from transparity_numpy.transformer import transformer
 
 ORACLES = ROOT / "build/oracles"
-"""The folder of oracles; an oracle stays valid until the code that computes it changes."""
+"""The folder of oracles (expected results); an oracle stays valid until the code that computes oracles changes."""
 
 SOURCES = (
     *("reference/transparity", "reference/transparity_numpy", "conformance/transparity_conformance/oracle"),
     *("benchmarks/workloads.py", "benchmarks/workloads.toml", "benchmarks/oracles.py"),
 )
-"""The code that computes oracles; training oracles also depend on the PyTorch column."""
+"""The code that computes oracles; those for training also depend on the project's PyTorch implementation."""
 
 WRITE = """
 import pathlib, sys
@@ -44,15 +44,15 @@ write_oracle(pathlib.Path(sys.argv[1]), WORKLOADS[sys.argv[2]])
 """
 
 CHUNK = 64
-"""The number of positions compared at a time: two copies of all float64 logits would fill the memory."""
+"""The positions that are compared at a time, because float64 copies of all logits would fill the memory."""
 
 UNSURE = -1
-"""The number that replaces a token that rounding may change, and all later tokens."""
+"""The token number in place of each token that rounding may change, and of all later tokens in its row."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected result of a workload in float64, and its budget: the largest difference that rounding explains."""
+    """A workload's expected result in float64, and the error budget: the largest difference that rounding explains."""
 
     workload: Workload
     values: np.ndarray
@@ -65,10 +65,9 @@ def expected_of(workload: Workload, parameters: Arrays, inputs: Arrays) -> Expec
 
 
 def conformity(expected: Expected, result: Any) -> dict[str, float]:
-    """Return the `error` of a result, its `budget`, and the `share`, which is error
-    budget.
+    """Return the `error` of a result, its `budget`, and the `share`: error / budget.
 
-    The result is wrong if the share is above 1 or NaN.
+    The result is right if the share is at most 1; a NaN is wrong.
     """
     if expected.workload.kind == "decode":
         error = difference(*sure_tokens(expected.workload, as_numbers(result), expected.values))
@@ -86,9 +85,9 @@ def worst(found: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def oracle_of(workload: Workload, root: Path | None = None) -> Path:
-    """Return the folder with the oracle of a workload.
+    """Return the folder with the oracle of a workload, and compute the oracle if necessary.
 
-    With `root`, the code and the workload of this name are from that checkout.
+    With `root`, the code and the workload of the same name are from the checkout `root`.
     """
     digest = digest_of(workload, root or ROOT)
     if root is None:
@@ -108,9 +107,9 @@ def digest_of(workload: Workload, root: Path) -> str:
 
 
 def kept(name: str, write: Callable[[Path], None]) -> Path:
-    """Return the folder `name`; `write` fills it if it does not exist.
+    """Return the folder `name`; if the folder does not exist, create it and fill it with `write`.
 
-    The name ends with a digest. Folders with another digest of the same name are removed.
+    The name ends with a digest. Folders whose names differ only in the digest are removed, because they are outdated.
     """
     folder = ORACLES / name
     if not folder.exists():
@@ -120,12 +119,12 @@ def kept(name: str, write: Callable[[Path], None]) -> Path:
         with tempfile.TemporaryDirectory(dir=ORACLES) as temporary:
             write(Path(temporary))
             Path(temporary).rename(folder)
-            Path(temporary).mkdir()  # the context manager removes this folder
+            Path(temporary).mkdir()  # an empty folder for the context manager to remove
     return folder
 
 
 def write_oracle(folder: Path, workload: Workload) -> None:
-    """Write weights, inputs, expected result and budget into `folder`, where all processes read them."""
+    """Write weights, inputs, expected result and budget into `folder`, for all processes to read."""
     folder.mkdir(parents=True, exist_ok=True)
     parameters, inputs = parameters_of(workload), inputs_of(workload)
     expected = expected_of(workload, parameters, inputs)
@@ -136,7 +135,7 @@ def write_oracle(folder: Path, workload: Workload) -> None:
 
 
 def read_oracle(folder: Path) -> Expected:
-    """Return the oracle that `write_oracle` wrote; its values are memory-mapped."""
+    """Return the oracle in `folder`, with memory-mapped values."""
     written = json.loads((folder / "oracle.json").read_text())
     values = np.load(folder / "expected.npy", mmap_mode="r")
     return Expected(Workload.from_dict(written["workload"]), values, written["budget"])
@@ -158,7 +157,7 @@ def _differences(workload: Workload, result: np.ndarray, expected: np.ndarray) -
 
 
 def sure_tokens(workload: Workload, result: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the generated and the expected tokens, without tokens that rounding may change."""
+    """Return the generated and the expected tokens, without those that rounding may change."""
     generated = result[:, -workload.new_tokens :]
     if generated.shape != expected.shape:
         return generated, expected
@@ -174,9 +173,9 @@ def logits(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.n
 
 
 def tokens(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
-    """Return the most likely tokens, computed in float64, and a budget of 0.
+    """Return the tokens of greedy decoding in float64, and a budget of 0.
 
-    `UNSURE` replaces the first token that rounding may change, and all later tokens.
+    `UNSURE` replaces the first token of a row that rounding may change, and all later tokens of the row.
     """
     exact = {name: value.astype(np.float64) for name, value in parameters.items()}
     written = generate(workload.config, exact, inputs["tokens"], workload.new_tokens)
@@ -188,12 +187,13 @@ def tokens(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.n
 
 
 def losses(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
-    """Return the losses before each step, computed by the PyTorch column in float64, and their budget.
+    """Return the loss before each step, computed by the project's PyTorch implementation in float64, and the budget.
 
-    The reference needs one forward pass per parameter for gradients, which would take days. The conformance suite
-    compares the PyTorch column with it on small models. AdamW divides a small gradient by its own size, so rounding may
-    have a large effect on a loss. The error is therefore also measured at slightly different weights, as in the suite's
-    oracle.
+    The NumPy reference would take days, with one forward pass per parameter for gradients. On small models, the
+    conformance suite compares the gradients of PyTorch with the reference.
+
+    AdamW divides a gradient by its own size, so rounding of a small gradient may change the loss much. Rounding errors
+    are therefore measured at several points: the weights, and slightly different weights.
     """
 
     def at_each_point(dtype: str) -> np.ndarray:
@@ -214,6 +214,6 @@ def _logits_in(dtype: str, workload: Workload, parameters: Arrays, inputs: Array
 
 
 def _budget(dtype: str, exact: np.ndarray, rough: np.ndarray) -> float:
-    """Return the budget for the largest rounding error, as in the conformance suite."""
+    """Return the budget for the rounding error of `rough`, by the rule of the conformance suite."""
     noise = max(difference(one, other) for one, other in zip(rough, exact, strict=True))
     return RULES[dtype].budget(noise, epsilon(dtype), np.abs(exact).max())

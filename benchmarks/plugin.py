@@ -1,7 +1,7 @@
-"""`pytest --benchmark` runs the race: a test for each candidate on each workload, and a table at the end.
+"""`pytest --benchmark` runs the race: a test for each implementation (candidate) on each workload, and a final table.
 
-pytest-benchmark times one function after another, so noise may affect only one candidate. The race interleaves the
-rounds of all candidates, and passes the times to pytest-benchmark, which can save and compare them.
+pytest-benchmark times one function after another, so a disturbance may slow down only one candidate. The race
+interleaves the rounds of all candidates. The times are passed to pytest-benchmark, which can save and compare them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def candidates_of(config: pytest.Config) -> list[Candidate]:
-    """Return the project's columns and their peers or, with `--against`, the columns of both checkouts."""
+    """Return the project's implementations and their peers; with `--against`, the implementations of two checkouts."""
     root = config.getoption("--against")
     if root is None:
         return list(CANDIDATES)
@@ -44,7 +44,10 @@ def candidates_of(config: pytest.Config) -> list[Candidate]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Create a test for every candidate and every workload that it can run; by default, only for the presets."""
+    """Create a test for every candidate on every workload that it can run.
+
+    Without a selection (-k or a test id), only the workloads `default` have tests.
+    """
     config = metafunc.config
     device, asked = config.getoption("--device"), config.option.keyword or any("::" in each for each in config.args)
     entries = [
@@ -62,7 +65,7 @@ def missing(config: pytest.Config) -> list[str]:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Print the number of benchmarks and the missing libraries before the first oracle is computed."""
+    """Print the number of benchmarks and the missing libraries at the start, because the first result takes long."""
     absent = [f"missing: {line}" for line in missing(config)]
     return [f"{len(items)} benchmarks; each is compared with the reference, then timed", *absent]
 
@@ -73,7 +76,10 @@ def conditions_of(config: pytest.Config) -> Conditions:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
-    """Pass a candidate's times to pytest-benchmark; a workload's first test runs the race for all its tests."""
+    """Return a function that passes a candidate's times to pytest-benchmark.
+
+    The first test of a workload runs the race of all candidates on this workload.
+    """
     if hasattr(request.config, "workerinput"):
         pytest.skip("benchmarks do not run under xdist, whose processes share the cores; run them without -n")
     raced = request.config.stash[RESULTS]
@@ -84,7 +90,7 @@ def measure(request: pytest.FixtureRequest) -> Measure:
         (result,) = (each for each in raced[workload] if each.candidate.name == candidate)
         if result.failed:
             pytest.fail(f"Not timed: {candidate}, {workload}: {result.failed}", pytrace=False)
-        # A round lasts from one reading of the clock to the next reading.
+        # The "clock" returns 0 at the start of a round, and the measured seconds at its end.
         readings = itertools.chain.from_iterable((0.0, seconds) for seconds in result.seconds.values())
         request.applymarker(pytest.mark.benchmark(timer=lambda: next(readings), group=workload))
         benchmark = request.getfixturevalue("benchmark")
@@ -110,7 +116,7 @@ def _race(workload: str, request: pytest.FixtureRequest) -> list[Result]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table, and write the results to their file; results of two checkouts are only printed."""
+    """Print the table and write the results to the file `--output`; with `--against`, only print."""
     rows = rows_of(list(itertools.chain.from_iterable(config.stash[RESULTS].values())))
     if not rows:
         return

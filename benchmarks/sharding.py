@@ -1,8 +1,7 @@
-"""`python -m benchmarks.sharding` measures the throughput and memory of the columns over several ranks, and unsharded.
+"""`python -m benchmarks.sharding` measures the PyTorch and JAX implementations on 1 to 4 ranks: throughput and memory.
 
-All ranks share the cores of one machine. PyTorch's ranks exchange data by the backend `gloo`, and JAX's devices are in
-one process. The figures therefore show the cost of sharding and the saved memory, but no growth of speed with the
-number of ranks.
+All ranks share the cores of one machine, so more ranks are not faster. The figures show the cost of sharding and how
+much memory it saves. PyTorch's ranks are processes that exchange data by gloo; JAX's devices are in one process.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ TRAIN = dataclasses.replace(FORWARD, name="batch-8-train", kind="train", steps=T
 ROUNDS = 3
 
 MESHES = (None, (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))
-"""The numbers of data and tensor ranks; None for the unsharded column in one process."""
+"""The numbers of data-parallel and tensor-parallel ranks; None for the unsharded implementation in one process."""
 
 MEBI = 2**20
 
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one layout: the slowest rank's time, and the largest rank's memory."""
+    """The figures of one number of ranks: the throughput of the slowest rank, and the memory of the largest rank."""
 
     column: str
     ranks: str
@@ -58,7 +57,9 @@ class Figures:
 def measured(
     state: State, name: str, mesh: tuple[int, int] | None, forward_folder: Path, train_folder: Path
 ) -> tuple[float, float, float, float] | None:
-    """Return the times of a forward pass and a training run, and the memory; None on a rank outside the mesh.
+    """Return the seconds of a forward pass and of training, the bytes of parameters, and the peak memory of training.
+
+    A rank that has no place in the `mesh` returns None.
 
     Raises:
         ValueError: A result is not within its budget.
@@ -71,7 +72,7 @@ def measured(
     before, config, path = memory("VmRSS"), FORWARD.config, str(forward_folder / "parameters.safetensors")
     forward: Any = build(config, load_parameters(path)) if mesh is None else build.from_file(config, path)
     held = _held(forward)
-    Path("/proc/self/clear_refs").write_text("5")  # this resets the peak memory
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak memory
 
     def run() -> Any:
         logits = forward.logits(**inputs)
@@ -86,7 +87,7 @@ def measured(
 
 
 def _warm(build: Any) -> None:
-    """Import modules that load on first use, so that their memory is not counted."""
+    """Run a tiny model, so that the measured memory excludes modules that are imported on first use."""
     workload = WORKLOADS["tiny-decoder"]
     model, inputs = build(workload.config, initialize_parameters(workload.config)), inputs_of(workload)
     model.logits(**inputs)
@@ -94,7 +95,7 @@ def _warm(build: Any) -> None:
 
 
 def measure(name: str) -> list[Figures]:
-    """Return the figures of every layout of a column; each layout has its own processes."""
+    """Return the figures of the implementation `name` for every mesh, each in new processes."""
     parts: Any = harness(name)
     figures = []
     for mesh in MESHES:
@@ -117,14 +118,14 @@ def _over(state: State, mesh: tuple[int, int]) -> Any:
 
 
 def _seconds(run: Callable[[], Any], folder: Path) -> float:
-    """Return the median time of a call, after comparing the first call's result with the oracle."""
+    """Return the median seconds of a call, after comparing the result of a first call with the expected result."""
     if reason := refusal(conformity(read_oracle(folder), run())):
         raise ValueError(reason)
     return statistics.median(seconds(run, "cpu") for _ in range(ROUNDS))
 
 
 def _held(forward: Any) -> int:
-    """Return the bytes that the parameters take on this rank, or on the first device."""
+    """Return the bytes of the parameters on this rank (PyTorch), or on the first device (JAX)."""
     if hasattr(forward, "weights"):
         leaves = sys.modules["jax"].tree.leaves(forward.weights)
         return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
@@ -142,7 +143,7 @@ def row(figures: Figures) -> tuple[str, ...]:
 
 
 def markdown(kept: dict[str, Any]) -> str:
-    """Return the kept figures as the Markdown table of docs/columns.md."""
+    """Return the figures of the result file as a Markdown table for docs/columns.md."""
     return f"{kept['taken']}\n\n{table(HEADS, [row(Figures(**figures)) for figures in kept['figures']], (2, 3, 4, 5))}"
 
 
@@ -166,6 +167,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks import sharding  # ranks import `measured` from the module of this name
+    from benchmarks import sharding  # rank processes import `measured` by the module's name, not from __main__
 
     sharding.main()

@@ -1,4 +1,4 @@
-"""Workloads: a model, a task, and the shape of its inputs."""
+"""Workloads to time: a model, a task (forward pass, decoding or training), and the shapes of the inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Kind = Literal["forward", "decode", "train"]
 TRAINING = Training("adamw", learning_rate=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
 TRAINED = 3
-"""The number of training steps; the race compares the loss before each step, so the last update is unchecked."""
+"""The number of training steps; only the losses before each step are compared, so the last update is unchecked."""
 
 
 @dataclass(frozen=True)
@@ -38,30 +38,30 @@ class Workload:
     config: TransformerConfig
     batch: int
     lengths: dict[str, int]
-    """The length of each input by name; in decoding, the length of the prompt."""
+    """The length of each input, by the input's name; for decoding, the length of the prompt."""
     new_tokens: int = 0
     steps: int = 0
     dtype: str = "float32"
     held: int | None = None
-    """The number of leading positions that are compared with the oracle; None for all, which may take too long.
+    """The number of first positions that are compared with the reference; None for all positions, which may take long.
 
-    A causal model's logits do not depend on later tokens.
+    A causal model's logits do not depend on later tokens, so the reference can leave these out.
     """
     growth: str = ""
-    """The curve to which this workload belongs: `length` or `batch`."""
+    """The plot with this workload as a point: `length` or `batch` (time by input length or batch size), or empty."""
     device: str = ""
-    """The only device on which the workload is timed; others would take too long."""
+    """The only device on which the workload is timed by default, such as `cuda`; empty for all devices."""
     head_bias: bool = True
     """Whether the head has a nonzero bias; GPT-2's has none."""
     peers: bool = True
-    """Whether other libraries can run the model; they cannot run the documents' presets."""
+    """Whether other libraries' candidates can run the model; false for the presets."""
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def tokens(self) -> int:
-        """Return the number of generated tokens, or of tokens with logits; the source does not count."""
+        """Return the number of processed tokens: generated tokens, or tokens with logits, without the encoder's."""
         last = self.new_tokens or self.lengths[self.config.input_names[-1]]
         return self.batch * last * (self.steps or 1)
 
@@ -69,8 +69,8 @@ class Workload:
     def flops(self) -> int:
         """Return the FLOPs of the whole task (`benchmarks.flops`).
 
-        Decoding counts every token once, as in one forward pass. A training step counts as three forward passes: each
-        product has two gradients, which are products of the same size.
+        Decoding with a cache has the FLOPs of one forward pass. A training step counts as three forward passes,
+        because the backward pass has two products of equal size for every product.
         """
         more = max(0, self.new_tokens - 1)
         lengths = {name: length + more for name, length in self.lengths.items()}
@@ -78,7 +78,7 @@ class Workload:
 
     @property
     def bytes_read(self) -> int:
-        """Return the bytes of weights that decoding reads: all except embedding tables, once per new token."""
+        """Return the bytes of weights that decoding reads: for each new token, all weights except embeddings."""
         shapes = parameter_shapes(self.config)
         numbers = sum(math.prod(shape) for name, shape in shapes.items() if "embedding.weight" not in name)
         return numbers * (2 if self.dtype == "bfloat16" else 4) * self.new_tokens
@@ -89,7 +89,7 @@ class Workload:
 
     @property
     def memory(self) -> int:
-        """Return an estimate of a process's bytes, close to the median of the candidates' peak memory."""
+        """Return an estimate of a process's peak memory in bytes, near the median of all candidates."""
         logits = 0 if self.kind == "decode" else self.batch * max(self.lengths.values()) * self.config.vocab_size
         length = max(self.lengths.values()) + self.new_tokens
         scores = 0 if self.kind == "decode" else self.batch * self.config.num_heads * length**2
@@ -105,7 +105,7 @@ class Workload:
 
 
 Run = Callable[[], Any]
-"""A function that runs the task once and returns the logits, the tokens with the prompt, or each step's loss."""
+"""A function that runs the task once, and returns the logits, the prompt with the new tokens, or each step's loss."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Task:
     parameters: Arrays
     inputs: Arrays
     folder: str
-    """The folder of the workload, in which candidates share files."""
+    """The folder of the workload's oracle, where candidates also share files."""
     device: str = "cpu"
 
     @property
@@ -138,7 +138,7 @@ def parameters_of(workload: Workload) -> Arrays:
 
 
 def inputs_of(workload: Workload) -> Arrays:
-    """Return tokens by name, without padding; in training also `targets`, the tokens shifted by one."""
+    """Return random tokens by input name, without padding; for training also `targets`, the next tokens."""
     config, random = workload.config, np.random.default_rng(0)
     drawn = {}
     for name, length in workload.lengths.items():
@@ -151,9 +151,9 @@ def inputs_of(workload: Workload) -> Arrays:
 
 
 def _workloads() -> Iterator[Workload]:
-    """Yield the rows of workloads.toml, without padding, and every preset with the sizes of its document.
+    """Yield the workloads of workloads.toml, and a forward pass of every preset in several shapes.
 
-    For decoders in workloads.toml, the head's bias is zero, because GPT-2's head has no bias.
+    The decoders of workloads.toml have a head bias of zero, because GPT-2's head has no bias.
     """
     tables = tomllib.loads(Path(__file__).with_name("workloads.toml").read_text(encoding="utf-8"))
     for row in tables["workloads"]:
@@ -172,5 +172,5 @@ WORKLOADS = {workload.name: workload for workload in _workloads()}
 
 
 def default(device: str) -> list[str]:
-    """Return the default workloads of a race: the presets, because all others together take hours."""
+    """Return the names of the default workloads: the presets, because the others together take hours."""
     return [name for name, each in WORKLOADS.items() if not each.peers and each.device in ("", device)]

@@ -1,4 +1,4 @@
-"""A transformer in NumPy in the style of papers: every product is an `einsum`, and every intermediate a new array."""
+"""A transformer in NumPy as in papers: every product is an `einsum`, and every intermediate result is a new array."""
 
 from __future__ import annotations
 

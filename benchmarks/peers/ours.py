@@ -1,4 +1,4 @@
-"""The project's columns, and any other installed backend."""
+"""The project's own implementations, and any other installed backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transformer of any library's blocks, which are named by the scopes of the reference's parameters."""
+"""A transformer of any library's blocks; a block's name (scope) is the start of its parameters' names."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Weights = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Blocks:
-    """The functions of a library; each gets the scope of its parameters, such as `encoder.layers.0.feed_forward`."""
+    """A library's functions; their first argument is a parameter scope, such as `encoder.layers.0.feed_forward.up`."""
 
     embed: Callable[[str, Any], Any]
-    """Returns a table's row for each token, or the first rows of the table of positions."""
+    """A function that returns a table's row for each token, or the first rows of a position table."""
     linear: Callable[[str, Any], Any]
     norm: Callable[[str, Any], Any]
     attention: Callable[[str, Any, Any, Any], Any]
-    """Attention from `x` to `memory`; the last argument is a mask that is true where a key is visible, or None."""
+    """Attention from `x` to `memory`, with a mask (true where a query sees a key) or None."""
     relu: Callable[[Any], Any]
 
     def feed_forward(self, scope: str, x: Any) -> Any:
@@ -32,7 +32,7 @@ class Blocks:
 
 
 def stack(config: TransformerConfig, blocks: Blocks, name: str, tokens: Any, mask: Any, memory: Any = None) -> Any:
-    """Return the output of the stack `name`; its layers attend to `memory` if it is given."""
+    """Return the output of the encoder or decoder; with `memory`, the layers have cross-attention to the memory."""
     x = blocks.embed(f"{name}.token_embedding", tokens) + blocks.embed(f"{name}.position_embedding", tokens)
     for at in (f"{name}.layers.{index}" for index in range(config.stack_num_layers(name))):
         for sublayer, call in _sublayers(blocks, at, mask, memory):
@@ -58,7 +58,7 @@ def kind_of(scope: str) -> str:
 
 
 def by_block(parameters: Mapping[str, np.ndarray]) -> dict[str, Weights]:
-    """Return each block's weights, by the block's scope and the name in it; an attention is one block."""
+    """Return the weights by block and by name within the block; all weights of an attention are one block."""
     found: dict[str, Weights] = {}
     for name, value in parameters.items():
         scope, leaf = name.rsplit(".", 1)

@@ -1,4 +1,4 @@
-"""The candidates of the race: the project's columns, their peers, and the machine's limits."""
+"""The candidates of the race: the project's implementations, other implementations (peers), and machine limits."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ TORCH, COMPILED, JAX, NUMPY, LIMIT = "torch, eager", "compiled", "jax, jit", "nu
 class Candidate:
     name: str
     kinds: tuple[str, ...]
-    """The groups in which the candidate is compared; tables list it in the first group."""
+    """The kinds of software, such as `compiled`; peers are compared within a kind, and the first heads the table."""
     needs: tuple[str, ...]
-    """Modules that the candidate needs; their import is timed."""
+    """Modules to import; the import is timed."""
     build: str
-    """The name, as `module:function`, of a function that returns a `Run` for a `Task`."""
+    """The `module:function` that returns a `Run` for a `Task`."""
     tasks: tuple[Kind, ...] = FORWARD
     architectures: tuple[str, ...] = ("encoder-decoder", "decoder")
     dtypes: tuple[str, ...] = ("float32",)
     devices: tuple[str, ...] = ("cpu",)
     ours: bool = False
     also: tuple[str, ...] = ()
-    """Additional modules that the candidate needs; their import is not timed."""
+    """Other modules that have to be installed; their import is not timed."""
     longest: int | None = None
-    """The length of the longest input that the candidate receives; None for no limit."""
+    """The largest input length that the candidate runs; None for no limit."""
     choices: dict[str, Any] = field(default_factory=dict)
     """Additional arguments of `build`."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables of its process, in which `{threads}` becomes the number of cores."""
+    """Environment variables of the candidate's process; `{threads}` stands for the number of cores."""
     root: Path | None = None
-    """The checkout whose code the candidate runs; None means the current checkout."""
+    """The checkout with the candidate's code; None for this checkout."""
 
     @property
     def is_limit(self) -> bool:
         return LIMIT in self.kinds
 
     def why_missing(self) -> str | None:
-        """Return a sentence that names the packages that are not installed, or None."""
+        """Return which required modules are not installed, as a sentence; None if all are installed."""
         missing = [name for name in (*self.needs, *self.also) if find_spec(name.partition(".")[0]) is None]
         return f"{', '.join(missing)} is not installed" if missing else None
 
     def why_not(self, workload: Workload, device: str = "cpu") -> str | None:
-        """Return why the candidate cannot run a workload, or None."""
+        """Return why the candidate cannot run a workload, as a sentence; None if the candidate can."""
         longest = max(workload.lengths.values())
         if workload.kind not in self.tasks:
             return f"its tasks do not include {workload.kind}"
@@ -71,11 +71,11 @@ class Candidate:
 
 
 LISTS = ("tasks", "architectures", "dtypes", "devices", "needs", "also")
-"""Fields that candidates.toml writes as words in one string."""
+"""Fields that are lists, written in candidates.toml as a string of words."""
 
 
 def _candidates() -> tuple[Candidate, ...]:
-    """Return the rows of candidates.toml with their groups' fields, and a row for each other backend and mode."""
+    """Return the candidates of candidates.toml, and one for each mode of every other installed backend."""
     tables = tomllib.loads(Path(__file__).with_name("candidates.toml").read_text(encoding="utf-8"))
     found = []
     for row in tables["candidates"]:
@@ -87,8 +87,9 @@ def _candidates() -> tuple[Candidate, ...]:
 
 
 def _modes(name: str) -> Iterator[Candidate]:
-    """Yield a candidate for each mode of a third party's backend; a backend that cannot be imported gives a failed
-    candidate.
+    """Yield a candidate for each mode of a third party's backend.
+
+    If the backend cannot be imported, yield a candidate that is reported as missing.
     """
     fields: dict[str, Any] = {"kinds": (NUMPY,), "build": "benchmarks.peers.ours:build", "ours": True}
     try:
@@ -105,7 +106,7 @@ CANDIDATES = _candidates()
 
 
 def against(root: Path) -> list[Candidate]:
-    """Return the columns of this checkout, with the columns of another checkout as their peers."""
+    """Return this checkout's implementations, and as their peers, the implementations of the checkout `root`."""
     ours = [replace(candidate, kinds=(candidate.name,)) for candidate in CANDIDATES if candidate.ours]
     twins = [replace(each, name=f"{each.name}, {root.name}", ours=False, root=root.resolve()) for each in ours]
     return [*ours, *twins]

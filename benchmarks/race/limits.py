@@ -1,4 +1,4 @@
-"""The machine's limits: each library's fastest matrix product, or its fastest pass over memory."""
+"""The machine's limits, measured in several libraries: the fastest matrix product, and the fastest read of memory."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ from benchmarks.race.timing import WORK, seconds
 from benchmarks.workloads import Run, Task
 
 PRODUCTS = ((1024, 512, 512), (1024, 512, 2048), (1024, 768, 3072), (1024, 1024, 1024), (2048, 2048, 2048))
-"""Sizes (m, k, n) of the matrix products that are timed; the fastest product is the limit."""
+"""Sizes (m, k, n) of the timed matrix products; the limit is the highest FLOPs per second of any size."""
 
 PRODUCTS_ON_A_GPU = ((4096, 4096, 4096), (8192, 8192, 8192))
-"""Sizes of the products on a GPU, which smaller products would not keep busy."""
+"""The sizes on a GPU, where smaller products would leave cores idle."""
 
 MATRIX, MATRIX_ON_A_GPU = (8192, 8192), (16384, 32768)
-"""The shape of a matrix far larger than a cache: in float32, 256 MB on a CPU and 2 GB on a GPU."""
+"""Shapes of matrices that are far larger than the caches: in float32, 256 MB on a CPU and 2 GB on a GPU."""
 
 TRIALS = 3
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The speed of the fastest of several runs, of which each has a number of FLOPs or bytes.
-
-    A call times all runs again.
-    """
+    """The speed of the fastest of several runs, given the FLOPs or bytes of every run. A call times all runs again."""
 
     runs: Sequence[tuple[Run, float]]
     device: str = "cpu"
@@ -38,7 +35,7 @@ class Limit:
 
 
 def _quickest(run: Run, device: str) -> float:
-    """Return the shortest time of a few calls, after an untimed call."""
+    """Return the shortest time of `TRIALS` calls, after an untimed call."""
     run()
     return min(seconds(run, device) for _ in range(TRIALS))
 
@@ -76,7 +73,7 @@ def _torch(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
 
 
 def _packed(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
-    """Return a product in oneDNN, whose right matrix is packed once, before timing."""
+    """Return a product in oneDNN; the right matrix is packed into oneDNN's layout beforehand."""
     import torch
 
     left, right = (torch.as_tensor(x).to(getattr(torch, task.workload.dtype)) for x in (a, b))

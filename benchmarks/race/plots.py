@@ -1,4 +1,4 @@
-"""The plots of a race: throughput, the roofline, growth with length and batch, and the latency of decoding."""
+"""The plots of a race: throughput, roofline, time by input length and by batch size, latency of decoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLOURS = {
 }
 GREY, FAINT, INK = "#8d99ae", "#e5e8ee", "#22262e"
 PALER = 0.45
-"""The opacity of a peer's color; the columns are opaque."""
+"""The opacity of peers' bars; the bars of the project's implementations are opaque."""
 
 MARKS = "osD^vP*X"
 
@@ -65,7 +65,7 @@ def ran(rows: Sequence[Row]) -> list[Row]:
 
 
 def throughput(rows: Sequence[Row]) -> Figure:
-    """Plot a bar of tokens per second for each candidate, with quartiles and the share of the limit."""
+    """Plot a bar of tokens per second for each candidate, with quartiles and the speed as a share of the limit."""
     figure, axes = _canvas(1.1 + 0.28 * len(rows))
     rows = list(reversed(rows))
     for at, row in enumerate(rows):
@@ -83,7 +83,7 @@ def throughput(rows: Sequence[Row]) -> Figure:
 
 
 def latency(decoding: dict[str, list[Row]]) -> Figure:
-    """Plot milliseconds per token in a panel for each batch size, and the time that reading the weights takes."""
+    """Plot milliseconds per token, with a panel for each workload and a line for the time of reading the weights."""
     most = max(map(len, decoding.values()))
     figure, panels = _canvas(1.3 + 0.3 * most, len(decoding))
     for axes, name in zip(np.atleast_1d(panels), decoding, strict=True):
@@ -104,7 +104,7 @@ def latency(decoding: dict[str, list[Row]]) -> Figure:
 
 
 def growth(points: Sequence[Row], curve: str) -> Figure:
-    """Plot milliseconds by length or batch size, with a line for each candidate."""
+    """Plot milliseconds by input length or batch size, with a line for each candidate."""
     figure, axes = _canvas(5.2)
     lines: dict[str, list[Row]] = {}
     for row in points:
@@ -124,7 +124,7 @@ def growth(points: Sequence[Row], curve: str) -> Figure:
 
 
 def roofline(ours: Sequence[Row], roof: float, slope: float) -> Figure:
-    """Plot the roofline: GFLOP/s in float32 by FLOPs per byte of weights, with the machine's two limits."""
+    """Plot GFLOP/s in float32 by FLOPs per byte of weights, with the machine's limits for products and for memory."""
     figure, axes = _canvas(5.2)
     _limits(axes, roof, slope, [intensity(row.task) for row in ours])
     names = list(dict.fromkeys(row.workload for row in ours))
@@ -141,13 +141,13 @@ def roofline(ours: Sequence[Row], roof: float, slope: float) -> Figure:
 
 
 def highest_limit(rows: Sequence[Row], *, of_memory: bool) -> float:
-    """Return the highest limit in FLOPs or bytes per second; 0 if none was measured."""
+    """Return the highest measured limit in FLOPs (or bytes, if `of_memory`) per second; 0 without a measurement."""
     limits = [row for row in rows if row.is_limit and (row.task.kind == "decode") == of_memory]
     return max((row.gigas * 1e9 for row in limits if row.gigas), default=0)
 
 
 def _limits(axes: Axes, roof: float, slope: float, intensities: Sequence[float]) -> None:
-    """Draw the limit of the matrix product as the roof, and the limit of memory as the slope."""
+    """Draw the limit of memory (FLOP/s that grow with FLOPs per byte), up to the limit of the matrix product."""
     ends = min(intensities) / 2, max(roof / slope, *intensities) * 2
     at = sorted([*ends, roof / slope])
     axes.plot(at, [min(roof, slope * x) / 1e9 for x in at], color=INK, lw=1.4)
@@ -176,7 +176,7 @@ def intensity(workload: Workload) -> float:
 
 
 def save(rows: Sequence[Row], path: Path, is_wanted: Callable[[Path], bool] = lambda picture: True) -> None:
-    """Write the plots next to the results at `path`, under names that start with the results' name."""
+    """Write the plots into the folder of the results file `path`, with names that start with its name."""
     with mpl.rc_context(STYLE):
         for name, draw in plots(rows):
             picture = path.with_name(f"{path.stem}-{name}.png")
@@ -185,14 +185,14 @@ def save(rows: Sequence[Row], path: Path, is_wanted: Callable[[Path], bool] = la
 
 
 def _canvas(height: float, columns: int = 1) -> tuple[Figure, Any]:
-    """Return a figure and its axes, as `columns` panels side by side."""
+    """Return a figure and its axes; more than one column gives an array of axes, side by side."""
     figure = Figure(figsize=(9, height))
     axes = figure.subplots(1, columns, squeeze=False)[0]
     return figure, axes[0] if columns == 1 else axes
 
 
 def _plain_numbers(axes: Axes) -> None:
-    """Label logarithmic axes with plain numbers such as 400, also between the powers of ten if they fit."""
+    """Label logarithmic axes with plain numbers such as 400, and the vertical axis also between powers of ten."""
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))

@@ -1,4 +1,4 @@
-"""The process of a candidate, which is paused while another candidate runs."""
+"""The process of a candidate; the process is paused while another candidate runs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from benchmarks.environment import KERNEL_VARIABLES, ROOT, THREAD_VARIABLES, pyt
 from benchmarks.race.candidates import Candidate
 
 SILENCE_LIMIT = 1800.0
-"""The seconds after which a process that has not written an answer is killed."""
+"""The seconds without an answer after which a process is killed."""
 
 JAX = {
     "cpu": {"JAX_PLATFORMS": "cpu"},
     "cuda": {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
 }
-"""Settings of JAX, which by default uses any device, most of its memory, and TF32, unlike PyTorch."""
+"""Environment variables for JAX: no GPU in CPU races; float32 instead of TF32, and memory as needed, on a GPU."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The number of cores, the device, and the folder of the oracle; each checkout has its own folder."""
+    """The folder with the expected result, the number of cores, and the device."""
 
     folder: Path
     threads: int
@@ -57,7 +57,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
-            process_group=0,  # then the system ends paused processes if this process is killed
+            process_group=0,  # so that the system ends even paused processes if this process is killed
         )
 
     def answer(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Process:
         return {"failed": f"it said nothing for {SILENCE_LIMIT:g} s" if late else self.died_of()}
 
     def died_of(self) -> str:
-        """Return how the process ended, and the last line that it wrote."""
+        """Return how the process ended, and the last line of its error output."""
         code = self.process.wait()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with {code}"
         self.errors.seek(0)
@@ -91,7 +91,7 @@ class Process:
         return answer
 
     def pause(self) -> None:
-        """Pause the process: its waiting threads may use cores that the running candidate needs."""
+        """Pause the process, because even its waiting threads may use cores that the running candidate needs."""
         self._signal("SIGSTOP")
 
     def _signal(self, name: str) -> None:

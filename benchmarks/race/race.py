@@ -1,4 +1,4 @@
-"""The race: all candidates that fit into memory run a workload in interleaved rounds, after its oracle is computed."""
+"""The race: compute a workload's expected result, then run the candidates that fit into memory, in turns."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from benchmarks.race.process import Place, Process
 from benchmarks.workloads import Workload
 
 PATIENCE, LEAST_ROUNDS = 60.0, 3
-"""A candidate stops after this many seconds, but not before this many rounds."""
+"""A candidate stops once its rounds took `PATIENCE` seconds, but runs at least `LEAST_ROUNDS` rounds."""
 
 LIMIT_MEMORY = 700_000_000
-"""The approximate bytes that a process needs to measure a limit."""
+"""The approximate memory, in bytes, of a process that measures a limit."""
 
 THREADS_OF_A_COMPILER = 4
 """The approximate number of threads that XLA or PyTorch's compiler keeps busy."""
 
 SHARE_OF_MEMORY = 0.8
-"""The share of free memory that the candidates' processes may use."""
+"""The share of free memory that all candidates' processes together may use."""
 
 
 def free_memory() -> float:
-    """Return the bytes that all processes may use together; infinite if free memory is unknown."""
+    """Return the bytes that all candidates' processes together may use; infinity if the free memory is unknown."""
     try:
         return SHARE_OF_MEMORY * memory("MemAvailable", "/proc/meminfo")
     except OSError:
@@ -46,19 +46,19 @@ class Conditions:
 
 @dataclass
 class Result:
-    """The times of a candidate on a workload, or the reason why there are none."""
+    """The times of a candidate on a workload, or the reason for a failure."""
 
     candidate: Candidate
     workload: Workload
     ready: dict[str, Any] = field(default_factory=dict)
-    """The first answer of its process: comparison with the oracle, peak memory, and times of import and first call."""
+    """The first answer of the candidate's process: conformity with the expected result, peak memory, startup times."""
     seconds: dict[int, float] = field(default_factory=dict)
     failed: str = ""
-    """The reason why there are no times, in one sentence."""
+    """The reason for a failure, in one sentence; empty if the candidate is timed."""
 
 
 Told = Callable[[Result], None]
-"""A function that gets each result as soon as its candidate is ready or has failed."""
+"""A function that is called with a result as soon as the candidate is ready or has failed."""
 
 
 def race(
@@ -69,7 +69,7 @@ def race(
 ) -> list[Result]:
     """Return a result for every installed candidate that can run the workload.
 
-    A candidate that does not fit into memory has failed.
+    Candidates that do not fit into memory together with the others count as failed.
     """
     able = able_to(workload, candidates, conditions.device)
     fits, too_large = fitting(able, workload, conditions.memory)
@@ -87,7 +87,7 @@ def able_to(workload: Workload, candidates: Sequence[Candidate], device: str) ->
 
 
 def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) -> tuple[list[Candidate], list[Result]]:
-    """Return the candidates that fit into `memory` together, by priority, and failed results for all others."""
+    """Return the candidates that together fit into `memory`, by priority, and failed results for all others."""
     left, fits, too_large = memory, [], []
     for candidate in by_priority(candidates):
         needed = LIMIT_MEMORY if candidate.is_limit else workload.memory
@@ -102,7 +102,7 @@ def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) 
 
 
 def by_priority(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the limits, then the columns, then the first peer of each kind, the second of each kind, and so on."""
+    """Return limits first, then our implementations, then the first peer of each kind, the second peers, and so on."""
     turns: Counter[str] = Counter()
     order = []
     for candidate in candidates:
@@ -121,10 +121,10 @@ def shuffled(number: int, rounds: int, seed: int = 0) -> Iterator[list[int]]:
 def run_rounds(
     candidates: Sequence[Candidate], workload: Workload, places: Mapping[Path | None, Place], rounds: int, told: Told
 ) -> list[Result]:
-    """Start the candidates, then run each once per round.
+    """Start the candidates' processes, then run every candidate once per round.
 
-    On a CPU, candidates prepare one after another, which keeps the times of preparation undisturbed. On a GPU,
-    compiling takes far longer than all rounds, so several candidates compile at once.
+    On a CPU, candidates start one after another, to time their first calls undisturbed. On a GPU, compilation takes far
+    longer than all rounds, so several candidates start at once.
     """
     results = [Result(candidate, workload) for candidate in candidates]
     processes: list[Process] = []
@@ -159,7 +159,7 @@ def _get_ready(process: Process, result: Result) -> None:
 
 
 def refusal(held: dict[str, float] | None) -> str:
-    """Return the reason why a result is not timed; empty if it agrees with the oracle."""
+    """Return why a candidate is not timed; empty if the result agrees with the expected result."""
     if held is None:
         return "refused: its result was not compared with the oracle"
     if held["share"] <= 1:
@@ -170,7 +170,7 @@ def refusal(held: dict[str, float] | None) -> str:
 
 
 def runs_again(result: Result, turn: int) -> bool:
-    """Return whether a candidate runs once more; slow candidates have fewer rounds."""
+    """Return whether a candidate runs in the round `turn`; slow candidates run in fewer rounds."""
     return turn < LEAST_ROUNDS or sum(result.seconds.values()) < PATIENCE
 
 

@@ -1,7 +1,7 @@
-"""The kept results: a file per machine, with the newest race of each workload.
+"""The results files in benchmarks/results: a file per machine, with the newest race of each workload.
 
-`python -m benchmarks.race.results` writes the tables and pictures of kept results for the documentation. With the path
-of a file, it draws all pictures of this file.
+`python -m benchmarks.race.results` writes the tables and plots of the documentation. `python -m benchmarks.race.results
+FILE` draws all plots of a results file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TAKEN = "one interleaved run for each workload"
 
 
 def surroundings(conditions: Conditions) -> dict[str, Any]:
-    """Return the conditions and the environment that timings depend on."""
+    """Return whatever timings depend on: the conditions of the race, and the environment."""
     return {
         "cores": cores(),
         "rounds": conditions.rounds,
@@ -47,14 +47,14 @@ def machine_of(conditions: Mapping[str, Any]) -> str:
 
 
 def why_not_kept(path: Path, conditions: Mapping[str, Any]) -> str | None:
-    """Return the reason why the file cannot keep results of this machine, or None."""
+    """Return an error message if the file has results of another machine, otherwise None."""
     here = machine_of(conditions)
     before = json.loads(path.read_text(encoding="utf-8"))["machine"] if path.exists() else here
     return None if before == here else f"{path} has results of {before}, and this machine is {here}; name another file"
 
 
 def keep(path: Path, rows: Sequence[Row], conditions: Mapping[str, Any], absent: Sequence[str]) -> None:
-    """Write a race's rows into its machine's file, replacing older rows of the same workloads."""
+    """Add a race's rows to a results file, instead of older rows of the same workloads."""
     raced = {row.workload for row in rows}
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
     for run in runs:
@@ -65,7 +65,7 @@ def keep(path: Path, rows: Sequence[Row], conditions: Mapping[str, Any], absent:
 
 
 def as_json(machine: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return JSON with a line for each row."""
+    """Return the content of a results file: JSON with a line for each row."""
     written = []
     for run in runs:
         head = json.dumps({name: value for name, value in run.items() if name != "rows"})
@@ -78,12 +78,12 @@ def kept_rows(path: Path) -> list[Row]:
 
 
 def machines() -> list[Path]:
-    """Return the files of kept results, one per machine."""
+    """Return the results files of races, one per machine."""
     return [path for path in sorted(RESULTS.glob("*.json")) if '"runs"' in path.read_text(encoding="utf-8")]
 
 
 def tabulated(page: str) -> str:
-    """Return the page with the tables of all machines that it mentions."""
+    """Return a page of the documentation with new tables, for all machines in the page's markers."""
     for path in machines():
         if f"<!-- race {path.stem}: " in page:
             page = with_part(page, f"race {path.stem}", as_markdown(kept_rows(path)))
@@ -91,7 +91,7 @@ def tabulated(page: str) -> str:
 
 
 def main(paths: Sequence[str]) -> None:
-    """Draw the results at `paths`; without paths, draw the kept results and write their tables into the pages."""
+    """Draw all plots of the results files `paths`; without paths, write the tables and plots of the documentation."""
     from benchmarks.race.plots import save
 
     for path in map(Path, paths):

@@ -1,4 +1,4 @@
-"""The rows of a race: the time, the share of the machine's limit, and the ratio to the best peer of the same kind."""
+"""The rows of a race: the time, the speed as a share of the machine's limit, and relative to the best peer's speed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Quartiles:
         return Quartiles(self.low * factor, self.middle * factor, self.high * factor)
 
     def under(self, work: float) -> Quartiles:
-        """Return the quartiles of `work / x`, given the quartiles of x."""
+        """Return the quartiles of `work / x`, if these are the quartiles of x."""
         return Quartiles(work / self.high, work / self.middle, work / self.low)
 
 
@@ -46,13 +46,13 @@ class Row:
     failed: str = ""
     rounds: int = 0
     seconds: Quartiles | None = None
-    """None if the candidate failed; see `failed`."""
+    """None if the candidate failed (`failed` says why)."""
     share: Quartiles | None = None
     """The speed as a share of the machine's limit."""
     ratio: Quartiles | None = None
-    """The speed relative to `best_peer`, computed for each round."""
+    """The quartiles over all rounds of the speed relative to `best_peer`."""
     best_peer: str | None = None
-    """The best peer of the same kind, which may be the candidate itself."""
+    """The fastest peer of the same kind; for the fastest peer, the candidate itself."""
     conformity: Mapping[str, float] | None = None
     first_seconds: float | None = None
     import_seconds: float | None = None
@@ -76,12 +76,12 @@ class Row:
         return (WORK if self.is_limit else self.task.flops) / self.seconds.middle / 1e9 if self.seconds else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the known fields as JSON values, with `DIGITS` significant digits."""
+        """Return all fields except empty ones as JSON values, with `DIGITS` significant digits."""
         return {name: rounded(value) for name, value in asdict(self).items() if value not in (None, "")}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Row:
-        """Return the row that `as_dict` wrote."""
+        """Return the row with these fields, as from `as_dict`."""
         quartiles: dict[str, Any] = {
             name: Quartiles(**fields[name]) for name in ("seconds", "share", "ratio") if name in fields
         }
@@ -112,7 +112,7 @@ def _of_workload(results: Sequence[Result]) -> list[Row]:
 
 
 def limit_of(results: Iterable[Result], rounds: Iterable[int]) -> float | None:
-    """Return any library's highest FLOPs or bytes per second, as the median over these rounds."""
+    """Return the machine's limit, in FLOPs or bytes per second: the highest median rate of a library in `rounds`."""
     rates = [
         WORK / median(result.seconds[turn] for turn in common)
         for result in results
@@ -122,9 +122,9 @@ def limit_of(results: Iterable[Result], rounds: Iterable[int]) -> float | None:
 
 
 def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
-    """Return the fastest peer of the same kind or, without one, of any kind.
+    """Return the fastest peer of the candidate's kind; if the kind has no peer, the fastest peer of this checkout.
 
-    A column of another checkout is only compared with the same column of this checkout.
+    With two checkouts, the only peer of an implementation is the same implementation of the other checkout.
     """
     if candidate.is_limit:
         return None
@@ -135,7 +135,7 @@ def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
 
 
 def ratios(mine: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    """Return the ratio of speeds for each round of both candidates; above 1, `mine` is faster."""
+    """Return the ratio of speeds in every common round; if above 1, `mine` is faster."""
     return [theirs[turn] / mine[turn] for turn in mine.keys() & theirs.keys()]
 
 

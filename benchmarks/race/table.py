@@ -1,4 +1,4 @@
-"""The table of a race, for the terminal and, with fewer columns, for a page."""
+"""The table of a race for the terminal, and a shorter one for pages of the documentation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CELLS: dict[str, Callable[[Row, Between], str]] = {
     "import s": lambda row, _: f"{row.import_seconds:.3g}" if row.import_seconds else "",
     "peak GB": lambda row, _: f"{row.peak_bytes / 1e9:.3g}" if row.peak_bytes else "",
 }
-"""The columns of the table after the name."""
+"""The columns of the table after the candidate's name."""
 
 
 def _middle(value: Quartiles | None, form: str) -> str:
@@ -63,7 +63,7 @@ def _range(value: Quartiles | None, form: str) -> str:
 
 
 def as_text(rows: Sequence[Row], width: int) -> Group:
-    """Return the tables, the failures and the legend, without quartiles if `width` is too small."""
+    """Return the tables, the failures and the legend; quartiles are left out if `width` is too small."""
     parts: list[RenderableType] = []
     for _, group in groupby(rows, lambda row: row.workload):
         of_workload = list(group)
@@ -74,7 +74,7 @@ def as_text(rows: Sequence[Row], width: int) -> Group:
 
 
 def as_table(rows: Sequence[Row], *, quartiles: bool) -> Table:
-    """Return the table of one workload's timed candidates, sorted by kind."""
+    """Return the table of a workload's timed candidates, by kind."""
     table = Table(title=title(rows[0].task), box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.title_justify = "left"
     table.padding = (0, int(quartiles), 0, 0)
@@ -106,7 +106,7 @@ def title(workload: Workload) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Return a Markdown table of the project's columns and their ratios to the best peers, without points of curves."""
+    """Return a Markdown table of our implementations, relative to the best peers, without workloads of growth plots."""
     lines = ["| workload | column | ms | of the limit | as fast as the best peer |", "|---|---|--:|--:|:--|"]
     before = None
     for row in rows:

@@ -1,4 +1,4 @@
-"""The duration of a run: one call on a CPU, or the mean of many calls on a warm GPU."""
+"""The duration of a run: of one call on a CPU; on a GPU, the mean of many calls, after a warm-up."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 WARM = 0.1
-"""The seconds of work before a GPU is timed, because an idle GPU lowers its clocks."""
+"""The seconds of warm-up before timing a GPU, because an idle GPU lowers its clock rate."""
 
 WORK = 1e9
-"""The FLOPs or bytes whose duration is the time of a limit."""
+"""The FLOPs or bytes of one run of a limit: the time of a limit is the time for this amount."""
 
 Run = Callable[[], Any]
 
 
 def seconds(run: Run, device: str) -> float:
-    """Return the duration of one call in seconds; the call returns when the result is computed."""
+    """Return the duration of a call in seconds; `run` has to return only when the result is computed."""
     if device == "cpu":
         return clocked(run)[0]
     return mean(run, repeated(run, WARM))
@@ -33,7 +33,7 @@ def repeated(run: Run, least: float) -> int:
 
 
 def mean(run: Run, calls: int) -> float:
-    """Return the mean duration of `calls` calls, by PyTorch's CUDA events if it computes, otherwise by the clock."""
+    """Return the mean duration of `calls` calls, by CUDA events if PyTorch is loaded, otherwise by the clock."""
     if "torch" not in sys.modules:
         return clocked(lambda: [run() for _ in range(calls)])[0] / calls
     import torch

@@ -1,8 +1,8 @@
 """The program of a candidate's process: `python -m benchmarks.race.worker ORDER` runs one candidate on one workload.
 
-The program imports the candidate, builds it, runs it twice, compares both results with the oracle, and writes one line
-of JSON. For each line of standard input, the program then runs the candidate once (on a GPU, several times) and writes
-the duration. The libraries' output goes to standard error.
+The program imports and builds the candidate, runs it twice, compares both results with the expected result, and writes
+a line of JSON. Then, for each line of standard input, the program times the candidate and writes the duration. The
+libraries' output goes to standard error.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ def main(order: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
 
 
 def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """Return the first answer, and the function that runs the candidate.
-
-    The answer has the times of import and first call, the peak memory, and the comparison with the oracle.
-    """
+    """Return the first answer (startup times, peak memory, conformity) and the function that runs the candidate."""
     pin(order["threads"])
     import_seconds, _ = clocked(lambda: [importlib.import_module(name) for name in order["needs"]])
 
@@ -60,13 +57,13 @@ def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
 
 
 def pin(threads: int) -> None:
-    """Restrict this process to `threads` of the available cores, which every library respects."""
+    """Restrict this process to `threads` of the available cores; all libraries respect this restriction."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
 def device_peak(device: str) -> int | None:
-    """Return the peak memory on the GPU that the framework reports; None on a CPU."""
+    """Return the peak GPU memory in bytes, as PyTorch or JAX reports it; None on a CPU."""
     if device == "cpu":
         return None
     if "torch" in sys.modules:

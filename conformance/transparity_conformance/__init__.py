@@ -1,4 +1,4 @@
-"""Check a port of a transformer: `check` returns a report, `assert_conforms` raises unless the port agrees."""
+"""Check a port of a transformer: `check` returns a report, and `assert_conforms` raises unless the port is right."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["check", "assert_conforms"]  # noqa: RUF022 - the more common function is first
 
 STARTED = time.monotonic()
-"""The time at which this package, the first import of the command, was imported."""
+"""The time at which the command started, because this package is its first import."""
 
 _HOMES = dict.fromkeys(__all__, "checking.check")
 
 
 def __getattr__(name: str) -> Any:
-    """Import `check` and `assert_conforms` on first use, because pytest loads this package in every session."""
+    """Import `check` and `assert_conforms` on first use, because pytest loads this package in every test session."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

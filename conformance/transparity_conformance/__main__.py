@@ -1,4 +1,4 @@
-"""The command `transparity`, which is also `python -m transparity_conformance`."""
+"""The command `transparity`, which `python -m transparity_conformance` also runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A cache of results in the user's cache folder; the key of a result is a hash of everything that it depends on.
+"""A cache of results in the user's cache folder; the key of a result is a hash of everything that determines it.
 
-Only the command uses the cache: in its own process, a port's code may change the reference.
+Only the command uses the cache. In other processes, a port's code may have changed the reference.
 """
 
 from __future__ import annotations
@@ -25,28 +25,27 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 LARGEST = 2**28
-"""The largest size of all cached files in bytes; a preset needs about 8 MB, and a Flax port's compiled code 2 MB."""
+"""The largest total size of the cache in bytes; a preset needs about 8 MB, and a Flax port's compiled code 2 MB."""
 
 LARGEST_FILE = 2**23
-"""The largest size of cached arrays in bytes; larger logits are computed again."""
+"""The largest size of cached arrays in bytes; larger arrays are computed anew in every run."""
 
 ROOTS = ("transparity", "transparity_numpy", "transparity_conformance/oracle", "transparity_conformance/report")
-"""The folders on which cached results depend; import-linter ensures that the oracle imports no others.
-"""
+"""The folders of the code on which cached results depend; import-linter ensures that the oracle imports no others."""
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-"""Environment variables that change the order in which a library sums."""
+"""Environment variables that change the order of a library's sums, and so the rounding."""
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray]
 VARIABLE = "TRANSPARITY_CACHE"
-"""The environment variable that names another folder; if it is empty, nothing is cached."""
+"""The environment variable that names another cache folder; an empty variable turns off the cache."""
 
 Part = str | bytes | np.ndarray | Mapping[str, Any]
 
 
 def user_folder() -> Path | None:
-    """Return the folder that `TRANSPARITY_CACHE` names, otherwise the user's cache folder; None for no cache."""
+    """Return the folder that `TRANSPARITY_CACHE` names, or else the user's cache folder; None without a cache."""
     if (named := os.environ.get(VARIABLE)) is not None:
         return Path(named).absolute() if named else None
     try:
@@ -62,7 +61,7 @@ def user_folder() -> Path | None:
 
 
 def digest(*parts: Part) -> str:
-    """Return a hash of texts and arrays, including their names, dtypes and shapes."""
+    """Return a hash of texts and arrays, and of the names, dtypes and shapes of the arrays."""
     found = hashlib.blake2b(digest_size=20)
     for part in parts:
         _add(found, part)
@@ -86,7 +85,7 @@ def _add(found: Any, part: Any) -> None:
 
 @functools.cache
 def machine() -> str:
-    """Return a hash of the processor's features and the numerical library, on which rounding depends."""
+    """Return a hash of everything about the machine that affects rounding, such as the processor and NumPy's build."""
     build = json.dumps(np.show_config(mode="dicts"), default=str)
     threads = json.dumps([os.environ.get(name) for name in THREADS] + [os.cpu_count()])
     return digest(build, np.__version__, threads, platform.platform(), platform.machine(), sys.version)
@@ -111,15 +110,15 @@ QUICKLY = (
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
 )
-"""Flags that turn off the slow passes of XLA, as in the project's own tests. Compiling a small model then takes a third
-of the time, and running it takes longer."""
+"""Flags that turn off the slow passes of XLA, as in the project's own tests. Small models then compile three times as
+fast, but run more slowly."""
 
 KNOW_FLAGS = ("0.10.",)
-"""The tested versions of jaxlib; a version that does not know a flag ends the process."""
+"""The versions of jaxlib with which these flags were tested; jaxlib ends the process if a flag is unknown."""
 
 
 def quickly() -> dict[str, str]:
-    """Return environment variables with which JAX compiles without slow passes."""
+    """Return environment variables that make JAX compile without slow passes; none for an untested version."""
     try:
         is_known = version("jaxlib").startswith(KNOW_FLAGS)
     except PackageNotFoundError:
@@ -128,7 +127,7 @@ def quickly() -> dict[str, str]:
 
 
 def compiled() -> dict[str, str]:
-    """Return environment variables that let JAX cache compiled code in a folder for this kind of processor."""
+    """Return environment variables that make JAX cache compiled code in a folder for this kind of machine."""
     base = user_folder()
     if base is None:
         return {}
@@ -155,15 +154,15 @@ def keeping() -> Iterator[None]:
 
 
 def kept(identity: str | None, compute: Callable[[], T]) -> T:
-    """Return the JSON value of `compute`, or the value that an earlier run cached under the same `identity`.
+    """Return the cached value with the key `identity`, or compute the value, which must be JSON, and cache it.
 
-    Without an identity, or outside of `keeping`, nothing is cached.
+    Without an `identity`, or outside of the context `keeping`, only compute the value.
     """
     return _kept(identity, ".json", compute, lambda value: json.dumps(value).encode(), json.loads)
 
 
 def kept_arrays(identity: str | None, compute: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays of `compute`, or those that an earlier run cached under the same `identity`.
+    """Return the cached arrays with the key `identity`, or compute and cache the arrays, like `kept`.
 
     Arrays with more than `LARGEST_FILE` bytes are not cached.
     """
@@ -187,7 +186,7 @@ def _kept(
     if where is None or identity is None:
         return compute()
     file = where / f"{identity}{ending}"
-    with contextlib.suppress(OSError, ValueError, SafetensorError):  # the file does not exist, or has another form
+    with contextlib.suppress(OSError, ValueError, SafetensorError):  # the file does not exist, or is malformed
         content = file.read_bytes()
         if content[:CHECKSUM] == _checksum(content[CHECKSUM:]):
             return read(content[CHECKSUM:])
@@ -198,7 +197,7 @@ def _kept(
 
 
 CHECKSUM = 20
-"""The bytes at the beginning of a file with which an incomplete or changed file is detected."""
+"""The number of bytes of the checksum at the start of a file, which shows whether the file is complete."""
 
 
 def _checksum(content: bytes) -> bytes:
@@ -206,9 +205,9 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Write a file with its checksum so that other processes see no part of it.
+    """Write a file with its checksum, in one step, so that other processes never see an incomplete file.
 
-    A folder that cannot be written is ignored.
+    If the folder cannot be written, do nothing.
     """
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +218,7 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def shrink(base: Path, largest: int = LARGEST) -> None:
-    """Delete the oldest cached files until at most `largest` bytes remain; keep other files."""
+    """Delete the oldest cached files until at most `largest` bytes remain; do not touch other files."""
     with contextlib.suppress(OSError):
         endings = "json", "arrays", "part"
         paths = [*(path for each in endings for path in base.glob(f"oracle/*/*.{each}")), *base.glob("jax/*/*")]

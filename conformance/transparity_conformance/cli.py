@@ -1,7 +1,7 @@
-"""The command `transparity`: check whether a port is right and, if not, where and why it is wrong.
+"""The command `transparity`: check whether a port is right and, if not, which line is wrong and why.
 
-The exit code is 0 if the port agrees, 1 if the port diverges, and 3 if the result is inconclusive. The exit code is 2
-for wrong usage or wrong input. Commands import most of their code when they run, so that `--help` appears at once.
+The exit code is 0 if the port agrees and 1 if the port diverges. The exit code is 2 for wrong usage or input, and 3 if
+the result is inconclusive. Commands import most of their code when they run, so that `--help` appears at once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Dtype(StrEnum):
 
 
 class Head(StrEnum):
-    """The output of an encoder-only model, or of a classifier."""
+    """The output of an encoder-only model or of a classifier."""
 
     hidden = "hidden"
     pooled = "pooled"
@@ -71,43 +71,43 @@ PORT_HELP = (
     "model.gguf or a Hugging Face folder. A function can also be package.module:name."
 )
 CHECKPOINT_HELP = (
-    "Hugging Face folder whose weights are used. If PORT is load(folder), it is also checked on a small model with "
-    "random weights."
+    "Hugging Face folder with the weights for the check. If PORT is load(folder), PORT is also checked on a small "
+    "model with random weights."
 )
 FAMILY_HELP = (
-    "Family that a PORT load(folder) loads: llama, gpt2, bert … It is checked on a small model of the family, with "
-    "random weights. Repeatable."
+    "If PORT is load(folder): the family of the folders, such as llama. PORT is checked on a small model of the "
+    "family, with random weights. Repeatable."
 )
-SET_HELP = "With --family: another value for a field of config.json, such as num_hidden_layers=6. Repeatable."
+SET_HELP = "With --family: value for a field of config.json, such as num_hidden_layers=6. Repeatable."
 COMMAND_HELP = (
-    "Program in any language, instead of PORT. It reads a bundle from a folder and writes its outputs to a file. "
-    "These two paths replace {bundle} and {actual} in the command, or are added at its end."
+    "Instead of PORT: program in any language. The program reads a bundle from a folder and writes its outputs to a "
+    "file. The two paths replace {bundle} and {actual} in the command, or are added at its end."
 )
 BUDGET_HELP = "Time limit for the search for causes, for each configuration. By default, only its work is limited."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
 AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists these."
 RANKS_HELP = "Run PORT on N ranks, as torchrun does. The ranks are compared with one rank, then with the reference."
 BY_LAYER_HELP = (
-    "Check each layer as a separate model, which needs the memory of one layer. Needs --checkpoint and load(folder)."
+    "Check each layer as a separate model, with the memory for only one layer. Needs --checkpoint and load(folder)."
 )
 QUICK_HELP = "Compare only the forward pass. If it agrees, the verdict is inconclusive (exit code 3)."
 LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint, --config, or --family with --set. Repeatable."
 AGAINST_HELP = (
     "Compare with another implementation: transformers (with --config or --checkpoint), theirs.py:load or "
-    "theirs.py:Model. Give two of these to see which of the three implementations differs from the other two."
+    "theirs.py:Model. Give the option twice to see which of three implementations differs from the other two."
 )
 INPUTS_HELP = (
     "With --against: Python file that defines `inputs`, a list of calls. Each call is a dict from names of arguments "
     "to arrays."
 )
 HEAD_HELP = (
-    "Output of an encoder-only checkpoint or family. Default: the first output that the model has, in the order "
-    "classes, pooled, logits, hidden."
+    "Output of an encoder-only checkpoint or family. Default: the first existing output of classes, pooled, logits, "
+    "hidden."
 )
 AS_HUB_HELP = "With --family: write a small model with random weights, as a Hugging Face folder."
 EXPORTED_HELP = (
-    "Instead of PRESET: write a bundle for this Hugging Face folder. The bundle has no weights; it names the tensors "
-    "of the folder by their sha256."
+    "Instead of PRESET: write a bundle for this Hugging Face folder. The bundle has no weights, but names and sha256 "
+    "hashes of the folder's tensors."
 )
 EXPORTED_BY_LAYER_HELP = "With --checkpoint: write a bundle and a checkpoint for each layer."
 
@@ -169,11 +169,11 @@ SECTIONS = {
     "steps": "the logits of cached decoding, in chunks of tokens",
     "training": "the training of a tiny model with SGD and AdamW",
 }
-"""The options of the capabilities, and the result that each adds to a check."""
+"""The options for capabilities, and the result that each option adds to a check."""
 
 
 def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's last parameter, `**sections`, with a flag for each capability."""
+    """Replace a command's last parameter, `**sections`, by a flag for each capability."""
     signature = inspect.signature(command, eval_str=True)
     adds = "With --command: also compare" if command.__name__ == "check" else "Also ask for"
     flags = [
@@ -240,7 +240,7 @@ def check(
 
 
 def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], Mapping[str, list[str]]]:
-    """Check the selected configurations; this imports all modules that a check needs."""
+    """Check the selected configurations; return the reports, and error messages with the names of configurations."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 
@@ -319,7 +319,7 @@ def explain(
         str | None, _argument("CAUSE", "The id of a cause in a report. By default, all ids are listed.")
     ] = None,
 ) -> None:
-    """Explain a cause: the correct rule, and where to look."""
+    """Explain a cause: the right behavior, and the code to check."""
     from transparity_conformance.report.causes import meaning, meanings, page_of
 
     with _one_sentence():
@@ -336,7 +336,7 @@ def explain(
         print_text(named(rows))
         width = max(len(name) for name, _ in rows) + 3
         for name, link in (("page", page_of(cause)), *(("seen in", link) for link in found.links())):
-            typer.echo(f"{name:<{width}}{link}")  # in one piece
+            typer.echo(f"{name:<{width}}{link}")  # do not wrap links
 
 
 @app.command()
@@ -491,13 +491,13 @@ def compare(
 
 
 def main() -> None:
-    """Run the command and exit with 0, 1, 2 or 3; Python's own exit codes could be mistaken for verdicts."""
+    """Run the command, and exit with 0, 1, 2 or 3. An uncaught exception would exit with 1, like a wrong port."""
     code = BAD_INPUT
     try:
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # a terminal may not be able to encode all characters
+            if isinstance(stream, io.TextIOWrapper):  # the terminal's encoding may lack characters
                 stream.reconfigure(errors="backslashreplace")
-        for number in (signal.SIGTERM, signal.SIGHUP):  # treated as Ctrl-C, so that processes of a port are stopped
+        for number in (signal.SIGTERM, signal.SIGHUP):  # treated like Ctrl-C, to stop processes of ports
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _interrupt)
         ended = int(app(standalone_mode=False) or 0)
@@ -506,7 +506,7 @@ def main() -> None:
         code = ended
     except (KeyboardInterrupt, typer.Abort):
         _complain("Interrupted before a verdict was reached.")
-    except (BrokenPipeError, SystemExit):  # the reader of our output has closed the pipe, and rich exits
+    except (BrokenPipeError, SystemExit):  # rich exits if the output's reader has closed the pipe
         pass
     except OSError as error:
         _complain(f"The operating system reports an error ({reason(error)}); free this resource and try again.")
@@ -517,7 +517,7 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the process as Ctrl-C does, even in a background job, for which the shell disables Ctrl-C."""
+    """End the process like Ctrl-C, even in a background job, for which the shell has turned off Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
@@ -540,7 +540,7 @@ def _complain_of_ours(error: BaseException) -> None:
 
 
 def _flushed() -> bool:
-    """Flush standard output; return False if it is closed, and suppress further writes at exit."""
+    """Flush the output; return False if standard output is closed. Redirect a closed stream to avoid exit errors."""
     complete = True
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -554,7 +554,7 @@ def _flushed() -> bool:
 
 
 def _imported(folder: Path, head: str | None, into: Path | None = None) -> Checkpoint:
-    """Import a checkpoint, print its model and what was not imported, and save it if a folder is given."""
+    """Import a checkpoint, print a summary and what was not imported, and save the result in a given folder."""
     from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
 
     checkpoint = import_checkpoint(folder, head)
@@ -568,7 +568,7 @@ def _imported(folder: Path, head: str | None, into: Path | None = None) -> Check
 
 
 def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> None:
-    """Write the small model of a family, with random weights, as a Hugging Face folder."""
+    """Write a family's small model with random weights, as a Hugging Face folder."""
     from transparity_conformance.checkpoints.examples import example_config
     from transparity_conformance.checkpoints.exporting import export_checkpoint
     from transparity_conformance.oracle.probes import probe_parameters
@@ -592,7 +592,7 @@ def _export_checkpoint(
     by_layer: bool,
     others: bool,
 ) -> None:
-    """Write a bundle that names the tensors of a checkpoint, or a bundle for each of its layers."""
+    """Write a bundle for a checkpoint, or a bundle for each layer of the checkpoint."""
     from transparity_conformance.checking.systems import layer_numbers
     from transparity_conformance.exchange.writing import export_for, export_pieces
 
@@ -612,7 +612,7 @@ def _export_checkpoint(
 
 
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
-    """Redirect other output to standard error within the context, if a file goes to standard output."""
+    """If one of the files is written to standard output, redirect other output to standard error in the context."""
 
     if STANDARD_OUTPUT not in files:
         return contextlib.nullcontext()
@@ -622,7 +622,7 @@ def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object
 
 @contextlib.contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Report a user's mistake as one sentence, and exit with code 2."""
+    """Print a user's mistake as one sentence, and exit with code 2."""
     try:
         yield
     except (TransparityError, MemoryError) as error:
@@ -641,9 +641,9 @@ NO_ERRORS: Mapping[str, list[str]] = {}
 
 
 class TerminalOutput:
-    """The output of a check in the terminal: a progress line that is overwritten, and the result.
+    """The output of a check in the terminal: a progress bar, which disappears, and the result.
 
-    With several configurations, each prints a line as soon as its verdict is known. The details of divergences follow.
+    For several configurations, print a line for each as soon as its verdict is known, and finally the divergences.
     """
 
     def __init__(self, verbose: bool, *files: Path | None) -> None:
@@ -652,7 +652,7 @@ class TerminalOutput:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Report a user's mistake as one sentence, and print nothing to standard output if it is one of the files."""
+        """Print a user's mistake as one sentence. If a file goes to standard output, print nothing else there."""
         with _one_sentence(), _for_people(*self.files):
             check_writable(*self.files)
             yield
@@ -661,14 +661,14 @@ class TerminalOutput:
         return progress_bar(lambda: self.about)
 
     def announced(self, systems: Iterable[System], port: str | None) -> Iterator[System]:
-        """Yield every configuration, and show its name in the progress line."""
+        """Yield every configuration, and show its name beside the progress bar."""
         for system in systems:
             self.about, self.systems = f"{safe(port or '')} on {system.name}", self.systems + 1
             self._list()
             yield system
 
     def locate(self, report: Report) -> None:
-        """Show in the progress line where the port differs; the search for causes follows."""
+        """Show beside the progress bar where the port differs, before the search for causes starts."""
         from transparity_conformance.report.check.findings import located
 
         self.about = f"{safe(report.port)} {located(report)}"
@@ -697,7 +697,7 @@ class TerminalOutput:
             code = BAD_INPUT if errors or worst is None else worst.exit_code
             print_text(answers(reports, code, verbose=self.verbose))
         tried = len(reports) + sum(map(len, errors.values()))
-        for message, names in errors.items():  # without names if it applies to all configurations
+        for message, names in errors.items():  # no names if the message applies to all configurations
             _complain(message if len(names) == tried else f"{', '.join(names)}: {message}")
         with _one_sentence():
             write_reports(reports, *self.files, weights=weights)

@@ -1,4 +1,4 @@
-"""A transformer of KerasHub's layers on JAX: `TransformerEncoder`, `TransformerDecoder` and their embedding."""
+"""A transformer of KerasHub's layers on JAX: `TransformerEncoder`, `TransformerDecoder` and their embedding layer."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RENAMED = {
     "feed_forward.up": "feedforward_intermediate_dense",
     "feed_forward.down": "feedforward_output_dense",
 }
-"""KerasHub's names of the parts of a layer, by this project's names, for both stacks or one."""
+"""KerasHub's name for each part of a layer, by this project's name; with a stack's name if only for that stack."""
 
 
 def model_of(config: TransformerConfig) -> Any:
-    """Return a model that maps tokens, and a source if there is an encoder, to logits."""
+    """Return a model that maps tokens (and, with an encoder, source tokens) to logits."""
     inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in ("tokens", "source")}
     memory = stack(config, "encoder", inputs["source"]) if config.has_encoder else None
     x = stack(config, "decoder", inputs["tokens"], memory)
@@ -37,7 +37,7 @@ def model_of(config: TransformerConfig) -> Any:
 
 
 def stack(config: TransformerConfig, name: str, tokens: Any, memory: Any = None) -> Any:
-    """Return the embeddings and layers of a stack, named like the reference's."""
+    """Return the output of the encoder or decoder, whose layers have the reference's names."""
     size = config.stack_vocab_size(name)
     x = TokenAndPositionEmbedding(size, config.max_length, config.embed_dim, name=f"{name}.embedding")(tokens)
     block, seen = (TransformerEncoder, ()) if name == "encoder" else (TransformerDecoder, (memory,))
@@ -55,7 +55,7 @@ def stack(config: TransformerConfig, name: str, tokens: Any, memory: Any = None)
 
 
 def path_of(scope: str, name: str) -> str:
-    """Return Keras's name of a weight that Flax calls `name` in the block `scope`."""
+    """Return Keras's name of the weight `name` of the block `scope`, given Flax's name."""
     stack, block = scope.split(".")[0], scope.split(".")[-1]
     if block.endswith("embedding"):
         return f"{stack}.embedding/{block}/embeddings"

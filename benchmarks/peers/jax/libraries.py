@@ -1,6 +1,6 @@
-"""Transformers made of the attention, linear map, norm and embedding of equinox, `flax.linen` or `flax.nnx`.
+"""Transformers made of blocks (attention, linear map, norm, embedding) of equinox, `flax.linen` or `flax.nnx`.
 
-A library's blocks get the reference's weights and are called by the model in `benchmarks.peers.skeleton`.
+The blocks get the reference's weights, and `benchmarks.peers.skeleton.transformer` calls the blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Modules = dict[str, Any]
 def blocks_of(modules: Modules, each: Callable[[Any], Any] = lambda call: call) -> Blocks:
     """Return blocks that call the modules by name.
 
-    `each` turns a module that reads one position into a function that reads a sequence.
+    If modules take a single position, `each` maps a module over the positions of a sequence.
     """
 
     def embed(name: str, tokens: jax.Array) -> Any:
@@ -40,13 +40,13 @@ def blocks_of(modules: Modules, each: Callable[[Any], Any] = lambda call: call) 
 
 
 def apply(config: TransformerConfig, blocks: Blocks, tokens: jax.Array, source: jax.Array | None = None) -> jax.Array:
-    """Return the logits of a batch or of one sequence."""
+    """Return the logits of a batch, or of a single sequence."""
     logits: jax.Array = transformer(config, blocks, jnp.tri(tokens.shape[-1], dtype=bool), tokens, source)
     return logits
 
 
 def equinox(task: Task) -> Run:
-    """Build the model of equinox's blocks, for one sequence and mapped over the batch, as equinox recommends."""
+    """Build a model of equinox's blocks for a single sequence; `vmap` maps it over the batch, as equinox recommends."""
     import equinox as eqx
 
     config, key = task.config, jax.random.key(0)
@@ -81,7 +81,7 @@ def equinox(task: Task) -> Run:
 
 
 def flax_shapes(config: TransformerConfig, kind: str, weights: Weights) -> dict[str, np.ndarray]:
-    """Return the weights of a block with Flax's names and shapes: (in, out), with heads on a separate axis."""
+    """Return the weights of a block with Flax's names and shapes: (in, out), with a separate axis for heads."""
     leaves = {"norm": {"weight": "scale", "bias": "bias"}, "embedding": {"weight": "embedding"}}
     names, heads = leaves.get(kind, {"weight": "kernel", "bias": "bias"}), (config.num_heads, config.head_dim)
     found = {}
@@ -97,7 +97,7 @@ def flax_shapes(config: TransformerConfig, kind: str, weights: Weights) -> dict[
 
 
 def flax_linen(task: Task) -> Run:
-    """Build the model of `flax.linen`: `MultiHeadDotProductAttention`, `Dense`, `LayerNorm`, `Embed`."""
+    """Build a model of `flax.linen`'s `MultiHeadDotProductAttention`, `Dense`, `LayerNorm` and `Embed`."""
     from flax import linen as nn
     from flax.traverse_util import unflatten_dict
 
@@ -122,7 +122,7 @@ def flax_linen(task: Task) -> Run:
 
 
 def flax_nnx(task: Task) -> Run:
-    """Build the model of `flax.nnx`: `MultiHeadAttention`, `Linear`, `LayerNorm`, `Embed`."""
+    """Build a model of `flax.nnx`'s `MultiHeadAttention`, `Linear`, `LayerNorm` and `Embed`."""
     from flax import nnx
 
     config, rngs = task.config, nnx.Rngs(0)

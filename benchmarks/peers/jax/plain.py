@@ -1,4 +1,4 @@
-"""A transformer in plain JAX: functions of a dict of weights, whose matrices are (in, out)."""
+"""A transformer in plain JAX: functions of a dict of weights, with matrices of shape (in, out)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cache = dict[str, jax.Array]
 
 
 def weights_of(task: Task) -> Weights:
-    """Return the weights by name, as (in, out), with self-attention's query, key and value in one matrix."""
+    """Return the weights by name, with matrices as (in, out) and self-attention's query, key and value as one."""
     named = {
         name: jnp.asarray(value.T if value.ndim == 2 and "embedding" not in name else value, task.workload.dtype)
         for name, value in task.parameters.items()
@@ -37,7 +37,7 @@ def weights_of(task: Task) -> Weights:
 
 
 def blocks_of(config: TransformerConfig, w: Weights, past: Cache | None = None, start: Any = 0) -> Blocks:
-    """Return blocks with these weights; new keys and values are written to the cache `past` from index `start` on."""
+    """Return blocks with the weights `w`; keys and values are written into the cache `past` from index `start` on."""
 
     def embed(name: str, tokens: jax.Array) -> jax.Array:
         table = w[f"{name}.weight"]
@@ -80,7 +80,7 @@ def apply(config: TransformerConfig, w: Weights, tokens: jax.Array, source: jax.
 
 
 def generate(config: TransformerConfig, new_tokens: int, w: Weights, prompt: jax.Array) -> jax.Array:
-    """Decode greedily in one program: the whole prompt at once, then a scan over the new tokens."""
+    """Decode greedily in one XLA program: the whole prompt in one step, then a scan over the new tokens."""
     batch, length = prompt.shape
     room = (batch, config.num_heads, length + new_tokens, config.head_dim)
     past = {

@@ -1,4 +1,4 @@
-"""The tasks for jitted pure functions in JAX; a run goes from NumPy arrays to the computed result."""
+"""The tasks for jitted functions in JAX; a timed run starts from NumPy arrays, and waits for the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import optax
 from benchmarks.workloads import TRAINING, Run, Task
 
 Apply = Callable[..., jax.Array]
-"""A function that returns the logits, given the weights, the tokens and the source; the source may be None."""
+"""A function of the weights, the tokens and the source tokens (or None) that returns the logits."""
 
 
 def tasks(task: Task, apply: Apply, weights: Any) -> Run:
@@ -24,7 +24,7 @@ def logits(task: Task, apply: Apply, weights: Any) -> Run:
 
 
 def train(task: Task, apply: Apply, weights: Any) -> Run:
-    """Return a run that trains with optax's AdamW, one program per step, and returns the losses."""
+    """Return a run that trains with optax's AdamW, one jitted call per step, and returns the losses."""
     optimizer = optax.adamw(
         TRAINING.learning_rate, *TRAINING.betas, eps=TRAINING.eps, weight_decay=TRAINING.weight_decay
     )

@@ -1,4 +1,4 @@
-"""A decoder in CTranslate2, which returns no logits for an encoder-decoder."""
+"""A decoder in CTranslate2. Encoder-decoders are left out, because CTranslate2 returns no logits for them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 
 NEVER = "<never>"
-"""The name of the tokens that start and end a text; no workload's vocabulary contains this name."""
+"""The name of the start and end tokens: no token of a workload has this name, so decoding never stops early."""
 
 
 def specification(config: TransformerConfig, parameters: Arrays) -> Any:
-    """Return the model in the form of CTranslate2's converters, with query, key and value in one matrix."""
+    """Return the model as a CTranslate2 specification, with query, key and value in one matrix."""
     spec = TransformerDecoderModelSpec.from_config(
         config.num_decoder_layers,
         config.num_heads,
@@ -56,7 +56,7 @@ def _norm(spec: Any, parameters: Arrays, scope: str) -> None:
 
 
 def build(task: Task) -> Run:
-    """Build the run in float32: greedy decoding, or all logits at once."""
+    """Build the run in float32: greedy decoding, or the logits of a whole sequence."""
     folder = Path(task.folder, "ctranslate2")
     folder.mkdir(exist_ok=True)
     spec = specification(task.config, task.parameters)

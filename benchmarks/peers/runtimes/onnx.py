@@ -1,6 +1,7 @@
-"""The PyTorch peer, exported to ONNX and run by ONNX Runtime, OpenVINO, or ONNX's reference implementation.
+"""The model of `torch.fused`, exported to ONNX and run by ONNX Runtime, OpenVINO, or ONNX's reference implementation.
 
-`python -m benchmarks.peers.runtimes.onnx FOLDER` exports it in a separate process, so the runtimes need no PyTorch.
+`python -m benchmarks.peers.runtimes.onnx FOLDER` exports the model in a separate process, to keep PyTorch out of the
+timed process.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def exported(task: Task) -> str:
-    """Return the ONNX file; the first call writes it."""
+    """Return the path of the ONNX file, and write the file if it does not exist."""
     path = Path(task.folder, FILE)
     if not path.exists():
         command = [sys.executable, "-m", "benchmarks.peers.runtimes.onnx", task.folder]
@@ -29,7 +30,7 @@ def exported(task: Task) -> str:
 
 
 def export(folder: str) -> None:
-    """Write the ONNX file, in float32 and with the fixed shapes of the workload."""
+    """Write the ONNX file in float32, for exactly the shapes of the workload's inputs."""
     import torch
     from benchmarks.oracles import read_task
     from benchmarks.peers.torch.fused import fused_model_of
@@ -51,7 +52,7 @@ def export(folder: str) -> None:
 
 
 def reference(task: Task) -> Run:
-    """Build the run in ONNX's reference implementation, which computes one operator at a time in NumPy."""
+    """Build the run with ONNX's reference implementation, which computes one operator after another in NumPy."""
     from onnx.reference import ReferenceEvaluator
 
     session, inputs = ReferenceEvaluator(exported(task)), task.tokens
@@ -59,7 +60,7 @@ def reference(task: Task) -> Run:
 
 
 def onnx_runtime(task: Task) -> Run:
-    """Build the run in ONNX Runtime with all optimizations, and one thread per core."""
+    """Build the run with ONNX Runtime on a CPU, with the given number of threads."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -70,7 +71,7 @@ def onnx_runtime(task: Task) -> Run:
 
 
 def openvino(task: Task) -> Run:
-    """Build the run in OpenVINO for low latency, in the workload's precision; its default may be bfloat16."""
+    """Build the run with OpenVINO, for low latency and in the workload's precision (the default may be bfloat16)."""
     import openvino
 
     settings = {

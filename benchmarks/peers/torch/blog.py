@@ -1,4 +1,4 @@
-"""A transformer in PyTorch in the style of tutorials: four linear maps, an explicit softmax, a growing cache."""
+"""A transformer in PyTorch as in tutorials: attention of four linear maps and a softmax, and a cache that grows."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Stack(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The transformer, whose parameters have this project's names so that they load unchanged."""
+    """A transformer with this project's parameter names, so that the weights load without renaming."""
 
     def __init__(self, config: TransformerConfig, attention: type[Attention] = Attention) -> None:
         super().__init__()

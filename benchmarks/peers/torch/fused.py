@@ -1,4 +1,4 @@
-"""The blog-style transformer, optimized: query, key and value in one product, and PyTorch's fused attention."""
+"""The transformer of `torch.blog`, optimized: query, key and value in one product, and PyTorch's fused attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class FusedAttention(Attention):
-    """Attention that loads four linear maps, then packs query, key and value into one."""
+    """Attention that loads four linear maps; `pack` then joins the maps of query, key and value."""
 
     packed: nn.Linear
     packed_memory: nn.Linear
@@ -27,7 +27,7 @@ class FusedAttention(Attention):
         return F.scaled_dot_product_attention(query, key, value, is_causal=mask is not None)
 
     def pack(self, *, cross: bool) -> None:
-        """Join the matrices of query, key and value, or of key and value in cross-attention."""
+        """Join the matrices of query, key and value; in cross-attention, only of key and value."""
         if cross:
             self.packed_memory = _side_by_side(self.key, self.value)
             del self.key, self.value
@@ -52,7 +52,7 @@ def fused_model_of(task: Task) -> Transformer:
 
 
 def build(task: Task, *, compiled: bool = False, autocast: bool = False) -> Run:
-    """Build the eager or compiled run, or one with PyTorch's autocast to bfloat16."""
+    """Build a run that is eager, compiled, or eager with PyTorch's autocast to bfloat16."""
     model = fused_model_of(task).float() if autocast else fused_model_of(task)
     if autocast:
 

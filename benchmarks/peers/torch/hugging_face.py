@@ -1,6 +1,6 @@
-"""Hugging Face's Marian (an encoder and a decoder) and GPT-2 (only a decoder), with PyTorch's attention.
+"""Hugging Face's Marian (encoder-decoder) and GPT-2 (decoder), with PyTorch's fused attention.
 
-No weights are tied, and no token ends a text. The task's table replaces Marian's sinusoidal positions.
+No weights are tied, and no token ends a text. Learned positions replace Marian's sinusoidal positions.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from transparity_conformance.checkpoints.exporting import fields_of, tensors_in
 from transparity_conformance.checkpoints.importing import family_called
 
 FAMILIES = {"encoder-decoder": ("marian", MarianMTModel), "decoder": ("gpt2", GPT2LMHeadModel)}
-"""The names of the configuration and the classes of the model, by architecture."""
+"""The family's name and the model's class for each architecture."""
 
 
 class HuggingFace(nn.Module):
-    """A model of the library that is called like the other peers, without a cache; `generate` is the library's own."""
+    """A Hugging Face model with the interface of the other peers; only `generate` has a cache, and is the library's."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The layers of `torch.nn.Transformer`, with the default fast path of inference, and without it."""
+"""The layers of `torch.nn.Transformer`, with or without PyTorch's fast path for inference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = {
 
 
 class Transformer(nn.Module):
-    """Embeddings, the library's stacks and a head; a decoder-only model is the library's encoder with a causal mask."""
+    """Embeddings, PyTorch's stacks and a head; for a decoder-only model, `nn.TransformerEncoder` with a causal mask."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def _stack(config: TransformerConfig, name: str) -> nn.Module:
 
 
 def state(config: TransformerConfig, parameters: Arrays) -> dict[str, Tensor]:
-    """Return the weights by the library's names; query, key and value are in one matrix."""
+    """Return the weights with PyTorch's names, and with query, key and value in one matrix."""
     renamed: dict[str, np.ndarray] = {}
     for scope, weights in by_block(parameters).items():
         crosses = config.has_encoder and scope.startswith("decoder")

@@ -1,4 +1,4 @@
-"""The tasks for PyTorch modules; a run goes from NumPy arrays to the computed result."""
+"""The tasks for PyTorch modules; a timed run starts from NumPy arrays, and waits for the result."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 
 def tasks(task: Task, model: nn.Module, forward: Callable[..., Any] | None = None) -> Run:
-    """Return a run of the workload's task with `model`, which gets the tokens and, if there is one, the source.
+    """Return a run of the workload's task. `model` maps tokens (and, with an encoder, source tokens) to logits.
 
-    `forward` may be a faster function than the model itself.
+    For the forward pass, `forward` replaces the model, as with a compiled model.
     """
     if task.workload.kind == "train":
         return train(task, model)
@@ -42,7 +42,7 @@ def decode(task: Task, generate: Callable[[Tensor, int], Tensor]) -> Run:
 
 
 def train(task: Task, model: nn.Module) -> Run:
-    """Return a run that trains with AdamW from the same weights, and returns the loss before each step."""
+    """Return a run that trains a copy of `model` with AdamW, and returns the loss before each step."""
 
     def run() -> Tensor:
         trained = copy.deepcopy(model).train()

@@ -1,1 +1,1 @@
-"""Match the activations, tensors and configuration of a port with the reference."""
+"""Find out which of a port's tensors, operations and settings correspond to parts of the reference."""

@@ -1,4 +1,4 @@
-"""Compare a model's logits with the reference's logits, for random weights and the probes of a check."""
+"""Prove an adapter or a configuration: compare a model's logits with the reference on the probes of a check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_conformance.report.report import Divergence
 
 
 class Model(Protocol):
-    """A model with tensors, in this process or another process."""
+    """A model whose tensors can be read and written, in this process or another process."""
 
     def __call__(self, **inputs: np.ndarray) -> Any: ...
 
@@ -43,12 +43,12 @@ class Proof:
 
     @functools.cached_property
     def wrong(self) -> Divergence | None:
-        """Return the largest divergence of the logits over all probes; None if they are right or have a wrong shape."""
+        """Return the largest divergence of the logits over all probes; None for right or misshapen logits."""
         return wrong_logits(self.probes, {key: {"logits": each} for key, each in self.answers.items()}, "float32")
 
     @property
     def share(self) -> float:
-        """Return the largest difference of the logits as a share of its budget; 0 if no logit exceeds the budget."""
+        """Return the largest difference of the logits, divided by the budget; 0 if no logit exceeds the budget."""
         if self.misshapen is not None:
             return math.inf
         return 0.0 if self.wrong is None else share(self.wrong.error, self.wrong.budget)
@@ -64,7 +64,7 @@ class Proof:
 
 
 def own_probes(config: TransformerConfig) -> dict[str, Probe]:
-    """Return the probes of a check whose model has the sizes of the configuration."""
+    """Return the probes of a check that have exactly this configuration, except the probe `hot`."""
     return {key: probe for key, probe in probes_of(config, "config").items() if probe.config == config and key != "hot"}
 
 
@@ -73,11 +73,11 @@ def proved(probes: Mapping[str, Probe], answer: Callable[[Probe], np.ndarray]) -
 
 
 def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[Arrays, Arrays]:
-    """Write values of parameters into a copy of a model's tensors; return the tensors and the resulting parameters.
+    """Write values of parameters into a copy of a model's tensors; return this copy, and all parameters.
 
     Args:
         tensors: the model's tensors, which share no memory.
-        parameters: the reference's parameters; only views of tensors are written.
+        parameters: the reference's parameters. Views of `tensors` get the new values; other parameters stay unchanged.
     """
     written = {name: value.copy() for name, value in tensors.items()}
     views: Arrays = {}

@@ -1,1 +1,1 @@
-"""Records of a port's call: each operation's value, its inputs, and the line that ran it."""
+"""Record a port's forward pass: each operation's value, its inputs, and the line of code that ran the operation."""

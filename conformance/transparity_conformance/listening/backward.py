@@ -1,4 +1,4 @@
-"""Record a backward pass of PyTorch: each function's result in the forward pass, and its gradient."""
+"""Record a forward and a backward pass in PyTorch: each function's result, and the gradient of the result."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from transparity_conformance.listening.pytorch import tensors_in
 
 @dataclass(eq=False)
 class Backward:
-    """The functions of a forward pass, parameters first, with each result's gradient."""
+    """The recorded parameters and functions of a forward pass; the three lists have the same order."""
 
     operations: list[Operation] = field(default_factory=list)
     gradients: list[np.ndarray | None] = field(default_factory=list)
-    """None if the backward pass computed no gradient."""
+    """The gradient of each operation's value; None if the backward pass computed no gradient for the value."""
     passes: list[bool] = field(default_factory=list)
-    """Whether each result requires a gradient."""
+    """Whether each operation's value requires a gradient."""
 
 
 def _copied(tensor: Any) -> np.ndarray:
@@ -33,9 +33,9 @@ def _copied(tensor: Any) -> np.ndarray:
 def listen_backward(
     call: Callable[[], Any], parameters: Mapping[str, Any], differentiate: Callable[[Any], Any]
 ) -> Backward:
-    """Call a function of PyTorch, differentiate its result, and record both. `call` runs the forward pass. All
-    `parameters` that are not empty are recorded first, in this order. `differentiate` takes the result, and returns
-    each parameter's gradient, or None, in the same order."""
+    """Run and record a forward pass (`call`) and a backward pass (`differentiate`). `differentiate` takes the result of
+    `call`, and returns a gradient or None for each of the `parameters`. The record starts with the nonempty
+    `parameters`, in the given order."""
     import torch
 
     recorder = _Recorder()
@@ -53,7 +53,7 @@ def listen_backward(
 
 
 class _Recorder:
-    """Records each function, and keeps the tensors, so that no two have the same id."""
+    """Records each function, and keeps all tensors alive, so that Python does not reuse their ids."""
 
     def __init__(self) -> None:
         self.found, self.sources = Backward(), Sources()
@@ -61,7 +61,7 @@ class _Recorder:
         self.kept: list[Any] = []
 
     def add(self, name: str, tensor: Any, inputs: Sequence[int], stack: tuple[Source, ...]) -> None:
-        """Record a function's result; a hook stores its gradient during the backward pass."""
+        """Record a function's result, and register a hook that later stores the gradient of this result."""
         index, found = len(self.found.operations), self.found
         self.indices[id(tensor)] = index
         self.kept.append(tensor)
@@ -77,7 +77,7 @@ class _Recorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record every function of PyTorch that runs within the context."""
+        """Record every PyTorch function that is called within the context."""
         from torch.overrides import TorchFunctionMode
 
         recorder = self
@@ -92,14 +92,14 @@ class _Recorder:
             yield
 
     def add_results(self, func: Any, given: Any, result: Any) -> None:
-        """Record a function's float results that are not empty."""
+        """Record a function's floating-point results; skip empty tensors."""
         made = [each for each in tensors_in(result) if each.is_floating_point() and each.numel()]
         if not made:
             return
         inputs = [self.indices[id(each)] for each in tensors_in(given) if id(each) in self.indices]
         stack = self.sources.here()
         name = str(getattr(func, "__name__", func))
-        if name == "__get__":  # a function that reads an attribute, such as `data`
+        if name == "__get__":  # the getter of a tensor's attribute, such as `data`
             name = str(getattr(getattr(func, "__self__", None), "__name__", name))
         for each in made:
             self.add(name, each, inputs, stack)

@@ -1,4 +1,4 @@
-"""Rewrite Python code so that its expressions report their operands and values, with unchanged behavior."""
+"""Rewrite Python code so that each expression reports its operands and its value; the code's results do not change."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from types import CodeType
 from typing import Any, Literal
 
 VALUE, OPERAND, WROTE = "__transparity_value__", "__transparity_operand__", "__transparity_wrote__"
-"""The names of hooks that are added to Python's builtins.
+"""The names of hooks: functions that `numpy.listening` adds to Python's builtins.
 
-The rewritten code passes values to the hooks, which return their last argument, and calls `WROTE` after each
-assignment.
+The rewritten code passes every value and every operand to a hook. These hooks return the value unchanged. After each
+assignment, the rewritten code calls the hook `WROTE`.
 """
 
 GENERATED = "__transparity_generated__"
-"""The hook for lazy iterables; each item becomes an operand when the code uses it."""
+"""The hook for generators and `map`; an item counts as an operand once the code has read the item."""
 
 SLICE = "__transparity_slice__"
 """Python's `slice` under another name, because the port may define a function `slice`."""
@@ -32,18 +32,15 @@ class Site:
 
     kind: Kind
     name: str
-    """The operator's NumPy name, or the name of the attribute or method."""
+    """The operator's name in NumPy, such as `matmul`, or the name of the attribute or method."""
     operands: tuple[int, ...]
-    """The numbers of the operands.
-
-    The first is the called function, or the array of a subscript, attribute or assignment.
-    """
+    """The numbers of the operands. The first operand is the called function, or the array that is read or modified."""
     writes: bool = False
-    """Whether a call writes its result into the argument `out`."""
+    """Whether the call has an argument `out=`, into which it writes its result."""
 
 
 SITES: dict[int, Site] = {}
-"""All sites by number. Every file gets new numbers, because functions of earlier runs may still exist."""
+"""All sites by number. Numbers are never reused, because rewritten functions of earlier runs may still exist."""
 
 _numbers = itertools.count()
 
@@ -67,7 +64,7 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 @functools.lru_cache(maxsize=64)
 def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
-    """Return the rewritten code of each function in a file, by `identity`; empty if the text is not valid Python."""
+    """Return the rewritten code of each function in a file, by `identity`; no functions if Python cannot compile it."""
     try:
         tree = ast.parse(text, file)
         plain = compile(tree, file, "exec", dont_inherit=True)
@@ -84,7 +81,7 @@ def identity(code: CodeType) -> Hashable:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of all functions within a code object, in the order of the text."""
+    """Yield the code objects of all functions within a code object, in source order."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
@@ -92,7 +89,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 class _Reporting(ast.NodeTransformer):
-    """Wraps expressions in calls of hooks, except annotations, decorators and patterns."""
+    """Wraps expressions in calls of hooks, but skips annotations, decorators and `match` patterns."""
 
     def visit_FunctionDef(self, node: Any) -> Any:
         node.body = self._all(node.body)
@@ -136,7 +133,7 @@ class _Reporting(ast.NodeTransformer):
         return self._wrapped(node, "attribute", node.attr, "value")
 
     def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
-        """Report an expression's value, and the values of its operands in `fields`."""
+        """Wrap an expression and its operands in calls of hooks; `fields` names the operands' fields of the node."""
         numbers: list[int] = []
         for field in fields:
             found = getattr(node, field)
@@ -150,7 +147,7 @@ class _Reporting(ast.NodeTransformer):
         if isinstance(node.func, ast.Attribute):
             method, name = node.func, node.func.attr
             if method.end_lineno and method.end_lineno != node.lineno:
-                # In a chain over several lines, Python reports the line of the method's name for each call.
+                # If a chain of calls spans several lines, Python reports a call at the line of the method's name.
                 node.lineno = method.end_lineno
                 node.col_offset = max(0, (method.end_col_offset or 0) - len(name))
             method.value, receiver = self._operand(method.value)
@@ -203,12 +200,12 @@ class _Reporting(ast.NodeTransformer):
             return node, number
         if isinstance(node, ast.Constant):
             return node, next(_numbers)
-        hook = GENERATED if _is_lazy(node) else OPERAND  # `visit` changes the node, so test it first.
+        hook = GENERATED if _is_lazy(node) else OPERAND  # before `visit`, which changes the node
         return _operand(self.visit(node), hook)
 
 
 def _is_lazy(node: Any) -> bool:
-    """Return whether an expression creates a lazy iterable to which no other code refers."""
+    """Return whether an expression creates a generator or a `map` object."""
     is_map = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map"
     return is_map or isinstance(node, ast.GeneratorExp)
 
@@ -225,7 +222,7 @@ def _value(node: Any, kind: Kind, name: str, operands: list[int], writes: bool =
 
 
 def _wrote(node: Any, name: str, operands: list[int], array: Any, part: int | None) -> ast.stmt:
-    """Return the statement that reports an assignment into `array`; `part` is the index operand's number."""
+    """Return a statement that reports an assignment into `array`; `part` is the number of the index, if any."""
     number = next(_numbers)
     SITES[number] = Site("assignment", name, (*operands, *([] if part is None else [part])))
     return _statement(_call(WROTE, [ast.Constant(number), array], node), node)
@@ -240,7 +237,7 @@ def _statement(expression: Any, node: Any) -> ast.stmt:
 
 
 def _array_of(target: Any) -> Any:
-    """Return an assignment's array, such as `x` or `self.cache`; None if it is no plain name."""
+    """Return the array that an assignment modifies, such as `x` or `self.cache`; None for other targets."""
     if isinstance(target, ast.Subscript):
         target = target.value
     elif not isinstance(target, ast.Name):
@@ -252,7 +249,7 @@ def _array_of(target: Any) -> Any:
 
 
 def _as_expression(index: Any) -> Any:
-    """Replace colons in an index by calls of `slice`."""
+    """Replace slices such as `a:b` in an index by calls `slice(a, b)`, so that the index is an ordinary expression."""
     if isinstance(index, ast.Tuple):
         return ast.copy_location(ast.Tuple([_as_expression(each) for each in index.elts], ast.Load()), index)
     if not isinstance(index, ast.Slice):

@@ -1,12 +1,12 @@
 """Record every primitive that JAX runs: in flax, equinox and plain functions.
 
-While recording, `jit` is disabled, so functions run as Python, one primitive at a time. `scan`, `while_loop` and `cond`
-run as Python loops and branches. A function under `checkpoint` is evaluated equation by equation; each equation has the
-line that created it during tracing. A jitted port may therefore round differently while it is recorded.
+The recording disables `jit`, so JAX runs one primitive at a time, and a jitted port may round differently. `scan`,
+`while_loop` and `cond` run as Python loops and branches. The jaxpr of a function under `checkpoint` runs equation by
+equation. The record shows each equation with the line that was traced.
 
-Integers and bools are recorded only on request, but the record follows the data through them. Not recorded are other
-threads, programs compiled earlier, arrays on other machines, and parameters that are only sliced, reshaped or cast. A
-loop within `checkpoint` is recorded only with its results.
+Integers and bools are recorded only on request, but the record follows the data through them. The record leaves out
+other threads, programs compiled earlier, arrays on other machines, and parameters that are only sliced, reshaped or
+cast. For a loop within `checkpoint`, only the results are recorded.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from transparity_conformance.listening.record import Record, Region
 REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
 ) | {"rev", "slice", "split", "squeeze", "stage", "transpose"}
-"""Primitives that only rearrange their inputs; with a parameter as input, they are not recorded."""
+"""Primitives that only copy, cast or rearrange their inputs. If the input is a parameter, they are not recorded."""
 
 EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))
-"""Primitives that contain a function, whose primitives are recorded one by one."""
+"""Primitives that wrap a function; the record has the primitives of this function instead."""
 
 
 @contextlib.contextmanager
 def listening(record: Record) -> Iterator[None]:
-    """Record every primitive that this thread runs within the context."""
+    """Record every JAX primitive that this thread runs within the context."""
     import jax
     from jax._src import core
 
@@ -54,19 +54,19 @@ def listening(record: Record) -> Iterator[None]:
 
 
 class _Listener:
-    """Records the primitives of one thread, except primitives that JAX runs to execute another primitive."""
+    """Records the primitives of one thread, but skips primitives that run within another primitive."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.busy = record, False
 
     def operation(self, run: Callable[[], Any], primitive: Any, args: Sequence[Any], params: Mapping[str, Any]) -> Any:
-        """Run a primitive, or the primitives within it; record and return the result."""
+        """Run and record a primitive, or the primitives of the function that it wraps; return the result."""
         if self.busy:
             return run()
         if primitive.name in EVALUATED and "jaxpr" in params:
             from jax._src.core import eval_jaxpr
 
-            inner = params["jaxpr"]  # a traced function, whose equations run as primitives
+            inner = params["jaxpr"]  # the traced function
             return eval_jaxpr(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), *args)
         self.busy = True
         try:
@@ -86,7 +86,7 @@ class _Listener:
 
 
 def _stack(record: Record) -> tuple[Source, ...]:
-    """Return the lines on the stack; for an equation, the lines that traced it."""
+    """Return the port's lines on the stack; for an equation of a jaxpr, the lines on the stack during tracing."""
     from jax._src import source_info_util
 
     traceback = source_info_util._source_info_context.context.traceback
@@ -96,12 +96,12 @@ def _stack(record: Record) -> tuple[Source, ...]:
 
 
 def _region(array: Any) -> Region:
-    """Return an array's memory, which no other array shares: JAX never modifies arrays."""
+    """Return a region that no other array shares, because JAX never modifies arrays."""
     return Region(id(array), None, array, array)
 
 
 def _numbers(array: Any, record: Record) -> np.ndarray | None:
-    """Return a copy in float64; None for arrays on other machines, and for dtypes that are not recorded."""
+    """Return a float64 copy; None for tracers, arrays on other machines, and dtypes that are not recorded."""
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""Record a call: its result and all its operations."""
+"""Call a function, and record the operations that NumPy, PyTorch or JAX runs during the call."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LISTENERS: dict[str, tuple[str, Listener]] = {
     "pytorch": ("torch", lambda record, _: pytorch.listening(record)),
     "jax": ("jax", lambda record, _: jax.listening(record)),
 }
-"""For each framework: the module that a port imports, and the context that records. Recording NumPy needs a first call
-of the function, which runs before the other contexts start."""
+"""For each framework: the module that a port imports, and the context that records the call. NumPy is the first,
+because its context calls the function once before the recording."""
 
 
 def listen(
@@ -37,18 +37,18 @@ def listen(
 ) -> tuple[Any, list[Operation]]:
     """Call a function, and record its operations.
 
-    For NumPy, a first call finds the functions that run; a second call is recorded. Exceptions of the function
-    propagate. Operations that cannot be recorded are left out.
+    For NumPy, a first call finds the functions that run, and a second call is recorded. Exceptions of the function
+    propagate. The module of each framework lists the operations that are left out.
 
     Args:
         call: the function to call, such as `lambda: forward(tokens=ids)`.
         framework: `pytorch`, `jax` or `numpy`; None records every framework that is imported.
-        largest: the limit for the bytes of all values; operations beyond the limit are left out.
+        largest: the limit for the total bytes of all values; operations that would exceed the limit are left out.
         whole_numbers: whether to record integers and bools too.
-        rehearsal: the function for the first call, if `call` may be called only once.
+        rehearsal: a function to use in the first call, if `call` may be called only once.
 
-    Returns: the result of the call, and the operations in the order in which they ran. Raises `TransparityError` for
-    an unknown framework.
+    Returns: the result of the call, and the operations in execution order. Raises `TransparityError` for an unknown
+    framework.
     """
     if framework is not None and framework not in LISTENERS:
         raise TransparityError(f"The framework is {shown(framework)}; expected one of {', '.join(LISTENERS)}, or None.")
@@ -62,8 +62,8 @@ def listen(
 
 
 def _inside(operations: list[Operation]) -> list[Operation]:
-    """Add the lines of an installed package if the port's file only calls a model of the package. In this case, one
-    line of the port runs most operations, and several lines of the package run them."""
+    """Add an installed package's lines to the stacks if the port's file only calls a model of this package. The port
+    only calls a model if a single line of the port runs most operations, through several lines of the package."""
     called = collections.Counter(each.stack for each in operations)
     stack, count = next(iter(called.most_common(1)), ((), 0))
     inside: dict[int, tuple[Source, ...]] = {

@@ -1,15 +1,14 @@
 """Record NumPy: every expression in the port's own code whose value is an array.
 
-NumPy has no hook for all operations: `np.asarray` strips a subclass, and parameters are plain arrays. Therefore the
-code of the port's functions is rewritten while the port runs, so that expressions report their values (`expressions`).
-A first call finds the functions to rewrite.
+NumPy has no hook for all operations, and `np.asarray` would remove a subclass of `ndarray`. A first call finds the
+port's functions. During a second call, `expressions` replaces their code by code that reports each expression's value.
 
-For operations within installed packages, only the results are recorded. Integers and bools are left out, but the record
-follows the data through them. The following are not recorded:
+If the port calls an installed package, only the result of the call is recorded. Integers and bools are recorded only on
+request, but the record follows the data through them. The following are not recorded:
 
 - compiled functions, and functions without source text
 - other threads
-- arrays that an expression looks up without computing them
+- arrays that an expression only looks up
 - assignments to several targets at once
 """
 
@@ -33,31 +32,31 @@ from transparity_conformance.listening.record import Origins, Record, Region
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
 ) | {"moveaxis", "ravel", "reshape", "squeeze", "swapaxes", "transpose"}
-"""Functions that only rearrange their inputs; with a parameter as input, they are not recorded."""
+"""Functions that only copy, cast or rearrange their inputs. If the input is a parameter, they are not recorded."""
 
 UNINITIALISED = frozenset(["empty", "empty_like"])
 SHAPE_ALONE = frozenset(["zeros_like", "ones_like", "full_like"])
 
 WRITERS = frozenset(["copyto", "fill", "fill_diagonal", "itemset", "put", "put_along_axis", "putmask", "sort"])
-"""Functions that write into their first array and return None."""
+"""Functions that modify their first array and return None."""
 
 KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
-"""Types of functions, whose attributes Python defines instead of the port."""
+"""Types of functions. Python or NumPy defines their `__name__`, so that reading it runs no code of the port."""
 
 PLAIN = frozenset([float, int, bool, str, bytes])
-"""Types that are never arrays; they are skipped quickly, because Python loops compute many such values."""
+"""Types that contain no array; skipping them early saves time in Python loops."""
 
 LAZY = frozenset([GeneratorType, map])
 
 LONGEST_LIST = 256
-"""Longer lists are not searched for arrays; they usually contain tokens."""
+"""The recorder does not search longer lists for arrays, because long lists usually contain tokens."""
 
 _active: list[_Listener] = []
 
 
 @contextlib.contextmanager
 def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
-    """Record this thread's NumPy operations within the context, in functions that run during a first `call`."""
+    """Record this thread's NumPy operations within the context; a first `call` finds the functions to rewrite."""
     hooks = {
         expressions.VALUE: _value,
         expressions.OPERAND: _operand,
@@ -66,7 +65,7 @@ def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
         expressions.SLICE: slice,
     }
     for name, hook in hooks.items():
-        setattr(builtins, name, hook)  # The hooks stay: functions that the port defined meanwhile may still call them.
+        setattr(builtins, name, hook)  # never removed: functions that a call defines may run later
     replaced: list[tuple[FunctionType, Any]] = []
     listener = _Listener(record)
     try:
@@ -100,7 +99,7 @@ def _generated(number: int, value: Any) -> Any:
     _active[-1].operands[id(sys._getframe(1)), number] = items if is_lazy else value
 
     def noted() -> Iterator[Any]:
-        for item in value:  # an item is an operand when it is used
+        for item in value:  # an item counts as an operand once the port has read the item
             items.append(item)
             yield item
 
@@ -119,7 +118,7 @@ def _wrote(number: int, array: Any) -> None:
 
 
 class _Listener:
-    """Records the values of one thread's expressions."""
+    """Records the arrays that the expressions of one thread compute."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.thread = record, threading.get_ident()
@@ -127,7 +126,7 @@ class _Listener:
         self.codes: set[Any] = set()
 
     def operation(self, frame: Any, site: expressions.Site, value: Any) -> None:
-        """Record the arrays that an expression computed, but not lookups in containers and attributes."""
+        """Record the arrays that an expression computed; skip arrays that it only looked up."""
         operands = [self.operands.pop((id(frame), number), None) for number in site.operands]
         name, given = site.name, operands
         if site.kind in ("call", "method"):
@@ -146,7 +145,7 @@ class _Listener:
         self._add(name, _arrays(value), given)
 
     def wrote(self, frame: Any, site: expressions.Site, array: Any) -> None:
-        """Record what an assignment wrote: a part of an array, or a name's new value."""
+        """Record the effect of an assignment: a modified array, or a new array under the same name."""
         before, value, *index = (self.operands.pop((id(frame), number), None) for number in site.operands)
         if not isinstance(array, np.ndarray):
             return
@@ -186,7 +185,7 @@ class _Listener:
         return self.record.origins([_region(array) for array in _arrays(given)])
 
     def _is_own(self, function: Any) -> bool:
-        """Return whether a function runs rewritten code, whose own expressions are recorded."""
+        """Return whether a function's code is rewritten; its own expressions then report their values."""
         if isinstance(function, MethodType):
             function = function.__func__
         if not isinstance(function, FunctionType):
@@ -195,13 +194,13 @@ class _Listener:
 
 
 def _name(function: Any) -> str:
-    """Return a function's name; empty for other objects, whose attributes the port may define."""
+    """Return a function's name; empty for other objects, because the port may define their attributes."""
     is_known = isinstance(function, KINDS) or type(function).__module__.startswith("numpy")
     return str(getattr(function, "__name__", "")) if is_known else ""
 
 
 def _computes(function: Any, given: list[Any]) -> bool:
-    """Return whether a function computes its result instead of looking up an existing array."""
+    """Return whether a function computes its result, and does not only look up an existing array."""
     if isinstance(function, BuiltinMethodType):
         owner = function.__self__
         if isinstance(owner, dict | list | tuple | str | set) or (owner is builtins and function is not sum):
@@ -212,7 +211,7 @@ def _computes(function: Any, given: list[Any]) -> bool:
 
 
 def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
-    """Yield the arrays in a value, including NumPy's scalars."""
+    """Yield the arrays and NumPy scalars in a value, which may be a nested list or tuple."""
     if isinstance(value, np.ndarray | np.generic):
         yield value
     elif depth and isinstance(value, list | tuple) and len(value) <= LONGEST_LIST:
@@ -221,7 +220,7 @@ def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
 
 
 def _region(array: Any) -> Region:
-    """Return an array's memory, which its views share."""
+    """Return the memory of an array; all views of an array have the same owner."""
     if isinstance(array, np.generic):
         return Region(id(array), None, array, array)
     owner = array

@@ -1,4 +1,4 @@
-"""An operation of a port: its value, its inputs, and the lines of the port's code that ran it."""
+"""An operation of a port: its value, its inputs, and the lines of the port's code that ran the operation."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from transparity.text import safe
 
 @dataclass(frozen=True)
 class Source:
-    """A line of the port's code that was on the stack."""
+    """A line of the port's code that was on the stack when an operation ran."""
 
     file: str
     line: int
     """The expression's first line, counted from 1."""
     code: str
-    """The statement, escaped, truncated and joined to one line; empty if the file cannot be read."""
+    """The statement's text, escaped, shortened and joined to one line; empty if the file cannot be read."""
     columns: tuple[int, int] | None = field(default=None, compare=False)
     """The expression's start and end in `line`, in characters from 0; None if Python does not report them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A value that a port computed, and how."""
+    """A value that a port computed, the inputs of the computation, and the lines of code that ran it."""
 
     name: str
-    """The framework's name, such as `aten.mm.default`, `dot_general` or `numpy.matmul`."""
+    """The operation's name in the framework, such as `aten.mm.default`, `dot_general` or `numpy.matmul`."""
     value: np.ndarray
-    """The result in float64, copied at once; a complex result has a last axis (real, imaginary)."""
+    """The result, copied in float64 as soon as it exists; a complex result has a last axis (real, imaginary)."""
     inputs: tuple[int, ...]
-    """The indices of the operations that computed the inputs, without parameters and tokens."""
+    """The indices of the operations that computed this operation's inputs; parameters and tokens have no index."""
     stack: tuple[Source, ...]
-    """The line that ran the operation, and the lines that called it, innermost first. Empty if a thread of the
-    framework ran the operation."""
+    """The port's lines on the call stack, innermost first; empty if a thread of the framework ran the operation."""
     grows: bool = False
-    """Whether the value stacks the iterations of a loop whose result grows; shorter iterations end in zeros."""
+    """Whether the value stacks results of different lengths, one for each iteration of a loop, padded with zeros."""
 
     @property
     def source(self) -> Source | None:
         return self.stack[0] if self.stack else None
 
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
-        """Return the line that passed wrong arguments: the innermost line on the stack that ran none of the right
-        operations `others`. Only operations with the same source line are considered. If no such line exists, return
-        the operation's own line.
+        """Return the line that probably passed wrong arguments to a function that several lines call.
+
+        `others` are right operations. The result is the innermost line on this stack that is on no stack of `others`
+        with the same innermost line. If no such line exists, return the operation's own line.
         """
         alike = (each.stack for each in others if each.stack[:1] == self.stack[:1])
         elsewhere = {line for stack in alike for line in stack}
@@ -64,7 +64,7 @@ class Operation:
 
 
 OURS = str(Path(__file__).parents[1]) + "/"
-"""The folder of `transparity_conformance`, whose frames never belong to the port."""
+"""The folder of `transparity_conformance`; frames in this folder never belong to the port."""
 
 STANDARD_LIBRARY = tuple(
     f"{folder}/"
@@ -73,41 +73,41 @@ STANDARD_LIBRARY = tuple(
 )
 INSTALLED = ("/site-packages/", "/dist-packages/")
 GENERATED = ("<frozen ", "<__array_function__")
-"""Prefixes of file names for code without a file, in Python and NumPy."""
+"""Prefixes of the file names that Python and NumPy give to code without a file."""
 
 FRAMEWORKS = frozenset(["equinox", "flax", "functorch", "haiku", "jax", "jaxlib", "keras", "numpy", "torch"])
-"""Packages that call a model and run its operations, but are not the model."""
+"""Packages that never contain the port; their frames are not reported."""
 
 LONGEST_PATH = 4096
 
 
 def run(call: Callable[[], Any]) -> Any:
-    """Call a function; only frames inside this call can belong to the port."""
+    """Call a function; this frame on the stack marks where the port's frames start."""
     return call()
 
 
 class Lines(tuple[Source, ...]):
-    """The port's lines on a stack, innermost first. If the innermost line calls an installed package, `inside` has the
-    lines of that package."""
+    """The port's lines on a stack, innermost first. If the innermost line calls an installed package, `inside` contains
+    the package's lines."""
 
     inside: tuple[Source, ...] = ()
 
 
 class Sources:
-    """Finds the lines of one run, and looks up each line only once."""
+    """Finds the source lines of the frames in one run, and caches each line."""
 
     def __init__(self) -> None:
         self._found: dict[
             tuple[int, int], tuple[CodeType, Source]
-        ] = {}  # keeps the code object, so that no other object has its id
+        ] = {}  # keeps the code object alive, so that Python does not reuse its id
 
     def here(self) -> Lines:
         return self.among((frame.f_code, frame.f_lasti) for frame in _frames())
 
     def among(self, places: Iterable[tuple[CodeType, int]]) -> Lines:
-        """Return the port's lines among `places`; both are in order from the innermost line. A line is the port's if
-        its file is outside the standard library, installed packages and this package. Otherwise, the port is installed,
-        and has the lines in the outermost package that is not a framework."""
+        """Return the port's lines among `places`, innermost first. Files of the standard library, of installed packages
+        and of this package are not the port's. If only such files are on the stack, the port is itself an installed
+        package: the outermost package that is not a framework."""
         inside = itertools.takewhile(lambda place: place[0] is not run.__code__, places)
         packages = [(home(code.co_filename), code, at) for code, at in inside]
         packages = [each for each in packages if each[0] is not None and each[0] not in FRAMEWORKS]
@@ -120,7 +120,7 @@ class Sources:
     def at(self, code: CodeType, at: int) -> Source:
         found = self._found.get((id(code), at))
         if found is None:
-            # An expression's line may differ from its statement's.
+            # An expression may start on a later line than its statement.
             first, last, start, end = next(itertools.islice(code.co_positions(), at // 2, None))
             line, lines = first or code.co_firstlineno, tuple(linecache.getlines(code.co_filename))
             columns = _columns(lines, line, start, end if first == last else None)
@@ -130,7 +130,7 @@ class Sources:
 
 
 def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | None) -> tuple[int, int] | None:
-    """Return an expression's columns in characters (Python reports bytes), up to the end of the line."""
+    """Return the columns of an expression in characters, at most to the end of the line; Python reports bytes."""
     if start is None or not 1 <= line <= len(lines):
         return None
     text = lines[line - 1].rstrip().encode()
@@ -146,7 +146,7 @@ def _frames() -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=4096)
 def home(file: str) -> str | None:
-    """Return a file's installed package; empty for other files, and None for files of Python and this package."""
+    """Return the installed package of a file; "" for other files, and None for files of Python and of this package."""
     if file.startswith((OURS, *GENERATED)):
         return None
     for folder in INSTALLED:
@@ -158,7 +158,7 @@ def home(file: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
-    """Return the statement at a line, joined to one line; for a compound statement, only its head."""
+    """Return the statement at a line, joined to one line; for a compound statement such as `for`, only its head."""
     if not 1 <= line <= len(lines):
         return ""
     around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]
@@ -173,7 +173,7 @@ def statement_at(lines: tuple[str, ...], line: int) -> str:
 
 
 def _text(lines: tuple[str, ...], node: ast.stmt) -> str:
-    """Return a statement's text; `ast.get_source_segment` would split the whole file again for each statement."""
+    """Return a statement's text; unlike `ast.get_source_segment`, do not split the whole file for each statement."""
     text = [each.encode() for each in lines[node.lineno - 1 : node.end_lineno]]
     text[-1] = text[-1][: node.end_col_offset]
     text[0] = text[0][node.col_offset :]
@@ -196,7 +196,7 @@ def functions_of(call: Callable[[], Any]) -> list[FunctionType]:
 
 
 def _referrers(values: Iterable[Any]) -> list[Any]:
-    """Return the objects that refer to any of the values, including objects frozen for the garbage collector."""
+    """Return the objects that refer to any of the values, including objects that `gc.freeze` has hidden."""
     if not gc.get_freeze_count():
         return gc.get_referrers(*values)
     gc.unfreeze()
@@ -207,7 +207,7 @@ def _referrers(values: Iterable[Any]) -> list[Any]:
 
 
 def _codes_of(call: Callable[[], Any]) -> dict[int, CodeType]:
-    """Return the port's code objects that a call runs, by id, because code objects with the same text are equal."""
+    """Return the port's code objects that a call runs, by id: code objects of equal functions compare equal."""
     codes: dict[int, CodeType] = {}
 
     def note(frame: Any, event: str, _: Any) -> None:

@@ -1,8 +1,8 @@
-"""Record a PyTorch call as a program: steps that can run again with changed steps or numbers.
+"""Record a PyTorch call as a program: a list of steps that can run again, with other values or with changed steps.
 
-The call is recorded in float64: a cast between float dtypes becomes a cast to float64, so that values are exact. Every
-tensor has an index, and so does every version of a tensor that a step modifies. Running a program again never changes
-an earlier run's values.
+The call is recorded in float64: a cast between float dtypes becomes a cast to float64, so that nothing is rounded.
+Every tensor has an index. If a step modifies a tensor in place, the modified tensor gets a new index. Another run of
+the program therefore never overwrites the values of earlier runs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _SOURCES = Sources()
 Values = dict[int, Any]
 
 Place = tuple[CodeType, int]
-"""An instruction: its code object, and its index within the code."""
+"""A bytecode instruction: its code object, and its offset within the code."""
 
 Change = Callable[[Values], Any]
-"""Computes a changed step's result from the values so far."""
+"""A function that computes a step's new result from the values of the steps before it."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class Step:
     kwargs: Mapping[str, Any]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    """The results' indices, in order; an in-place operation gives each alias of its memory a new version."""
+    """The indices of the results. An in-place operation gives a new index to each tensor that shares its memory."""
     aliases: tuple[int, ...]
-    """The indices that share the modified memory, in the order of `outputs`; empty if nothing is modified."""
+    """The old indices of the tensors that share the modified memory, in the order of `outputs`; empty otherwise."""
     written: int
-    """The index of the modified tensor, or -1."""
+    """The index of the tensor that the step modifies in place, or -1."""
     site: Hashable
-    """A key for the position in the code; layers with the same code, and repeated calls, share it."""
+    """A key for the step's position in the code. Layers that run the same code have the same key."""
     places: tuple[Place, ...]
-    """The port's instructions that ran the step, innermost first."""
+    """The port's instructions on the stack, innermost first."""
     module: str
-    """The path of the module whose `forward` ran the step."""
+    """The path of the `nn.Module` whose `forward` ran the step."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class Step:
 
     @property
     def line(self) -> Hashable:
-        """Return the innermost line and the operation's name, which all calls of a function share."""
+        """Return a key of the innermost instruction and the operation; all calls of a function have the same key."""
         return (self.places[:1], *self.site[1:])  # type: ignore[index]
 
     @property
@@ -83,7 +83,7 @@ class Step:
 
     @property
     def output(self) -> int:
-        """Return the index of the first result or of the modified tensor; -1 if there is no result."""
+        """Return the index of the first result, or of the tensor that is modified in place; -1 without a result."""
         if self.aliases:
             return self.outputs[self.aliases.index(self.written)]
         return self.outputs[0] if self.outputs else -1
@@ -100,7 +100,7 @@ class Step:
             values[index] = tensor
 
     def _write(self, values: Values, args: Any, kwargs: Any, precision: Any) -> None:
-        """Run an in-place operation on a copy of the memory."""
+        """Run an in-place operation on a copy of the memory, so that the old values stay valid."""
         old = values[self.written]
         flat = old.new_empty(0).set_(old.untyped_storage()).clone()
         for alias, index in zip(self.aliases, self.outputs, strict=True):
@@ -113,7 +113,7 @@ class Step:
 
 @dataclass(eq=False)
 class Program:
-    """The steps of a call, and their values."""
+    """The steps of a recorded call, and the values that the steps computed."""
 
     steps: list[Step] = field(default_factory=list)
     given: Values = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Program:
     """The names of parameters, buffers and inputs."""
     parameters: frozenset[int] = frozenset()
     values: Values = field(default_factory=dict)
-    """Every value, in float64."""
+    """All values of the recorded call by index, in float64."""
     answer: int = -1
     """The index of the call's result."""
 
@@ -152,8 +152,8 @@ class Program:
         """Run all steps, and return all values.
 
         Args:
-            changes: functions that replace the results of steps, by step number.
-            given: tensors that replace some values of `self.given`.
+            changes: for each changed step's number, a function that computes the new result.
+            given: tensors that replace some values of `self.given`, by index.
             precision: the dtype in which the steps compute; None for float64.
         """
         values = {**self.given, **(given or {})}
@@ -172,10 +172,10 @@ class Program:
         Args:
             numbers: the steps to run again.
             values: the values of an earlier run; they are not modified.
-            changes: the changes of the earlier run and the new changes.
+            changes: all changes: the changes of the earlier run, and the new changes.
 
         Returns:
-            all values, and the indices of the values that were computed again.
+            all values, and the indices of the values that this call computed.
         """
         now, again = dict(values), set[int]()
         with float64_defaults():
@@ -188,12 +188,12 @@ class Program:
     def after(
         self, number: int, made: Any, values: Values, changes: Mapping[int, Change]
     ) -> Iterator[tuple[Step, Values]]:
-        """Rerun the steps that depend on a changed step, in order; yield each step with the values so far.
+        """Run the steps that depend on a changed step, in order; yield each step with the values so far.
 
         Args:
-            number, made: the changed step, and its new result.
+            number, made: the changed step's number, and the new result of this step.
             values: the values of an earlier run; they are not modified.
-            changes: the changes of that run.
+            changes: the changes of the earlier run.
         """
         first = self.steps[number]
         now = dict(values)
@@ -230,16 +230,16 @@ def record_program(model: Any, inputs: Mapping[str, Any], answer_of: Callable[[A
     """Record a call of a PyTorch module whose tensors and `inputs` are in float64.
 
     Args:
-        model: the module; values and steps are named after its parameters and modules.
-        inputs: the tensors, by argument name.
-        answer_of: returns the tensor to compare, given the result of the call.
+        model: the module; its parameters and submodules name the program's values and steps.
+        inputs: the input tensors, by argument name.
+        answer_of: a function that takes the result of the call, and returns the tensor to compare.
     """
     names = {id(value): name for name, value in inputs.items()}
     names |= {id(each): name for name, each in itertools.chain(model.named_buffers(), model.named_parameters())}
     modules = {id(module): name for name, module in model.named_modules()}
     kinds = {type(module) for module in model.modules() if next(module.parameters(), None) is not None}
     defined = (getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds)
-    recorder = Recorder(names, modules, set(filter(None, defined)))  # a class in a notebook has no file
+    recorder = Recorder(names, modules, set(filter(None, defined)))  # a class of a notebook has no file
     with modules_noted(recorder):
         return recorder.recorded(lambda: answer_of(model(**inputs)), {name for name, _ in model.named_parameters()})
 
@@ -258,7 +258,7 @@ def float64_defaults() -> Iterator[None]:
 
 @contextlib.contextmanager
 def decomposed() -> Iterator[None]:
-    """Run fused attention and fused layers in parts within the context."""
+    """Run fused attention and fused layers as single operations within the context, so that each is recorded."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with without_fast_path(), sdpa_kernel(SDPBackend.MATH), _with_one_mask():
@@ -270,7 +270,7 @@ ATTENTION_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_ca
 
 
 def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
-    """Add the causal mask to the mask of fused attention: its kernels accept both, but its parts do not."""
+    """Merge `is_causal` into `attn_mask`: kernels of fused attention accept both, but the math backend does not."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -292,7 +292,7 @@ def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def modules_noted(recorder: Any) -> Iterator[None]:
-    """Tell the recorder, within the context, which module's `forward` is running."""
+    """Keep the stack of running modules in `recorder.modules` within the context."""
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     enter = register_module_forward_pre_hook(lambda module, _: recorder.modules.append(module))
@@ -305,12 +305,12 @@ def modules_noted(recorder: Any) -> Iterator[None]:
 
 
 def executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation, with casts between float dtypes as casts to float64."""
+    """Run an operation in float64; casts to other float dtypes become casts to float64."""
     return executed(func, _mapped(args, _exact), _mapped(kwargs, _exact) if kwargs else kwargs, None)
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
-    """Run an operation in a precision, which replaces dtypes among the arguments; None for float64."""
+    """Run an operation in a precision (None: float64); replace float dtypes in the arguments by this precision."""
     import torch
 
     kinds = {*map(type, args), *map(type, kwargs.values())}
@@ -318,12 +318,12 @@ def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precisio
         args, kwargs = _converted(args, kwargs, precision)
     if len(args) > 2 and args[2] is True and "softmax" in str(func):  # a softmax that also casts to float32
         args = (args[0].double() if precision is None else args[0].float(), args[1], False)
-    # A quotient of integers is in float64, if all computation is in float64.
+    # Make PyTorch divide integers in float64 if the program runs in float64.
     is_set = precision is not None or torch.get_default_dtype() == torch.float64
     with contextlib.nullcontext() if is_set else float64_defaults():
         result = func(*args, **kwargs)
     if _is_uninitialised(func) and result.is_floating_point():
-        result.fill_(math.nan)  # memory that is read before it is written shows as NaN
+        result.fill_(math.nan)  # NaN shows if a later step reads uninitialized memory
     return result
 
 
@@ -333,7 +333,7 @@ def _is_uninitialised(func: Any) -> bool:
 
 
 def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> tuple[Any, Any]:
-    """Convert dtypes among the arguments to the precision, and clip numbers to its range."""
+    """Replace float dtypes in the arguments by the precision, and clip numbers to the precision's range."""
     import torch
 
     is_exact = precision is None
@@ -354,13 +354,13 @@ def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -
 
 
 class Recorder:
-    """A recorder, which adds each operation that runs to its program.
+    """Adds each PyTorch operation that runs to a program.
 
     Args:
         names: the names of tensors, by `id`.
         module_names: the paths of modules, by `id`.
         files: the files whose lines are reported; all files if empty.
-        frames: yields the instructions that run an operation, innermost first; by default those on the stack.
+        frames: a function that yields the instructions that run an operation, innermost first; by default, the stack's.
     """
 
     def __init__(
@@ -378,11 +378,11 @@ class Recorder:
         self.modules: list[Any] = []
         self.last: tuple[Hashable, dict[Any, int]] = ((), {})
         self.lines: dict[Hashable, tuple[Place, ...]] = {}
-        """The reported lines, by an operation's stack."""
+        """The reported lines of each stack."""
         self.count = 0
 
     def recorded(self, call: Callable[[], Any], learned: Collection[str]) -> Program:
-        """Record a call that returns the tensor to compare; `learned` names the parameters."""
+        """Record a call that returns the tensor to compare; `learned` contains the parameters' names."""
         import torch
 
         program = self.program
@@ -393,7 +393,7 @@ class Recorder:
         return program
 
     def index_of(self, tensor: Any) -> int:
-        """Return the index of a tensor; a tensor that no step computed is added to `given`."""
+        """Return the index of a tensor; add the tensor to `given` if no step computed it."""
         if id(tensor) not in self.indices:
             index = self._new(tensor)
             self.program.given[index] = _exact(tensor.detach())
@@ -443,8 +443,8 @@ class Recorder:
         return index
 
     def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
-        """Return the key of the operation's position in the code, and its reported lines. Two operations of one
-        expression have different keys, because the key includes their order."""
+        """Return the key of the operation's position in the code, and the lines to report. The key includes a count,
+        because one expression may run the same operation several times."""
         places = tuple(self.frames())
         key = tuple((id(code), at) for code, at in places)  # hashing a code object takes a microsecond
         if self.last[0] != key:
@@ -458,7 +458,7 @@ class Recorder:
 
 
 def _frames() -> Iterator[Place]:
-    """Yield the instructions on the stack that are inside the call of `run`."""
+    """Yield the instructions on the stack, innermost first, up to the recorder's call of the port."""
     frame: Any = sys._getframe(4)
     while frame is not None and frame.f_code is not run.__code__:
         yield frame.f_code, frame.f_lasti
@@ -487,7 +487,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def filled(value: Any, values: Values) -> Any:
-    """Replace references in a step's arguments by tensors."""
+    """Replace each `Ref` in a step's arguments by the tensor with its index."""
     kind = type(value)
     if kind is Ref:
         return values[value.index]

@@ -1,16 +1,16 @@
 """Record PyTorch: every operation that reaches the dispatcher, from modules and functions.
 
-A composite operation is recorded as the operations that it calls. For example, `linear` calls `addmm`. A kernel is
-recorded as one operation, except that the intermediate results of fused attention are added in float64. Each output of
-an operation has its own record. A compiled module runs eagerly while it is recorded. A layer of `nn.Transformer` runs
-in parts, which may round differently from its fast path.
+For a composite operation, the record shows the operations that it calls; for example, `linear` calls `addmm`. For fused
+attention, the recorder also computes the scores and weights, in float64. Each output of an operation is recorded
+separately. During the recording, compiled modules run eagerly, and layers of `nn.Transformer` do not use their fast
+path. Both may change the rounding.
 
-Integers and bools are left out, but the record follows the data through them. The following are not recorded:
+Integers and bools are recorded only on request, but the record follows the data through them. Not recorded are:
 
 - other threads
 - views of parameters
 - uninitialized memory
-- tensors without plain memory: meta, sparse, nested and quantized tensors, and subclasses with their own dispatch
+- tensors without strided memory: meta, sparse, nested and quantized tensors, and subclasses with their own dispatch
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.record import Origins, Record, Region
 
 UNINITIALISED = ("aten.empty", "aten.new_empty")
-"""The prefixes of operations with uninitialized results."""
+"""Prefixes of the names of operations that return uninitialized memory."""
 
 COLLECTIVES = ("c10d.",)
-"""The prefixes of operations that write data from other processes into their first argument."""
+"""Prefixes of the names of operations that write other processes' data into their first argument."""
 
 SHAPE_ALONE = re.compile(r"_like\.|\.new_")
-"""Operations that match this pattern read only their inputs' shape."""
+"""Matches operations that read only the shape of their input, such as `zeros_like`."""
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def listening(record: Record) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_fast_path() -> Iterator[None]:
-    """Run the layers of `nn.Transformer` in parts within the context."""
+    """Turn off the fused fast path of `nn.Transformer`'s layers within the context."""
     import torch
 
     before = torch.backends.mha.get_fastpath_enabled()
@@ -75,10 +75,7 @@ def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> A
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            """Return whether PyTorch must keep its compiler out of this mode.
-
-            If the compiler is not imported, do not import it: that takes seconds.
-            """
+            """Return whether the compiler must ignore this mode; importing the compiler for that takes seconds."""
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,7 +85,7 @@ def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> A
 
 
 def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation; record and return its results."""
+    """Run an operation; record its results, and return them."""
     numbers = functools.partial(_numbers, whole_numbers=record.whole_numbers)
     given, written = given_and_written(func, args, kwargs)
     read, writes = _regions(list(given.values())), _regions(written)
@@ -148,7 +145,7 @@ def _regions(value: Any) -> list[Region]:
 
 
 def _region(tensor: Any) -> Region | None:
-    """Return a tensor's memory; None without plain memory."""
+    """Return a tensor's memory; None for tensors without strided memory."""
     import torch
 
     own_dispatch = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -162,7 +159,7 @@ def _region(tensor: Any) -> Region | None:
 
 
 def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
-    """Return a copy in float64; None for nested tensors and, without `whole_numbers`, for integers and bools."""
+    """Return a float64 copy; None for nested tensors, and for integers and bools unless `whole_numbers` is set."""
     import torch
 
     if tensor.is_nested or not (whole_numbers or tensor.is_floating_point() or tensor.is_complex()):
@@ -174,11 +171,11 @@ def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
 
 
 def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ...]) -> Origins:
-    """Record the intermediate results of fused attention in float64; return the inputs of its output.
+    """Record the scores and weights of fused attention in float64; return the origins of the attention's output.
 
-    `attention.scores` are scaled. `attention.biased_scores` exist if an additive mask contains a bias.
-    `attention.masked_scores` are −∞ where a Boolean mask hides a key. If a mask hides every key of a query, its
-    `attention.weights` are 0.
+    `attention.scores` are scaled. `attention.biased_scores` exist only if an additive mask contains a bias.
+    `attention.masked_scores` are −∞ where a Boolean mask hides a key. If a mask hides all keys from a query, the
+    query's `attention.weights` are 0.
     """
     import torch
 
@@ -206,8 +203,8 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
 
 
 def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
-    """Return the bias from which an additive mask was computed, and the index of the bias's operation. The mask equals
-    the bias where it hides no key."""
+    """Find the position bias in an additive mask that also hides keys. Return the bias, and the index of the operation
+    that computed the bias. Where the mask hides no key, the mask equals the bias."""
     import torch
 
     added, waiting = mask.detach().cpu().double(), [*origins]

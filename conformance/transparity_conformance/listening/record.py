@@ -1,4 +1,4 @@
-"""The record of a run: its operations in order, and the data flow through views and in-place writes."""
+"""The record of a run: the operations in order, and the data flow between them through views and in-place writes."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ Origins = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Region:
-    """The memory that an array uses."""
+    """The memory of an array."""
 
     owner: int
-    """The identity of the memory, which views share."""
+    """An identifier of the memory; an array and its views have the same owner."""
     geometry: Hashable
-    """The array's addresses and strides; two arrays with the same geometry have the same numbers."""
+    """The start, shape, strides and dtype. Arrays with the same owner and geometry contain the same numbers."""
     array: Any = field(compare=False)
     memory: Any = field(compare=False)
-    """The owner of the memory, stored so that no later object gets its id."""
+    """The object that owns the memory. The reference keeps the object alive, so that Python does not reuse its id."""
 
 
 @dataclass
 class _Memory:
-    """One owner's memory: the operations that computed each part, and the last write."""
+    """The memory of one owner: the operations that computed each part, and the last operation that wrote."""
 
     kept: Any
     parts: dict[Hashable, Origins] = field(default_factory=dict)
     last: Origins = ()
     written: bool = False
     arriving: Operation | None = None
-    """A write of data from other ranks that ends after its call; the numbers are read when an operation uses them."""
+    """An asynchronous write of other ranks' data; the record reads the data when an operation uses them."""
 
 
 class Record:
     """The operations of a run.
 
-    Values are left out once all values together exceed `largest` bytes. Integers and bools are left out unless
-    `whole_numbers` is set. An operation that reads a value that was left out gets the inputs of that value.
+    A value that would exceed the limit of `largest` bytes in total is left out, and so are integers and bools unless
+    `whole_numbers` is set. If an operation reads a value that is left out, this value's inputs become its inputs.
     """
 
     def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
@@ -59,7 +59,7 @@ class Record:
         self._awaited: dict[int, Region] = {}
 
     def numbers(self, array: np.ndarray) -> np.ndarray | None:
-        """Return a float64 copy, with a last axis (real, imaginary) for complex arrays; None for other dtypes."""
+        """Return a float64 copy, or None if the dtype is not recorded. Complex arrays get an axis (real, imaginary)."""
         if array.dtype.kind == "c":
             return np.stack([array.real, array.imag], -1).astype(np.float64)
         is_floating = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
@@ -67,16 +67,16 @@ class Record:
         return np.array(array, np.float64, subok=False) if is_wanted else None
 
     def knows(self, place: Region) -> bool:
-        """Return whether a recorded operation created or wrote the memory."""
+        """Return whether a recorded operation created or modified the memory."""
         return place.owner in self._memories
 
     def has(self, place: Region) -> bool:
-        """Return whether the record has exactly this array, without a later write into it."""
+        """Return whether the record contains this array, and no later operation has modified the array's memory."""
         memory = self._memories.get(place.owner)
         return memory is not None and place.geometry in memory.parts
 
     def origins(self, places: Iterable[Region]) -> Origins:
-        """Return the operations that computed these regions' current content."""
+        """Return the operations that computed the current contents of these regions."""
         found: set[int] = set()
         for place in places:
             memory = self._memories.get(place.owner)
@@ -85,7 +85,7 @@ class Record:
         return tuple(sorted(found))
 
     def settle(self, place: Region, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record an array that was written in parts, with the name and line of the last write."""
+        """Record the contents of an array that operations wrote in parts, under the name and line of the last write."""
         memory = self._memories.get(place.owner)
         if memory is None or not memory.written or place.geometry in memory.parts:
             return
@@ -95,7 +95,7 @@ class Record:
             memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
 
     def add(self, name: str, value: np.ndarray | None, inputs: Origins, stack: tuple[Source, ...]) -> Origins:
-        """Record a value, and return its index; if it is left out, return its inputs' indices."""
+        """Record a value, and return its index; if the value is left out, return the indices of its inputs."""
         if value is None or value.size == 0 or len(self.operations) == MOST_OPERATIONS:
             return inputs
         if self.size + value.nbytes > self.largest:
@@ -112,19 +112,19 @@ class Record:
             memory.last = memory.last or origins
 
     def write(self, place: Region, origins: Origins) -> None:
-        """Record which operation wrote into an array; it may have changed arrays that share the memory."""
+        """Record which operation modified an array; forget other arrays in the same memory, which may have changed."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts = {place.geometry: origins}
         memory.last, memory.written, memory.arriving = origins, True, None
 
     def await_write(self, place: Region, name: str, inputs: Origins, stack: tuple[Source, ...]) -> None:
-        """Record that an operation will write into an array after its call returns."""
+        """Record that an asynchronous operation will write into an array after the call has returned."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts, memory.last, memory.written = {}, inputs, True
         memory.arriving = Operation(name, np.empty(0), inputs, stack)
         self._awaited[place.owner] = place
 
     def settle_awaited(self, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record data from other ranks that no operation has read, such as a result of the run."""
+        """Record other ranks' data that no operation of the run has read, because the run returns them."""
         for place in self._awaited.values():
             self.settle(place, value)

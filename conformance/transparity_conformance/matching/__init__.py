@@ -1,1 +1,1 @@
-"""Find equal values in two programs, in any order of axes and along the data flow."""
+"""Find the values of one program in another program, which may order axes differently."""

@@ -1,6 +1,6 @@
-"""Rewrite recorded values that ports store in another form, for comparisons with the reference.
+"""Convert a port's recorded values to the form of the reference, so that the two can be compared.
 
-The forms are loops over heads, rows or tokens, repeated heads, masked scores and preallocated buffers.
+A port may loop over heads, rows or tokens, repeat heads, mask scores or preallocate buffers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operation]:
-    """Stack the iterations of each loop over heads, rows or tokens. A loop is code that repeats as often as there are
-    heads, rows or tokens. An iteration may read earlier results, as from a cache."""
+    """Stack the iterations of each loop over heads, rows or tokens. Code counts as a loop if it runs as often as the
+    probe has heads, rows or tokens. An iteration may read results of earlier iterations, for example from a cache."""
     rows, lengths = len(next(iter(probe.inputs.values()))), lengths_of(probe.config, probe.inputs)
     return stacked(operations, [(rows, length) for length in lengths.values()], {probe.config.num_heads})
 
@@ -27,7 +27,7 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack the iterations of loops over rows or tokens, (batch, length) of the inputs, or over `heads` heads."""
+    """Stack the iterations of loops. `tokens` has each input's (batch, length); `heads`, possible numbers of heads."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -41,7 +41,7 @@ def stacked(
 
 
 def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -> list[Operation]:
-    """Return one operation for each group, with all members' inputs; skip operations outside all groups."""
+    """Return one operation for each group, with the inputs of all its members; drop operations outside the groups."""
     numbers: dict[int, frozenset[int]] = {}
     group_of = {index: new for new, group in enumerate(groups) for index in group}
     for index, operation in enumerate(operations):
@@ -62,7 +62,7 @@ def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -
 
 
 def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
-    """Stack values on a new first axis; shorter values end in zeros."""
+    """Stack values on a new first axis, and pad shorter values with zeros at the end."""
     result = np.zeros((len(values), *(max(sizes) for sizes in zip(*(value.shape for value in values), strict=True))))
     for turn, value in enumerate(values):
         part: tuple[int | slice, ...] = (turn, *map(slice, value.shape))
@@ -71,8 +71,8 @@ def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tuple[int, ...]]:
-    """Group the operations of a port that is called token by token; return nothing for other ports. The calls may
-    differ in how they read and write a cache."""
+    """Group the operations of a port that is called token by token; return no groups for other ports. The calls may
+    differ in the operations that read and write a cache."""
     keys = [_key(each) for each in operations]
     for key in dict.fromkeys(keys):
         begins = [index for index, each in enumerate(keys) if each == key]
@@ -92,7 +92,8 @@ def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tu
 
 
 def _groups(operations: Sequence[Operation], counts: Collection[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the groups of operations at the same position of a loop's body."""
+    """Yield one group for each operation in a loop's body: the operation in all iterations. Other groups have one
+    member."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(map(_key, operations)))}
     ids = np.array([numbers[_key(each)] for each in operations])
     begin = 0
@@ -107,9 +108,8 @@ def _key(operation: Operation) -> tuple[object, ...]:
 
 
 def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
-    """Return (body length, iterations) of the loop that starts at `begin`; (1, 1) without a loop. If several lengths
-    fit, the body is as short as possible. A repeated single operation is no loop: splitting an array records one
-    operation per part."""
+    """Return (body length, iterations) of the loop that starts at `begin`; (1, 1) without a loop. Prefer the shortest
+    body. A repeated single operation is no loop, because splitting an array also records one operation per part."""
     rest = ids[begin:]
     for period in np.flatnonzero(rest[: len(rest) // 2 + 1] == rest[0])[1:].tolist():
         if period == 1 or rest[1] != rest[period + 1]:
@@ -123,7 +123,8 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether all iterations have equal shapes, and read only earlier positions of the loop's body."""
+    """Return whether all iterations have the same shapes, and each operation reads only earlier operations of the body,
+    in any iteration."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:
@@ -134,7 +135,7 @@ def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: in
 
 
 def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
-    """Return each of the `shared` heads once, if an axis of `heads` heads repeats them."""
+    """Remove repetitions: if an axis has `heads` heads that repeat `shared` heads, keep each head once."""
     if shared == heads or not value.size or value.min() == value.max():  # constants equal their repetition
         return value
     for axis in [axis for axis, size in enumerate(value.shape) if size == heads]:
@@ -146,8 +147,8 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
-    """Return an operation's value with each −∞ replaced by the score before masking. If visible scores are multiplied
-    by a factor after the mask, the replaced scores are multiplied by the same factor."""
+    """Return an operation's scores, with each −∞ replaced by the score before masking. If the port scales the scores
+    after the mask, scale the inserted scores by the same factor."""
     value = operations[index].value
     hidden = np.isneginf(value)
     if not hidden.any() or hidden.all():
@@ -164,7 +165,7 @@ def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
 
 
 def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> float | None:
-    """Return the constant factor from `unmasked` to `value` where scores are visible; None if it varies."""
+    """Return the constant c for which value = c · unmasked in the visible scores; None if there is no such constant."""
     one, other = unmasked[seen], value[seen]
     multiple = float(one @ other / (one @ one)) if one.any() else 1.0
     tolerance = epsilon("float32") ** 0.5 * float(np.abs(other).max())
@@ -172,8 +173,8 @@ def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> floa
 
 
 def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
-    """Cut off the unused positions of preallocated buffers. A buffer has attention weights of 0 in every column beyond
-    the number of tokens. An axis of its size is cut if the unused columns are constant."""
+    """Remove the unused positions of preallocated buffers. Attention weights reveal a buffer: the weights of unused
+    positions are 0 in every row. Every axis of this size is cut if its unused positions are constant."""
     buffers: dict[int, np.ndarray] = {}
     for each in operations:
         size = each.value.shape[-1] if each.value.ndim > 2 else 0
@@ -187,7 +188,7 @@ def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -
 
 
 def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
-    """Return which keys have a positive attention weight in any row; None if the value has no attention weights."""
+    """Return which keys have a positive attention weight in any row; None if the value is not attention weights."""
     with np.errstate(invalid="ignore"):
         if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
             return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 
 def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known: Collection[int] = ()) -> set[int]:
-    """Return the nodes `ends` and all their ancestors; stop at `known` nodes. `given` returns a node's inputs."""
+    """Return the nodes `ends` and all their ancestors, but no `known` nodes. `given` returns a node's inputs."""
     seen = set(ends)
     waiting = list(seen)
     while waiting:
@@ -21,7 +21,8 @@ def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known:
 def leading_nowhere(
     nodes: Collection[int], is_goal: Callable[[int], bool], readers: Callable[[int], Iterable[int]]
 ) -> set[int]:
-    """Return the nodes from which no path through readers leads to a goal. Nodes are numbered in execution order."""
+    """Return the nodes whose values reach no goal through later nodes. Nodes are numbered in execution order.
+    `readers` returns the nodes that read a node's value."""
     leading = set[int]()
     for node in sorted(nodes, reverse=True):
         if not leading.isdisjoint(readers(node)) or is_goal(node):
@@ -38,7 +39,7 @@ def readers_of(inputs: Sequence[Iterable[int]]) -> dict[int, list[int]]:
 
 
 def made_from(inputs: Sequence[Iterable[int]], marks: Callable[[int], int] = lambda index: 1 << index) -> list[int]:
-    """Return, for each node, the marks of the node and all its ancestors, as bits of an integer."""
+    """Return, for each node, the union of the `marks` of the node and all its ancestors; marks are bits of an int."""
     sets: list[int] = []
     for index, given in enumerate(inputs):
         sets.append(functools.reduce(operator.or_, (sets[each] for each in given), marks(index)))
@@ -46,7 +47,7 @@ def made_from(inputs: Sequence[Iterable[int]], marks: Callable[[int], int] = lam
 
 
 def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return index pairs of a longest common subsequence, in order; if several exist, pair the last elements first."""
+    """Return the index pairs of a longest common subsequence. If several exist, prefer pairs of late elements."""
     ends, end = (len(one), len(other)), _alike(one[::-1], other[::-1])
     begin = _alike(one[: ends[0] - end], other[: ends[1] - end])
     same = [(i, i) for i in range(begin)]

@@ -1,4 +1,4 @@
-"""A recorded call of a port, in which values are found in any order of axes."""
+"""Find activations of the reference among the recorded values of a port, in any order of axes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """An activation's axes: split into the sizes `split`, permuted by `order`, merged into the port's shape."""
+    """How a port stores an activation: axes split into `split`, permuted by `order`, and merged to the port's shape."""
 
     ours: Shape
     split: Shape
     order: tuple[int, ...]
     features: tuple[int, ...] = ()
-    """For each feature of ours, the index of the port's feature; empty if both have the same order."""
+    """For each feature of the reference, the index of this feature in the port; empty for the same order."""
 
     @property
     def is_in_order(self) -> bool:
@@ -40,8 +40,8 @@ class Layout:
 
 @functools.lru_cache(maxsize=2**14)
 def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
-    """Return all layouts of an activation of shape `ours` in an array of shape `theirs`, the least permuted first.
-    Features may be split into `heads` heads."""
+    """Return all layouts that turn the reference's shape `ours` into the port's shape `theirs`, the least permuted
+    first. The last axis may be split into `heads` heads."""
     if math.prod(ours) != math.prod(theirs):
         return ()
     found = [
@@ -57,7 +57,7 @@ def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
 
 
 def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]]:
-    """Yield the split axes in every order; the two halves of a head's features may be interleaved."""
+    """Yield the split axes in every order, also with interleaved halves of a head's features, as in some rotations."""
     splits = [ours]
     if len(ours) == 3 and heads > 1 and ours[-1] % heads == 0:
         splits.append((*ours[:-1], heads, ours[-1] // heads))
@@ -70,7 +70,7 @@ def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]
 
 
 def _merges(permuted: list[int], theirs: Shape) -> bool:
-    """Return whether merging neighboring axes of `permuted` gives `theirs`; axes of size 1 do not count."""
+    """Return whether the shape `theirs` results from merging neighboring axes of `permuted`; ignore axes of size 1."""
     remaining = iter(size for size in permuted if size != 1)
     for size in (size for size in theirs if size != 1):
         product = 1
@@ -82,20 +82,20 @@ def _merges(permuted: list[int], theirs: Shape) -> bool:
 
 
 HALF_OF_THE_DIGITS = 0.5
-"""Two arrays are the same activation if they agree in this share of the digits of the precision.
+"""Two arrays count as the same activation if they agree in this share of the precision's digits.
 
-Rounding changes fewer than half of the digits, and unrelated numbers have no digits in common.
+Rounding changes fewer than half of the digits, and unrelated numbers agree in almost none.
 """
 
 
 @dataclass(frozen=True)
 class Match:
-    """A reference value in the port: the operation's index, and the layout of its value."""
+    """The place of a reference value in the port: an operation's index, and the layout of the operation's value."""
 
     index: int
     layout: Layout
     distance: float = 0.0
-    """The largest absolute difference, relative to the reference value's largest number."""
+    """The largest absolute difference, divided by the largest number of the reference value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,17 +103,17 @@ class Recorded:
     operations: Sequence[Operation]
     answer: np.ndarray
     heads: int = 1
-    """The number of heads into which features may be split."""
+    """The number of heads into which a layout may split features."""
     dtype: str = "float32"
 
     @functools.cached_property
     def values(self) -> Sequence[np.ndarray]:
-        """Return each operation's value, then the port's answer."""
+        """Return the value of each operation, followed by the result of the call."""
         return [*(each.value for each in self.operations), self.answer]
 
     @functools.cached_property
     def inputs(self) -> Sequence[Sequence[int]]:
-        """Return, for each value, the indices of the values from which it was computed."""
+        """Return, for each of `values`, the indices of the values that it was computed from."""
         return [*(each.inputs for each in self.operations), self.made_answer]
 
     @functools.cached_property
@@ -123,7 +123,7 @@ class Recorded:
 
     @functools.cached_property
     def made_answer(self) -> tuple[int, ...]:
-        """Return the index of the last operation whose value is the answer; empty if there is no such operation."""
+        """Return the index of the last operation whose value equals the call's result; empty if none does."""
         last = range(len(self.operations) - 1, -1, -1)
         flat = np.ravel(self.answer)
         alike = (index for index in last if self.operations[index].value.size == flat.size)
@@ -141,10 +141,10 @@ class Recorded:
 
     @functools.cached_property
     def prints(self) -> dict[int, np.ndarray | None]:
-        """Return the operations' fingerprints.
+        """Return the fingerprint of each operation's value, or None.
 
-        Integers that were computed from fractions, such as indices of experts, have no fingerprint: they may be equal
-        by chance.
+        Integers that are computed from fractions, such as indices of experts, may be equal by chance, so they have no
+        fingerprint.
         """
         found, has_fraction = dict[int, np.ndarray | None](), set[int]()
         for index, each in enumerate(self.operations):
@@ -156,7 +156,7 @@ class Recorded:
 
     @functools.cached_property
     def rounded(self) -> dict[str, list[np.ndarray]]:
-        """Return, for each half precision, the values that are exact in it."""
+        """Return, for bfloat16 and float16, the recorded values that this precision represents exactly."""
         values = [self.operations[i].value for i in sorted(self.relevant) if self.prints[i] is not None]
         with np.errstate(over="ignore"):
             return {
@@ -166,7 +166,7 @@ class Recorded:
 
     @functools.cached_property
     def by_size(self) -> Mapping[int, Sequence[int]]:
-        """Map each number of elements to the indices of the values of that size."""
+        """Map each size to the indices of the values with this number of elements."""
         found: dict[int, list[int]] = {}
         for index, value in enumerate(self.values):
             found.setdefault(value.size, []).append(index)
@@ -182,15 +182,15 @@ class Recorded:
 
     @property
     def tolerance(self) -> float:
-        """Return the largest relative difference of two values of one activation."""
+        """Return the largest relative difference at which two values count as the same activation."""
         return epsilon(self.dtype) ** HALF_OF_THE_DIGITS
 
     def leads_to(self, index: int, later: int) -> bool:
-        """Return whether the value `later` is, or depends on, the value `index`."""
+        """Return whether the value `later` depends on the value `index`, or is the same value."""
         return bool(self._made_from[later] >> index & 1)
 
     def sketch(self, index: int) -> np.ndarray:
-        """Return a value's sorted numbers, which permuting its axes does not change."""
+        """Return a value's sorted numbers, which do not depend on the order of axes."""
         if index not in self._sketches:
             self._sketches[index] = np.sort(self.values[index], axis=None)
         return self._sketches[index]
@@ -200,31 +200,30 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values have the same numbers, in any order.
+        """Return whether two values contain the same numbers, in any order.
 
-        Values that contain only 0 and one other number, such as masks, never match: two masks may contain this number
-        equally often by chance.
+        Values with only 0 and one other number never match: two masks may contain the number equally often by chance.
         """
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield each of `indices` whose value has the numbers of `ours`; nothing without a finite number in `ours`."""
+        """Yield the `indices` of values with the numbers of `ours`, in any order; nothing if no number is finite."""
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)
             yield from (index for index in alike if is_near(self.sketch(index), expected, allowed))
 
     def agree(self, found: np.ndarray, expected: np.ndarray) -> bool:
-        """Return whether two arrays with the same axes may be one activation."""
+        """Return whether two arrays with the same axes differ by at most the tolerance."""
         return _distance(found, expected, largest(expected)) <= self.tolerance
 
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """Return the nearest match after operation `after` for which `may_be` is true. If several matches are about
-        equally near, return the first."""
+        """Return the match with the smallest distance, among operations after `after` for which `may_be` is true. If
+        several distances are about equal, return the first."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):
@@ -237,12 +236,12 @@ class Recorded:
     def equal(
         self, ours: Mapping[str, np.ndarray], may_be: Callable[[int], bool] = lambda index: True
     ) -> dict[str, Match]:
-        """Return the nearest match of each named value; values without a match are left out."""
+        """Return the nearest match of each named value; leave out values without a match."""
         nearest = {name: self.nearest(value, may_be=may_be) for name, value in ours.items()}
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield a match for each operation and layout that give the shape of `ours`; yield equal arrays once."""
+        """Yield the port's arrays that some layout brings into the shape of `ours`; skip constants and repetitions."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]
@@ -256,7 +255,7 @@ class Recorded:
 
 def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
     """Return whether no two elements differ by more than `allowed`; equal infinities and two NaNs do not differ."""
-    if one.size and one.shape == other.shape:  # Most unequal pairs already differ in the middle.
+    if one.size and one.shape == other.shape:  # a quick test: most unequal pairs already differ in the middle
         middle = one.size // 2
         if abs(one.item(middle) - other.item(middle)) > allowed and one.item(middle) != other.item(middle):
             return False
@@ -271,7 +270,7 @@ def largest(value: np.ndarray) -> float:
 
 
 def _distance(found: np.ndarray, expected: np.ndarray, scale: float) -> float:
-    """Return the largest difference, relative to `scale`; two NaNs do not differ."""
+    """Return the largest absolute difference, divided by `scale`; two NaNs do not differ."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(found - expected)
     difference = float(np.where(np.isnan(found) & np.isnan(expected), 0.0, apart).max(initial=0.0))

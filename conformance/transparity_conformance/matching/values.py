@@ -1,4 +1,4 @@
-"""Comparison of values in any order of axes."""
+"""Compare values whose axes may have different orders."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.report.comparison import less
 
 HUGE = 1e30
-"""Larger numbers count as infinite, and each dtype's lowest number as minus infinity."""
+"""Numbers above this limit count as infinite."""
 
 
 def fingerprint(value: Any) -> np.ndarray | None:
-    """Return a value's sorted numbers; None if they cannot identify it. All masked scores count as one number. A value
-    with only two different numbers, such as a mask, is identified by their counts."""
+    """Return a value's sorted numbers, which identify the value in any order of axes. All masked scores become one
+    number. Return None if the value has fewer than three different numbers, such as a mask, or contains NaN."""
     numbers = numbers_of(value)
     if numbers.size < 2:
         return None
@@ -46,7 +46,7 @@ def same_numbers(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 class Known:
-    """Fingerprints, indexed to find equal values quickly."""
+    """Fingerprints, grouped by size, so that equal values are found quickly."""
 
     def __init__(self, prints: Mapping[int, np.ndarray | None]) -> None:
         by_size: dict[int, dict[int, np.ndarray]] = {}
@@ -56,7 +56,7 @@ class Known:
         self._groups = {size: (np.array([*rows]), np.stack([*rows.values()])) for size, rows in by_size.items()}
 
     def equal_to(self, value: Any, share: float) -> list[int]:
-        """Return the fingerprints, by index, that match a value up to `share` of its largest number."""
+        """Return the indices of fingerprints that differ from a value by at most `share` of its largest number."""
         size = value.size if isinstance(value, np.ndarray) else value.numel() * (1 + value.is_complex())
         if size not in self._groups:
             return []
@@ -71,32 +71,32 @@ class Known:
         ends = (np.abs(rows[:, 0] - lowest) <= apart) & (np.abs(rows[:, -1] - highest) <= apart)
         if (
             not ends.any() or (prints := fingerprint(numbers)) is None
-        ):  # Most values return here, before they are sorted.
+        ):  # a quick test: the function returns here for most values, without sorting
             return []
         near = np.abs(rows[ends] - prints).max(axis=1) <= apart
         return [int(index) for index in indices[ends][near]]
 
 
 def plain(numbers: np.ndarray) -> np.ndarray:
-    """Replace all masked scores by one number, and all infinite numbers by another."""
+    """Replace all masked scores by one number, and all infinite numbers by another number."""
     return np.clip(np.where(numbers < EXACT_MASK_BELOW, EXACT_MASK_BELOW, numbers), None, HUGE)
 
 
 def apart(one: np.ndarray, other: np.ndarray, kept: np.ndarray | None = None) -> np.ndarray:
-    """Return the elementwise absolute difference; infinite for different shapes. Two masked scores, or two NaNs, do not
-    differ. Elements outside `kept` count as equal."""
+    """Return the absolute difference of each element; infinite for different shapes. The difference is 0 for two masked
+    scores, for two NaNs, and outside of `kept`."""
     found = np.abs(less(plain(one), plain(other)))
     return found if kept is None or found.shape != kept.shape else np.where(kept, found, 0.0)
 
 
 def largest(numbers: np.ndarray) -> float:
-    """Return the largest absolute value, without masked scores and infinities."""
+    """Return the largest absolute value, ignoring masked scores and infinities."""
     plain = np.abs(numbers[(numbers > EXACT_MASK_BELOW) & (numbers < HUGE)])
     return float(plain.max()) if plain.size else 0.0
 
 
 def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | None = None) -> bool:
-    """Return whether two values agree, up to `share` of the largest number, in the elements of `kept`."""
+    """Return whether two values differ, in the elements of `kept`, by at most `share` of the largest number."""
     a = numbers_of(ours)
     if a.size != theirs.size:
         return False

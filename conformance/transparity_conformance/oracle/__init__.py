@@ -1,1 +1,1 @@
-"""The expected results and their tolerances: probes, the reference in float64, derivatives, and calibration."""
+"""Expected results and their tolerances, from the reference in float64; and the inputs on which ports are compared."""

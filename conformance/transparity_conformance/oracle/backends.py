@@ -1,4 +1,4 @@
-"""The installed backends and their harnesses, found by entry point; third parties may add backends."""
+"""Find the installed backends, and their harnesses for single functions, by their entry points."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ REFERENCE = "numpy"
 
 @functools.cache
 def named() -> dict[str, str]:
-    """Return the entry point of every backend by name; the reference comes first."""
+    """Return the entry point of each backend, by name; the reference comes first."""
     found = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
     return {name: found[name] for name in sorted(found, key=lambda name: (name != REFERENCE, name != "pytorch", name))}
 
 
 @functools.cache
 def absent() -> dict[str, str]:
-    """Return each backend whose framework is not installed, with the error of its import; raise any other error."""
+    """Return the backends whose framework is not installed, with the import error. Raise all other errors."""
     missing = {}
     for name in named():
         try:
@@ -45,13 +45,13 @@ def backend(name: str) -> Backend:
 
 @functools.cache
 def harness(name: str) -> Harness | None:
-    """Return the harness of a backend; None if it has none."""
+    """Return the harness of a backend; None for a backend without a harness."""
     for point in entry_points(group=HARNESS_ENTRY_POINTS, name=name):
         return point.load()
     return None
 
 
 def pinned(name: str) -> AbstractContextManager[None]:
-    """Return a context that makes a backend compute in full float32 precision, if its harness has one."""
+    """Return a context in which a backend computes in full float32 precision; without a harness, it has no effect."""
     parts = harness(name)
     return parts.pinned() if parts else nullcontext()

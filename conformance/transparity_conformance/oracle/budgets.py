@@ -1,7 +1,7 @@
 """Tolerances, which the code calls budgets: the largest error that rounding explains.
 
-A tolerance is `factor` × the error of the reference in the same precision, plus `floor` × the distance between numbers
-at the largest expected value. The floor is for computations that are so short that the reference makes no error.
+A tolerance is `factor` × the reference's own error in the same precision, plus `floor` × the spacing of numbers near
+the largest expected value. The floor matters only if a computation is so short that the reference makes no error.
 `provenance` states how the constants were measured.
 """
 
@@ -19,7 +19,7 @@ from transparity.limits.mapped import Mapped
 
 @dataclass(frozen=True)
 class BudgetRule:
-    """The constants that determine the tolerances in one precision."""
+    """The constants of the tolerances in one precision."""
 
     factor: float
     floor: float
@@ -57,7 +57,7 @@ FITTED_WIDTH = Threshold(
     "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. Where a number "
     "was fitted to the float32 results, it gives the width with a relative error of at most 1.8e-5",
 )
-"""The largest relative difference between an integer and a width that was computed from a fitted 1/√width."""
+"""The largest relative difference at which a width, computed from a fitted factor 1/√width, counts as an integer."""
 
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate: permuted features change the order of sums. "
@@ -79,28 +79,30 @@ RULES = {
 }
 
 NEIGHBOURS = 3
-"""The reference's error is measured at this number of points: at one point, it may be small by chance."""
+"""The number of points at which the reference's error is measured. A point is a set of slightly changed weights; with
+only one point, the error may be small by chance."""
 
 NEIGHBOURS_OF_HOT = 16
-"""The number of points at which rounding is measured for the probe `hot`, in which one key has most of the weight.
+"""The number of points for the probe `hot`, in which one key gets most of the attention weight.
 
 A few numbers determine the error of such scores, so chance matters more. In 144 such models (12 sets of weights for
-each preset), a right program's error was up to 4.5 × the error at three points. With 8, 16 and 32 points, the ratio was
-4.3, 2.3 and 1.7.
+each preset), a right program's error was up to 4.5 times the error measured at three points. With 8, 16 and 32 points,
+the ratio was 4.3, 2.3 and 1.7.
 """
 
 NEIGHBOURS_OF_RECURRENT = 8
-"""The number of points at which rounding is measured for a model with a recurrence.
+"""The number of points for a model with a recurrence.
 
-The output of the state may be near zero for a token, and a norm then enlarges its error. In 40 such models, a right
-program's error was up to 3.4 × the error at three points. With 1, 8 and 16 points, the ratio was 4.7, 1.2 and 1.0.
+If the state's output for a token is near zero, the following norm enlarges the error. In 40 such models, a right
+program's error was up to 3.4 times the error measured at three points. With 1, 8 and 16 points, the ratio was 4.7, 1.2
+and 1.0.
 """
 
 NEIGHBOURS_OF_DRAWN = 8
-"""The number of points for a drawn configuration, which has so few features that chance matters more."""
+"""The number of points for a randomly drawn configuration, which has few features, so that chance matters more."""
 
 POSITIONS_OF_DRAWN = 64
-"""The error is measured over at least this number of positions; shorter sequences are measured at more points."""
+"""The smallest number of positions × points for a drawn configuration; shorter sequences get more points."""
 
 
 def neighbours_of_drawn(inputs: Mapping[str, np.ndarray]) -> int:
@@ -123,12 +125,12 @@ def _bfloat16() -> Any:
 
 
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Round `value` to `dtype`; the result has a dtype that NumPy can compute with."""
+    """Round `value` to `dtype`; return it in a dtype with which NumPy can compute: half precisions become float32."""
     if value.dtype.kind != "f":
         return value
     if dtype == "float64":
         return value.astype(dtype, copy=False)
-    with np.errstate(over="ignore"):  # overflow gives an infinite number, which exceeds any tolerance
+    with np.errstate(over="ignore"):  # overflow gives infinity, which exceeds any tolerance
         if dtype == "float32":
             return value.astype(dtype, copy=False)
         return value.astype(np.float16 if dtype == "float16" else _bfloat16()).astype(np.float32)

@@ -2,10 +2,10 @@
 
 The exit code is 1 if a constant is smaller than its measurement.
 
-A right program differs from the reference by the order of its sums. Permuted features turn the reference into such a
-program: heads, the features of a head, hidden features, and the features of the model. Its exact results stay the
-same, but every sum has another order. A tolerance must cover the resulting error. No backend is measured, so that no
-backend determines its own tolerance.
+A right program may sum in another order than the reference, and a tolerance must cover the resulting error. To measure
+this error, the reference runs with permuted heads, head features, hidden features and model features. The permutation
+changes the order of every sum, but not the exact results. No backend is measured, because a backend must not determine
+its own tolerance.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from transparity_numpy.transformer import transformer
 def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[Arrays, Arrays]:
     """Return the parameters with permuted features, and the permutation of each kind of feature."""
     random = np.random.default_rng(seed)
-    # Features stay in place if their index among the heads, or within a head, matters.
+    # Do not permute heads or head features if the model uses their index.
     grouped, turned = config.key_value_heads < config.num_heads, config.positions == "rotary"
     heads = random.permutation(config.num_heads)
     stay = grouped or config.positions == "alibi" or config.kv_lora_rank is not None
@@ -49,10 +49,10 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     orders = {"heads": heads, "key_heads": key_heads, "head_dim": within}
     orders["hidden"] = random.permutation(config.feed_forward_dim)
     orders |= _merged(config, orders)
-    # With shared projections, the model's features are divided into heads before the projection.
+    # Shared projections split the model's features into heads before the projection.
     shared = config.projection == "shared-per-head"
     orders["model"] = orders["merged"] if shared else random.permutation(config.embed_dim)
-    if "sinusoidal" in (config.positions, config.encoder_positions):  # the features of sinusoids are fixed
+    if "sinusoidal" in (config.positions, config.encoder_positions):  # sinusoids depend on the index of a feature
         orders["model"] = np.arange(config.embed_dim)
         if shared:
             orders |= {"heads": np.arange(config.num_heads), "head_dim": np.arange(config.head_dim)}
@@ -76,19 +76,19 @@ def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
 
 
 def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
-    """Return the kinds of feature of a parameter's rows and columns; empty if they are not permuted."""
+    """Return the kinds of feature in a parameter's rows and columns, such as `heads`; "" if they are not permuted."""
     rows, columns = next(axes for pattern, *axes in _axes_by_name(config) if re.search(pattern, name))
     return rows, columns if name.endswith("weight") and not name.endswith("norm.weight") else ""
 
 
 @functools.lru_cache(maxsize=64)
 def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]:
-    """Return patterns of parameter names, with the kinds of feature of rows and columns; the first match applies."""
+    """Return tuples (pattern of parameter names, kind of the rows, kind of the columns); the first match applies."""
     over = ("merged", "merged_keys") if config.query_key_norm_over == "projection" else ("head_dim", "head_dim")
     heads = ("merged", "merged_keys", "model") if config.projection == "full" else ("head_dim",) * 3
     latents = "query_latent|key_value_latent|key_rotary" + ("" if config.q_lora_rank else "|query")
     return (
-        # The features of these parts stay in place; only the features of the model are permuted.
+        # In a recurrence, only the features of the model are permuted.
         (r"\.recurrence\..*\boutput\.", "model", ""),
         (r"\.recurrence\..*_convolution", "", ""),
         (r"\.recurrence\.", "", "model"),
@@ -143,7 +143,7 @@ def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: 
 def evaluated(config: TransformerConfig, parameters: Arrays, inputs: Arrays, dtype: str) -> Arrays:
     """Return every activation, computed in `dtype`.
 
-    In float16, NumPy rounds every sum and product, which no hardware does. NumPy cannot compute in bfloat16.
+    In float16, NumPy rounds each sum and product; hardware sums in wider precision. NumPy has no bfloat16.
     """
     taps: Arrays = {}
     tokens: dict[str, Any] = dict(inputs)
@@ -159,12 +159,12 @@ class Sample:
 
     error: float
     noise: float
-    """The error that the oracle measured at this activation."""
+    """The reference's own error at this activation, as the oracle measures it."""
     ulp: float
-    """The distance between two numbers near the largest expected value."""
+    """The spacing of floating-point numbers near the largest expected value."""
 
     def ratio(self, floor: float) -> float:
-        """Return the error beyond the floor, divided by the error that the oracle measured."""
+        """Return the part of the error that exceeds the floor, divided by the reference's own error."""
         over = max(0.0, self.error - floor * self.ulp)
         return over / self.noise if self.noise else (0.0 if over == 0 else math.inf)
 
@@ -172,7 +172,7 @@ class Sample:
 def samples(
     config: TransformerConfig, parameters: Arrays, inputs: Arrays, oracle: Oracle, dtype: str
 ) -> Iterator[Sample]:
-    """Compare each activation of the permuted reference with the oracle."""
+    """Yield the error of each activation of the permuted reference."""
     changed, orders = permuted(config, parameters, 0)
     for name, value in evaluated(config, changed, inputs, dtype).items():
         expected = oracle.expected[name]
@@ -182,7 +182,7 @@ def samples(
 
 
 def measure(dtype: str, drawn: int, seeds: int, cases: Sequence[str] = tuple(PRESETS)) -> list[Sample]:
-    """Measure errors on the probes of presets with several random weights, and on random configurations."""
+    """Measure errors on random configurations, and on the probes of presets with several sets of weights."""
     found: list[Sample] = []
     for case in track(cases, f"{dtype}: presets"):
         for probe in probes(case).values():
@@ -225,11 +225,11 @@ class CalibratedConstant:
     dtype: str
     taps: int
     measured: float
-    """The largest measured value, which the constant must cover."""
+    """The largest measurement, which the constant must not be smaller than."""
     constant: float
     median: float
     most: float
-    """The value that 99 % of the measurements do not exceed."""
+    """The 99th percentile of the measurements."""
 
     @property
     def covers(self) -> bool:
@@ -239,8 +239,8 @@ class CalibratedConstant:
 def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[CalibratedConstant]:
     """Return the measurements of the factor and of the floor in one precision.
 
-    The floor applies to activations at which the reference makes no error. In float16, the factor covers only 99 % of
-    the measurements. In the rest, a variance underflows, because NumPy rounds every sum to float16.
+    The floor is measured at activations where the reference makes no error. In float16, the factor must cover only 99 %
+    of the measurements: in the other 1 %, a variance underflows, because NumPy rounds every sum to float16.
     """
     over = np.array([sample.ratio(rule.floor) for sample in found])
     bare = np.array([sample.error / sample.ulp for sample in found if not sample.noise and sample.ulp] or [0.0])
@@ -271,7 +271,7 @@ def main() -> int:
     """Measure every constant, print a table, and return 1 if a constant is smaller than its measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--drawn", type=int, default=300, help="number of drawn configurations")
-    parser.add_argument("--seeds", type=int, default=3, help="number of weights at which each probe is measured")
+    parser.add_argument("--seeds", type=int, default=3, help="number of random sets of weights per probe")
     options = parser.parse_args()
     measured: list[CalibratedConstant] = []
     for dtype in (dtype for dtype in RULES if dtype != "bfloat16"):  # NumPy has no bfloat16 arithmetic

@@ -1,9 +1,9 @@
-"""Small configurations with parts of families that no preset has, and text inputs.
+"""Cases: small configurations of model families, with parts that no preset has. Also inputs of real text.
 
 A case has the parts of one family, such as T5's relative bias and tied head. All sizes of a case differ, so that no
-two axes can be confused. `cases.json` has the fields of each case; a row with a field `like` lists only the fields
-that differ from the named row. A single stack reads a passage by characters; an encoder-decoder reads pairs of
-sentences by words.
+two axes can be confused. `cases.json` has the fields of each case. A row with `like` copies the row of that name, and
+lists only the fields that differ. The text is a passage (one token per character), or for an encoder-decoder, pairs of
+sentences (one token per word).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transparity.config import TransformerConfig
 _ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 _BASES = ("decoder", "rotary", "translation", "pooled")
-"""The rows of `cases.json` that are not cases, but bases for `like`."""
+"""The rows of `cases.json` that other rows copy by `like`; these rows are not cases."""
 
 _NO_TEXT = ("vit", "whisper", "clip-text", "clip-vision")
 """The cases that cannot read this text: models of images or audio, and CLIP's text tower, which pools the end token."""
@@ -31,7 +31,7 @@ def _fields(name: str) -> dict[str, Any]:
 
 
 MODELS = {name: TransformerConfig.from_dict(_fields(name)) for name in _ROWS if name not in _BASES}
-"""All models, including those that do not read tokens."""
+"""All cases, including models that do not read tokens."""
 
 CASES = {name: config for name, config in MODELS.items() if name not in _NO_TEXT}
 
@@ -62,7 +62,7 @@ SPECIAL_TOKENS = 3
 
 
 def passage_tokens(vocab_size: int) -> np.ndarray:
-    """Return the passage as tokens, one per character; a vocabulary that is too small lacks the rarest characters."""
+    """Return the passage as tokens, one per character; if the vocabulary is small, leave out the rarest characters."""
     text = PASSAGE.lower()
     frequent = sorted(set(text), key=lambda character: (-text.count(character), character))
     ids = {character: index for index, character in enumerate(frequent[: vocab_size - SPECIAL_TOKENS], SPECIAL_TOKENS)}
@@ -83,7 +83,8 @@ def pair_tokens(side: int) -> list[list[int]]:
 
 
 def text_inputs(config: TransformerConfig, source: int, target: int) -> dict[str, np.ndarray]:
-    """Return eight rows of text, padded to the given lengths; a single stack reads the passage of length `source`."""
+    """Return eight rows of text with the given lengths. A single stack gets rows of the passage, of length `source`; an
+    encoder-decoder gets the pairs of sentences, cut or padded."""
     rows = len(PAIRS)
     if "tokens" in config.input_names:
         return {"tokens": np.resize(passage_tokens(config.vocab_size), (rows, source))}

@@ -1,4 +1,4 @@
-"""The memory that a check needs, estimated from the configuration before any weights are drawn."""
+"""Estimate the memory that a check needs from the configuration, before any weights are drawn."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
 
 BYTES_OF_A_PARAMETER = 32
-"""The bytes per parameter. In a check of the NumPy column, 7.8 → 15.5 million parameters added 254 MB to the peak."""
+"""The bytes per parameter, from a check of the NumPy column: 7.7 million more parameters added 254 MB to the peak."""
 
 BYTES_OF_AN_ACTIVATION = 40
-"""The bytes per logit, with all copies. In the same check, 4.3 million logits of a probe added 172 MB to the peak."""
+"""The bytes per logit, including all copies: in the same check, 4.3 million logits added 172 MB to the peak."""
 
 
 BYTES_OF_A_CACHED_FEATURE = 4 + 4
-"""The bytes of one float32 feature in the reference's and the port's caches."""
+"""The bytes of one cached float32 feature: both the reference and the port have a cache."""
 
 
 def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:
     """Raise `ConfigError` if a check of `config` cannot fit into memory, according to a lower bound.
 
     Args:
-        config: The configuration at the size of its probes.
-        lengths: The number of tokens in each input of the probe, by name.
+        config: The configuration of the probes.
+        lengths: The number of tokens in each input, by name.
     """
     parameters = sum(map(math.prod, parameter_shapes(config).values()))
     taps = tap_shapes(config, batch, **{name: lengths[name] for name in config.input_names})
     activations = sum(map(math.prod, taps.values()))
-    # The caches for decoding; an encoder has none.
+    # Only a decoder has caches.
     of_a_head = (config.head_dim + config.value_dim) * config.num_decoder_layers * config.has_decoder
     cached = batch * config.max_length * config.key_value_heads * of_a_head
     needed = parameters * BYTES_OF_A_PARAMETER + activations * BYTES_OF_AN_ACTIVATION

@@ -1,8 +1,8 @@
-"""Near-ties of a router: choices of experts that rounding may change, and all values that depend on them.
+"""Near-ties of a router: choices of experts that rounding may change.
 
-The choice of experts is the only discontinuous part of a model. If the scores of two experts differ by less than
-rounding, either choice is right, but all later values differ by far more than rounding. The `oracle` therefore
-measures rounding with the exact choice. `oracle.undetermined` judges values that depend on a near-tie.
+The choice of experts is the only discontinuous part of a model. If two experts have almost equal scores, rounding may
+swap them. Either choice is right, but all later values differ by far more than rounding. The oracle therefore measures
+rounding with fixed choices. `oracle.undetermined` finds the values that depend on a near-tie.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def has_router(config: TransformerConfig) -> bool:
 
 
 def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budget: Budget) -> dict[str, np.ndarray]:
-    """Return a mask for each router choice: True for experts that rounding may swap.
+    """Return a mask for each router's choice: True for experts that rounding may swap.
 
     Args:
         parameters: The parameters in float64.
@@ -56,7 +56,7 @@ def _tied(
 ) -> np.ndarray:
     """Return a mask (batch, length, experts) of the experts in a near-tie.
 
-    The logits' tolerance is used for scores too, because scores change by less than logits.
+    Scores use the tolerance of the logits, because an error of the logits changes the scores by less.
     """
     if correction is None and config.router_groups == 1:
         return _around(logits, chosen, margin)
@@ -72,11 +72,8 @@ def _tied(
 
 
 def _around(scores: np.ndarray, chosen: np.ndarray, margin: float) -> np.ndarray:
-    """Return a mask of the experts in a near-tie.
-
-    A chosen expert is in a near-tie if its score exceeds the best unchosen score by at most `margin`. An unchosen
-    expert is in a near-tie if its score is below the worst chosen score by at most `margin`.
-    """
+    """Return a mask of the experts in a near-tie. These are chosen experts at most `margin` above the best unchosen
+    score, and unchosen experts at most `margin` below the worst chosen score."""
     least = np.where(chosen, scores, np.inf).min(axis=-1, keepdims=True)
     most = np.where(chosen, -np.inf, scores).max(axis=-1, keepdims=True)
     return np.where(chosen, scores <= most + margin, scores >= least - margin) & (least <= most + margin)

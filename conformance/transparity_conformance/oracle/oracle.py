@@ -1,4 +1,4 @@
-"""The oracle: the reference's results in float64, and the reference's own rounding error in every other precision."""
+"""The oracle: the reference's results in float64, and their tolerances, from the reference's own rounding error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from transparity_numpy.transformer import transformer
 
 Arrays = dict[str, np.ndarray]
 Computation = Callable[[Arrays, Tap], None]
-"""A computation on named arrays, which passes every result to a tap."""
+"""A computation on named arrays that passes each named result to a tap."""
 Room = Callable[[], MutableMapping[str, np.ndarray]]
 """Creates an empty mapping for results, in memory or on disk."""
 
@@ -31,13 +31,13 @@ Room = Callable[[], MutableMapping[str, np.ndarray]]
 class Oracle:
     """The results of a computation in float64, and the tolerance of each result in any precision.
 
-    The error in a precision is measured at a few points. At point 0, the arrays are unchanged. At every other point,
-    each number is multiplied by a random factor between 1 − 2⁻¹⁰ and 1 + 2⁻¹⁰. Each point is compared with its own
-    float64 result, and computes like another right program (`variants`). Half precisions are computed in float32 and
-    rounded at every activation, because hardware sums in float32. The error in float64 is the error in float32, scaled
-    by the ratio of both epsilons.
+    The error in a precision is measured at a few points, that is, with slightly changed arrays. At point 0, the arrays
+    are unchanged. At other points, each number is multiplied by a random factor between 1 − 2⁻¹⁰ and 1 + 2⁻¹⁰. The
+    computation at a point imitates another right program (`variants`), and is compared with float64 at the same point.
+    Half precisions are computed in float32 and rounded at every activation, because hardware sums in float32. The
+    error in float64 is the error in float32, scaled by the ratio of their epsilons.
 
-    `watch` is called with the name of every result, and `room` creates the mapping for the results.
+    Each result's name is passed to `watch`. `room` creates the mapping for the results.
     """
 
     def __init__(
@@ -52,25 +52,25 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.call: tuple[TransformerConfig, Mapping[str, Any]] | None = None
-        """The configuration and the inputs, if the computation is a forward pass; otherwise None."""
+        """The configuration and the inputs of a forward pass; None for other computations."""
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 
     @functools.cached_property
     def expected(self) -> Mapping[str, np.ndarray]:
-        """Return every result in float64; a result that is not in `kept` is NaN of the right shape."""
+        """Return every result in float64; results outside of `kept` are NaN, in the right shape."""
         return self._evaluate(self.arrays, "float64")
 
     def budget(self, name: str, dtype: str) -> float:
         """Return the largest difference from `expected[name]` that rounding in `dtype` explains.
 
-        If the arrays and the results have different precisions, `dtype` names both, as `float32:bfloat16`.
+        If weights and activations have different precisions, `dtype` names both, as in `float32:bfloat16`.
         """
         return budget_of(self.noise(dtype)[name], self.scale(name), dtype)
 
     def budget_for(self, error: float, name: str, dtype: str) -> float:
-        """Return the tolerance of a result with this error. More points can only increase the tolerance, so the
-        measurement stops when the error is within it.
+        """Return the tolerance of a result, to be compared with `error`. Each further point can only increase the
+        tolerance, so the measurement stops as soon as the tolerance covers the error.
         """
         budget = 0.0
         for worst in self._by_points("float32" if dtype == "float64" else dtype):
@@ -92,9 +92,9 @@ class Oracle:
 
     @functools.cached_property
     def identity(self) -> str | None:
-        """Return a hash of everything that determines the results, or None.
+        """Return a hash of everything that determines the results, for the cache on disk.
 
-        There is no hash for a large model, for parameters in files, or for a computation that is not a forward pass.
+        Return None for large models, for parameters in files, and for computations other than forward passes.
         """
         are_in_memory = all(isinstance(value, np.ndarray) for value in self.arrays.values())
         if self.call is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:
@@ -104,7 +104,7 @@ class Oracle:
         return digest(json.dumps([config.as_dict(), *settings]), self.arrays, inputs)
 
     def rounding(self, name: str, dtype: str, index: int) -> np.ndarray:
-        """Return the elementwise error of the reference in `dtype` at the `index`-th point."""
+        """Return the reference's error in `dtype` at the `index`-th point, for each element of a result."""
         measured = "float32" if dtype == "float64" else dtype
         arrays = neighbour(self.arrays, index)
         truth = self._evaluate(arrays, "float64") if index else self.expected
@@ -118,7 +118,7 @@ class Oracle:
         return worst
 
     def _by_points(self, dtype: str) -> Iterator[dict[str, float]]:
-        """Yield the largest error of each result after each further point; `dtype` is not float64."""
+        """Yield the largest error of each result so far, after every point; `dtype` is not float64."""
         worst = {name: 0.0 for name in self.expected if self._keeps(name)}
         for index in range(self.neighbours):
             arrays = neighbour(self.arrays, index)
@@ -153,9 +153,9 @@ class Oracle:
         receive: Callable[[str, np.ndarray], None],
         choices: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Compute in `dtype` at the `index`-th point; round each result, pass it to `receive`, and compute with it.
+        """Compute in `dtype` at the `index`-th point; round each result, pass it to `receive`, and continue with it.
 
-        Routers make the given `choices`, because a different choice has larger effects than rounding.
+        `choices` fix the experts that routers choose, because another choice would have larger effects than rounding.
         """
         given, _, computed = dtype.partition(":")
 
@@ -204,7 +204,7 @@ def forward_oracle(
 
 
 def neighbour(arrays: Arrays, index: int) -> Arrays:
-    """Return the arrays at the `index`-th point, in float32; at point 0, they are unchanged."""
+    """Return the slightly changed arrays of the `index`-th point, in float32; at point 0, return them unchanged."""
     if index == 0:
         return arrays
     random = np.random.default_rng(index)
@@ -219,10 +219,10 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Perturb a matrix in a file, depending on each number's bits: repeated reading gives the same result."""
+    """Perturb a block of a matrix by factors that depend on the numbers' bits, so that every reading gives the same."""
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
     moved = bits.view(np.int32).astype(np.float32)
-    # This step takes most of the time of reading a matrix, so it works in place.
+    # Compute in place: these lines take most of the time of reading a matrix.
     moved *= np.float32(2.0**-41)
     moved += 1
     moved *= block
@@ -243,7 +243,7 @@ def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
 
 
 def each(results: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the results of a function by the names that `function_oracle` uses."""
+    """Yield the results of a function, each with the name that `function_oracle` gives it."""
     if isinstance(results, tuple):
         yield from ((f"result.{index}", value) for index, value in enumerate(results))
     else:

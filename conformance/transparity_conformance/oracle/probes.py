@@ -1,8 +1,8 @@
-"""Probes: weights and inputs that show faults; new weights and short prompts hide most faults.
+"""Probes: models with weights and inputs that reveal faults. Usual initial weights and short prompts hide most faults.
 
 The weights are drawn so that attention scores have a standard deviation of about 2. Biases are not 0, and gains are
-around 1. All sizes of the inputs differ, so that no two axes can be confused. Each row is named after the fault that it
-shows."""
+around 1. All sizes of the inputs differ, so that no two axes can be confused. Each row of a batch reveals another kind
+of fault (`ROWS`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WEIGHT_SPREAD = 0.3
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A model with weights and inputs, and the faults that should show in its results."""
+    """A configuration with weights and inputs, on which the checker compares a port with the reference."""
 
     case: str
     name: str
@@ -48,7 +48,7 @@ class Probe:
     kept: frozenset[str] | None = field(default=None, kw_only=True)
     """The activations whose values the oracle keeps; None for all."""
     visible_changes: dict[tuple[str, str], bool] = field(default_factory=dict, init=False)
-    """Caches whether changes of the configuration show in the reference's results (`features`)."""
+    """A cache: whether a change of a configuration field changes the reference's results (see `reach.features`)."""
 
     @functools.cached_property
     def oracle(self) -> Oracle:
@@ -65,7 +65,7 @@ class Probe:
 
     @property
     def is_large(self) -> bool:
-        """Return whether the model is large, so that every forward pass takes long."""
+        """Return whether the model has many parameters, so that each forward pass takes long."""
         return is_large(self.parameters)
 
     @property
@@ -74,12 +74,12 @@ class Probe:
 
     @property
     def room(self) -> Room:
-        """Return a function that creates the mapping for activations; for a large model, the mapping is on disk."""
+        """Return a class for the mapping that stores activations: on disk for a large model, otherwise in memory."""
         return OnDisk if self.is_large else dict
 
     @property
     def neighbours(self) -> int:
-        """Return the number of points for measuring rounding."""
+        """Return the number of points at which the oracle measures rounding."""
         if self.is_large:
             return 1
         if self.name == "hot":
@@ -88,7 +88,7 @@ class Probe:
 
 
 def single_row(probe: Probe) -> Probe:
-    """Return a batch with one row of `probe`: the first row with padding or, without padding, the first row."""
+    """Return the probe with only one row: the first row that contains padding, or else the first row."""
     tokens, pad = probe.inputs[probe.config.input_names[-1]], probe.config.pad_id
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
@@ -97,9 +97,8 @@ def single_row(probe: Probe) -> Probe:
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
-    """Return a large model's probe that keeps only the activations `shown`, and reports progress after each layer.
-
-    Other probes are returned unchanged.
+    """Return a copy of a large model's probe that keeps only the activations `shown`, and reports progress after each
+    layer. Return other probes unchanged.
     """
     if not probe.is_large:
         return probe
@@ -118,7 +117,7 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 
 def twin(probe: Probe) -> Probe:
-    """Return `probe` with other inputs of the same shape and sum, with the same first tokens and the same first row."""
+    """Return the probe with other inputs of the same shape and sum; the first row and first tokens stay the same."""
     inputs, purpose = dict(probe.inputs), "other tokens with the same shape and sums"
     for name in probe.config.input_names:
         moved = inputs[name].copy()
@@ -131,23 +130,23 @@ def twin(probe: Probe) -> Probe:
 
 
 DECAY_RATE = 0.4
-"""The median decay rate of recurrent states: part of a state remains after all tokens of a probe."""
+"""The median decay rate of recurrent states, so slow that part of a state remains after all tokens of a probe."""
 
 BIAS_OFFSET = 7.0
-"""The offset of a router's correction biases if the seed is odd. Near 7, bfloat16 rounds to steps of 1/32."""
+"""The offset of a router's correction biases for odd seeds. Near 7, bfloat16 has steps of 1/32, so rounding shows."""
 
 HOT_SPREAD = 40.0
-"""The spread of scores in the probe `hot`: exp of the largest overflows float32 (88.7); exp of the smallest is 0."""
+"""The spread of scores in the probe `hot`, in which exp of the largest scores overflows float32 (beyond 88.7)."""
 
 
 def probe_parameters(
     config: TransformerConfig, seed: int = 0, embedding: float = 1.0, spread: float = SCORE_SPREAD
 ) -> Arrays:
-    """Draw float32 weights that show faults.
+    """Draw float32 weights that reveal faults.
 
     Args:
-        embedding: The spread of token embeddings and positions; small embeddings come with small biases.
-        spread: The spread of attention scores.
+        embedding: The standard deviation of token and position embeddings; below 1, biases are smaller too.
+        spread: The standard deviation of attention scores.
     """
     random = np.random.default_rng(seed)
     parameters = {}
@@ -186,8 +185,8 @@ def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
 
 
 def _gain(config: TransformerConfig, name: str, spread: float) -> float:
-    """Return the factor of a random weight: for inputs with a spread of 1, query · key · scale has the spread `spread`.
-    If the gate has a limit, the gate and up projections exceed this limit.
+    """Return the factor of a random weight. With the factors of queries and keys, scores have the standard deviation
+    `spread`. If the gate has a limit, the gate and up projections exceed this limit.
     """
     if config.gate_limit is not None and name.endswith(("gate.weight", "up.weight")):
         return config.gate_limit
@@ -199,7 +198,7 @@ def _gain(config: TransformerConfig, name: str, spread: float) -> float:
 
 
 def _heated(config: TransformerConfig, gain: np.ndarray, spread: float) -> np.ndarray:
-    """Return the gain of the norm of queries or keys with which scores have the spread `spread`."""
+    """Scale the gain of a norm of queries or keys, so that scores have the standard deviation `spread`."""
     offset = float(config.norm_gain != "weight")
     return (gain + offset) * (spread / config.score_scale / config.head_dim**0.5) ** 0.5 - offset
 
@@ -217,9 +216,9 @@ ROWS = (
 
 
 def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE, target: int = TARGET) -> Arrays:
-    """Return a batch with one row for each of `ROWS`; in a target, the second and fourth of these are swapped.
+    """Return a batch with one row for each of `ROWS`; in a target, the second and fourth row are swapped.
 
-    The `tokens` of a single stack have the length `source`. Images come from `pixel_inputs`, and audio from
+    The input `tokens` of a single stack has the length `source`. Images come from `pixel_inputs`, and audio comes from
     `frame_inputs`.
     """
     if config.reads_pixels:
@@ -251,7 +250,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
 
 
 def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random images; the second is the first with rows and columns swapped, and the third has one color."""
+    """Draw random images. The second image is the transpose of the first, and the third has only one color."""
     shape = batch, config.image_channels, config.image_size, config.image_size
     pixels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     pixels[1:2] = pixels[:1].swapaxes(-1, -2)
@@ -260,7 +259,7 @@ def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random spectrograms; the second is the first in reverse order, and the third is silent after a quarter."""
+    """Draw random spectrograms. The second is the first in reverse order; the third is silent after a quarter."""
     shape = batch, config.mel_bins or 0, config.num_frames
     frames = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     frames[1:2] = frames[:1, :, ::-1]
@@ -269,7 +268,7 @@ def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def as_given(value: np.ndarray) -> np.ndarray:
-    """Return a copy of an input as a port receives it; tokens, masks and token types are int64."""
+    """Return a copy of an input in the dtype that ports receive: int64 for tokens, masks and token types."""
     return np.array(value, None if value.dtype.kind == "f" else np.int64)
 
 
@@ -279,9 +278,9 @@ def shortened(config: TransformerConfig, inputs: Arrays, length: int | None) -> 
 
 
 def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
-    """Return the attention mask and the token types, if the configuration has them.
+    """Return an attention mask and token types, if the model reads them.
 
-    The mask hides padding and one other token, but nothing in one row with padding inside.
+    The mask hides padding, and one other token in the first row. In the fourth row, the mask hides nothing.
     """
     tokens = inputs[config.input_names[0]]
     further = {}
@@ -296,14 +295,14 @@ def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.
 
 
 TEXT_TOKENS = 31
-"""The smallest vocabulary that can encode the text."""
+"""The size of the smallest vocabulary that can encode the text."""
 
 HUGE = 200_000_000
-"""A model with at least this many parameters is called on only one probe: every forward pass takes long."""
+"""The checker calls a model with at least this many parameters on only one probe, because each call takes long."""
 
 
 LONGEST = 256
-"""The maximum length of a probe: attention weights grow with the square of the length."""
+"""The largest length of a probe, because the size of attention weights grows with the square of the length."""
 
 
 def can_read_text(config: TransformerConfig) -> bool:
@@ -312,7 +311,7 @@ def can_read_text(config: TransformerConfig) -> bool:
 
 
 def _text(config: TransformerConfig, source: int, target: int, rows: int | None = None) -> Arrays:
-    """Return the first rows of the text with all further inputs; audio in place of the source is random."""
+    """Return the first rows of the text, with an attention mask and token types if needed, and random audio."""
     text: Arrays = {name: tokens[:rows] for name, tokens in text_inputs(config, source, target).items()}
     if config.reads_frames:
         text = {"source": frame_inputs(config, len(text["target"]), 9)} | text
@@ -320,12 +319,12 @@ def _text(config: TransformerConfig, source: int, target: int, rows: int | None 
 
 
 def is_large(parameters: Arrays) -> bool:
-    """Return whether a model is called on fewer probes, because it has many parameters."""
+    """Return whether a model is called on fewer probes, because each call takes long."""
     return sum(value.size for value in parameters.values()) >= LARGE
 
 
 def is_huge(parameters: Arrays) -> bool:
-    """Return whether a model is called on only one probe, because it has very many parameters."""
+    """Return whether a model is called on only one probe, because each call takes very long."""
     return sum(value.size for value in parameters.values()) >= HUGE
 
 
@@ -336,7 +335,7 @@ def probes(case: str) -> dict[str, Probe]:
 
 
 def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
-    """Return the probes of any configuration by name; a large configuration has fewer probes."""
+    """Return the probes of a configuration by name; a large model has fewer probes."""
     longest = config.max_length
     source, target = min(SOURCE, longest), min(TARGET, longest)
     check_memory(config, BATCH, source=source, target=target, tokens=source, pixels=longest)
@@ -367,11 +366,11 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
 
 
 def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return configurations of other sizes, one with only square weights, for ports with a fixed ratio of sizes.
+    """Return the configuration in other sizes, of which one has only square weights.
 
-    For example, a port may derive the feed-forward's width from the model's width, or fix the width of a head.
+    Ports may fix a ratio of sizes; for example, a port may derive the feed-forward's width from the model's width.
     """
-    # With one head, the entry for `num_heads` comes last and applies.
+    # If the model has one head, both keys are 1, and the second entry applies.
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, 2)
     heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared}
     narrow = heads | {"attention_head_dim": None, "rotary_dim": None if config.rotary_dim is None else 2}
@@ -393,7 +392,7 @@ def _of_width(config: TransformerConfig, width: int, widened: int, others: dict[
 
 
 def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:
-    """Yield the same probe in other sizes, with the same tokens."""
+    """Yield the probe with models of other sizes and the same tokens."""
     for sizes in other_sizes(config):
         if sizes not in (probe.config, config):
             parameters = probe_parameters(sizes, 5)
@@ -401,7 +400,7 @@ def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:
 
 
 def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str) -> list[str]:
-    """Return a line for each probe that a configuration does not have, with the reason."""
+    """Return a line for each missing probe of a configuration, with the reason."""
     longest = f"max_length is {config.max_length}; long calls compare only the logits"
     reasons = {
         "text": "the model is large" if "square" not in made else f"a vocabulary has fewer than {TEXT_TOKENS} tokens",
@@ -414,13 +413,13 @@ def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str
 
 
 TEXT_OF_A_CHECKPOINT = 48
-"""The number of text tokens for given weights: faults of windows, angles and distances need long texts."""
+"""The number of text tokens for a checkpoint: faults of windows, angles and distances show only in long texts."""
 
 ROWS_OF_A_LARGE_ONE = 2
 
 
 def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dict[str, Probe]:
-    """Return the probes of a model with given parameters, such as a checkpoint's, by name."""
+    """Return the probes of a model with given parameters, such as a checkpoint, by name."""
     source, target = min(SOURCE, config.max_length), min(TARGET, config.max_length)
     made = [("mixed", "a batch with one row of every kind", mixed_inputs(config, 0, source, target))]
     if can_read_text(config) and not is_huge(parameters):
@@ -433,10 +432,10 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
 
 
 def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
-    """Return a mask (batch, length) of the decoder's tokens that see a non-padding token in every layer.
+    """Return a mask (batch, length) of the decoder's tokens that see a token other than padding in every layer.
 
-    If all visible keys are padding, they have equal weights, and the result depends on the number of keys. Only a
-    forward pass without a cache includes later keys.
+    If a token sees only padding, all keys have equal weights, so the result depends on the number of keys. This number
+    differs with a cache, because a cache has no later keys.
     """
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
     positions, visible = np.arange(tokens.shape[1])[None], visible_keys(tokens, config.pad_id, mask)

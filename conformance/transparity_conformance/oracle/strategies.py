@@ -1,4 +1,4 @@
-"""Hypothesis strategies for configurations, weights and inputs; a new field is drawn according to its definition."""
+"""Hypothesis strategies that draw configurations, weights and inputs; a field's definition gives the values to draw."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELD_BY = {
     "generation.stops_at_end_token": ("eos_id",),
 }
 NOT_DRAWN = {field: claim for claim, fields in HELD_BY.items() for field in fields}
-"""The fields without an effect on a forward pass, which are not drawn, each with the claim that checks it."""
+"""The fields that random configurations do not vary, each with the name of the claim that checks the field."""
 
 SIZES = {
     "max_length": st.integers(1, 5),
@@ -57,20 +57,20 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "head": lambda given: given["architecture"] == "encoder",
     "head_transform": lambda given: given.get("head", "logits") in ("logits", "classes") and given["norm"] != "batch",
 }
-"""The fields that keep their default unless other fields have certain values."""
+"""The condition on the other fields under which a field is drawn; otherwise, the field keeps its default."""
 
 OF_LAYERS = ("layer_types", "layer_overrides")
-"""The fields for layers that differ; they are drawn after all other fields."""
+"""The fields that make layers differ; they are drawn last."""
 
 OF_LONGROPE = ("rotary_short_factors", "rotary_long_factors")
-"""The fields that are drawn after the number of rotary angles."""
+"""The fields with one factor per rotary angle; they are drawn once the number of angles is known."""
 
 OF_HEADS = ("num_key_value_heads", "attention_head_dim")
 """The fields that are drawn together with `projection`."""
 
 
 def choice(name: str) -> st.SearchStrategy[Any]:
-    """Draw a value of a field, simplest first: one of its choices, or one of the numbers in its definition."""
+    """Draw a value of a field: one of its choices, or a number from its definition; the simplest comes first."""
     field, kind = TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name]
     if tried := field.metadata.get("tried"):
         return st.sampled_from(tried)
@@ -84,7 +84,7 @@ def choice(name: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> TransformerConfig:
-    """Draw any valid small configuration; the simplest has one head, one feature per head and no layers."""
+    """Draw a small valid configuration; the simplest has one head, one feature per head and no layers."""
     num_heads, head_dim = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     positions, norm = draw(choice("positions")), draw(choice("norm"))
     odd = num_heads * head_dim % 2 == 1
@@ -118,7 +118,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
 
 @st.composite
 def longrope(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
-    """Draw a factor for each rotary angle, for short and for long sequences."""
+    """Draw LongRoPE's factors: one for each rotary angle, for short and for long sequences."""
     head_dim = given.get("attention_head_dim") or given["embed_dim"] // given["num_heads"]
     count = (given.get("rotary_dim") or head_dim) // 2
     factors = st.lists(st.sampled_from((1.0, 1.5, 4.0)), min_size=count, max_size=count)
@@ -127,7 +127,7 @@ def longrope(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def kinds(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
-    """Draw layers of one kind, or of two alternating kinds that differ in fields such as windows and positions."""
+    """Draw layers that are all alike, or two kinds of layers that differ in fields such as windows and positions."""
     if not draw(st.booleans()):
         return {}
     tried: dict[str, tuple[Any, ...]] = {"rope_theta": (5.0, 100.0), "rotary_scaling": ("linear", "llama3", "yarn")}

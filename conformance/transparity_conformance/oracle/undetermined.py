@@ -1,9 +1,9 @@
-"""Positions whose values depend on a convention about queries that see no key, or on a near-tie of a router.
+"""Find undetermined values: values that depend on a convention for queries that see no key, or on a router's near-tie.
 
-For such a query, the reference weights all keys equally, fused kernels return zeros, and an additive mask keeps the
-differences of the scores. If masked keys have a weight of exactly 0, no paper specifies the result, so such positions
-are judged separately. To find them, the reference runs with two other conventions: every position that changes depends
-on the convention. Near-ties (`oracle.near_ties`) are found in the same way, with the other choice.
+If a mask hides all keys from a query, no paper specifies the result. The reference weights all keys equally, fused
+kernels return zeros, and an additive mask keeps the differences of the scores. The checker must accept each of these
+conventions. To find the values that depend on the convention, the reference runs with two other conventions. Values
+that depend on a near-tie (`oracle.near_ties`) are found by swapping the experts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transparity_numpy.positions.bias import window_mask
 from transparity_numpy.transformer import transformer
 
 Convention = Callable[[np.ndarray], np.ndarray]
-"""Maps attention weights to the weights in rows that see no key."""
+"""Returns the attention weights of queries that see no key, given the usual weights."""
 
 _MEASURED: WeakKeyDictionary[Probe, Arrays] = WeakKeyDictionary()
 
@@ -38,7 +38,7 @@ _TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
 def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
     """Return a mask for each activation: True where a value depends on the convention or on a near-tie.
 
-    Rounding in `dtype` determines the near-ties. Activations without such a value are left out.
+    `dtype` is the precision whose rounding may swap experts. Activations without such values are left out.
     """
     free, tied = hidden_positions(probe), tied_positions(probe, dtype)
     return {tap: np.logical_or(free.get(tap, False), tied.get(tap, False)) for tap in {**free, **tied}}
@@ -73,11 +73,11 @@ def judged(
     dtype: str = "float32",
     shown: Collection[str] = (),
 ) -> np.ndarray:
-    """Return `actual` with `ours` in place of finite values that depend on the convention or on a near-tie.
+    """Return the port's values `actual`, with undetermined values replaced by `ours`, so that they count as right.
 
     Args:
-        shown: The activations from which `ours` was computed. If they include the logits of every router, the port's
-            own scores distinguish a near-tie from a wrong choice, so near-ties are not replaced.
+        shown: The port's activations from which `ours` was computed. If they include the logits of every router, `ours`
+            follows the port's choices, so near-ties are not replaced.
     """
     free = (hidden_positions(probe) if shows_routers(probe, shown) else undetermined_positions(probe, dtype)).get(tap)
     if free is None or not free.shape == actual.shape == ours.shape:
@@ -93,7 +93,7 @@ def judged_gap(
     dtype: str = "float32",
     shown: Collection[str] = (),
 ) -> float:
-    """Return the largest difference at values that depend neither on the convention nor on a near-tie."""
+    """Return the largest difference of values that are not undetermined."""
     return gap(judged(probe, tap, actual, ours, dtype, shown), ours)
 
 
@@ -114,7 +114,7 @@ def _measure(probe: Probe) -> Arrays:
 
 
 def _with_convention(probe: Probe, convention: Convention, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the activation, with the attention weights of `convention` in rows without a visible key."""
+    """Return an activation; in attention weights, apply the convention to queries that see no key."""
     if not name.endswith("attention.weights"):
         return value
     sees = np.broadcast_to(right_mask(probe, name), value.shape).any(-1, keepdims=True)
@@ -122,7 +122,7 @@ def _with_convention(probe: Probe, convention: Convention, name: str, value: np.
 
 
 def blind_rows(probe: Probe) -> np.ndarray:
-    """Return a mask (rows,) of the rows in which a query sees no key, as determined by the inputs."""
+    """Return a mask (rows,) of the rows of a batch in which some query sees no key."""
     rows = len(next(iter(probe.inputs.values())))
     lengths = lengths_of(probe.config, probe.inputs)
     taps = tap_shapes(probe.config, rows, **lengths)
@@ -135,9 +135,9 @@ def blind_rows(probe: Probe) -> np.ndarray:
 
 
 def _changed(probe: Probe, change: Tap) -> Arrays:
-    """Return a mask for each activation: True where `change` changes a value by more than rounding.
+    """Return a mask for each activation: True where the tap `change` changes a value by more than rounding.
 
-    Activations without such a value are left out.
+    Activations without such values are left out.
     """
     oracle, found = probe.oracle, Arrays()
 
@@ -145,7 +145,7 @@ def _changed(probe: Probe, change: Tap) -> Arrays:
         value = change(name, value)
         if probe.kept is None or name in probe.kept:
             apart = np.abs(value - oracle.expected[name]) > oracle.budget(name, "float64")
-            # a feature may be equal by chance, so all features of the position count as changed
+            # a changed feature may be equal by chance, so mark all features of the position
             of_positions = apart if name.endswith((".scores", ".weights")) else apart.any(-1, keepdims=True)
             if apart.any():
                 found[name] = np.broadcast_to(of_positions, apart.shape)
@@ -166,13 +166,13 @@ class Call(Protocol):
 
 
 Mask = np.ndarray
-"""A mask that is True where a query sees a key, (batch, 1, queries, keys)."""
+"""An attention mask (batch, 1, queries, keys): True where a query sees a key."""
 
 
 def split(site: str) -> tuple[str, str, str]:
-    """Split an activation's name into layer, sublayer and value: `decoder.layers.0`, `self_attention`, `scores`.
+    """Split an activation's name into layer, sublayer and value; missing parts are empty.
 
-    A part that the name lacks is empty.
+    For example, the parts may be `decoder.layers.0`, `self_attention` and `scores`.
     """
     parts = site.split(".")
     if len(parts) < 4:
@@ -181,13 +181,13 @@ def split(site: str) -> tuple[str, str, str]:
 
 
 def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """Return the configuration of an activation's layer; outside of layers, return the model's configuration."""
+    """Return the configuration of the layer that contains an activation; outside of layers, the whole model's."""
     parts = site.split(".")
     return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
 
 
 def keys_name(config: TransformerConfig, site: str) -> str:
-    """Return the name of the input that an attention attends to, or that is embedded."""
+    """Return the name of the input that provides the keys at `site`; for an embedding, of the embedded input."""
     scope, sublayer, _ = split(site)
     stack = scope.split(".")[0]
     if sublayer == "cross_attention" or (stack == "encoder" and config.has_decoder):
@@ -201,14 +201,14 @@ def is_causal(site: str) -> bool:
 
 
 def given_mask(config: TransformerConfig, site: str) -> bool:
-    """Return whether an attention mask, and not the padding token, determines the padding of the keys at `site`."""
+    """Return whether an attention mask determines the padding of the keys at `site`, instead of the padding token."""
     return config.padding == "attention-mask" and keys_name(config, site) != "target"
 
 
 def padding_at(state: Call, site: str, *, by_token: bool = False) -> np.ndarray:
     """Return a mask (batch, 1, 1, keys) of the keys at `site` that are not padding.
 
-    `by_token` ignores an attention mask.
+    With `by_token`, ignore the attention mask.
     """
     config, name = state.config, keys_name(state.config, site)
     given = state.inputs["attention_mask"] if given_mask(config, site) and not by_token else None
@@ -225,7 +225,7 @@ class MaskParts:
         causal = is_causal(site)
         self.length, self.config = length_at(state, site), state.config
         self.padding = padding_at(state, site)
-        """A mask of the keys that are not padding, (batch, 1, 1, keys), even if the attention does not mask padding."""
+        """A mask (batch, 1, 1, keys) of the keys that are not padding, whether or not the attention uses this mask."""
         self.query_padding = padding_at(state, f"{site.split('.')[0]}.embedding").swapaxes(-1, -2)
         self.past = np.tril(np.ones((self.length, self.length) if causal else (1, 1), bool))[None, None]
         self.masks_padding = not causal or state.config.decoder_mask == "causal-and-padding"
@@ -235,10 +235,10 @@ class MaskParts:
         self.square = np.ones_like(self.past)
 
     def seen(self, settings: Mapping[str, Any]) -> Mask:
-        """Return the mask, in which `settings` replaces some parts.
+        """Return the attention mask with some parts changed by `settings`, for faults of masks.
 
-        The settings `past`, `padding`, `window` and `window_kind` are functions that get this object. The other
-        settings are `begin` (the start of the first chunk), `masks_padding` and `inverted`.
+        The settings `past`, `padding`, `window` and `window_kind` are functions of this object. `begin` shifts the
+        first chunk, `masks_padding` is whether padding is hidden, and `inverted` inverts the mask.
         """
         mask = settings.get("past", lambda parts: parts.past)(self)
         if settings.get("masks_padding", self.masks_padding):

@@ -1,30 +1,30 @@
-"""Variants of the reference, which imitate other right programs so that the checker can measure their rounding.
+"""Variants of the reference that imitate the rounding of other right programs.
 
-Each point at which rounding is measured has an index, which selects a variant:
+The oracle measures rounding at several points. The index of a point selects a variant:
 
 | index | position tables | sums over the keys | recurrences | Adam's correction |
 |---|---|---|---|---|
 | even | in float32, by each of `FORMULAS` in turn | in sequence if there are many keys | in chunks | in float32 |
 | odd | the same | pairwise and in blocks, as in the reference | step by step | in Python's floats |
 
-The tolerance must cover the rounding of every variant. Sequential sums have the largest error if many weights are
-equal, because equal rounding errors add up. Only the unchanged numbers of point 0 have equal weights, so point 0 sums
-in sequence.
+The tolerance must cover the rounding of every variant. Sums in sequence have the largest error if many attention
+weights are equal, because equal rounding errors add up. Weights are equal only with the unchanged numbers of point 0,
+so point 0 sums in sequence.
 
-Tables: the reference computes angles in float64, so that its results are exact. Most programs use float32, in which an
-angle at position p has an error of some ulps of p.
+Tables: the reference computes angles in float64. Most programs use float32, in which an angle at position p has an
+error of some ulps of p.
 
 Sums: NumPy sums pairwise and BLAS in blocks, so the reference's error hardly grows with the number of keys. A running
 total, as in an online softmax, rounds at every key (Milakov and Gimelshein 2018; Dao et al. 2022). If many keys have
-equal weights, such as padding under a weak mask, these errors add up. With 1,025 keys, the error of the preset
-`walkthrough` is 33 times as large.
+equal weights, such as padding under a weak mask, the errors add up. With 1,025 keys, a running total increases the
+error of the preset `walkthrough` 33 times.
 
-Recurrences: the decay between two positions of a chunk is computed from the difference of two sums. With strong decay,
-the sums are large, and their rounding is many times the rounding of single steps.
+Recurrences: in chunks, a decay between two positions is computed from the difference of two sums. With strong decay,
+the sums are large, and their rounding error is many times the error of single steps.
 
-Adam: 1 − βᵗ is the difference of two numbers near 1. At the first step with β = 0.999, its relative error in float32
-(Optax) is 1e-5. The parameters then have an error of 5e-6 times the learning rate. PyTorch and the reference use
-Python floats.
+Adam: 1 − βᵗ is the difference of two numbers near 1. At the first step with β = 0.999, this difference has a relative
+error of 1e-5 in float32 (Optax). The parameters then have an error of 5e-6 times the learning rate. PyTorch and the
+reference use Python floats.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ FORMULAS: tuple[Formula, ...] = (
     lambda base, shares: 1 / base**shares,  # Llama, GPT-NeoX, transformers
     lambda base, shares: base**-shares,  # RoFormer, x-transformers
 )
-"""Computes frequencies from the base and from 2 i / features, in float32."""
+"""Formulas of the frequencies in published code; the arguments are the base and the exponents 2 i / features."""
 
 IN_SEQUENCE = 0
-"""The index of the variant with sequential sums and `FORMULAS[0]`."""
+"""The index of the variant that sums in sequence and uses `FORMULAS[0]`."""
 
 IN_BLOCKS = tuple(range(1, 2 * len(FORMULAS), 2))
-"""The indices of variants that sum in the reference's order; each has another formula of `FORMULAS`."""
+"""The indices of variants that sum like the reference, one for each of `FORMULAS`."""
 
 PAIRWISE = 128
-"""If there are at most this many keys, the order of sums makes little difference.
+"""With at most this many keys, the order of sums makes little difference.
 
-NumPy adds up to this many numbers in eight running totals, and splits longer sums (`pairwise_sum`). With 129 keys, an
-online softmax in the preset `walkthrough` uses 70 % of the tolerance without sequential sums.
+NumPy sums up to this many numbers in eight running totals, and splits longer sums (`pairwise_sum`). With 129 keys, an
+online softmax in the preset `walkthrough` uses 70 % of a tolerance that is measured without sums in sequence.
 """
 
 CHUNK = 64
@@ -73,8 +73,8 @@ CHUNK = 64
 
 @contextlib.contextmanager
 def variant(index: int) -> Iterator[None]:
-    """Make the reference compute like the variant with this index, within the context."""
-    # The reference has no options for these variants, because nothing else needs them.
+    """Make the reference compute like the variant with this index within the context."""
+    # Patch the reference, which has no options for variants, because nothing else needs them.
     replaced = tables_in_float32(index) | (IN_SEQUENCE_AND_CHUNKS if index % 2 == 0 else {})
     with contextlib.ExitStack() as computing:
         for name, function in replaced.items():
@@ -102,7 +102,7 @@ def farthest_formula(config: TransformerConfig) -> int:
 
 
 def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
-    """Return float32 replacements for the reference's functions that build position tables."""
+    """Return replacements, in float32, for the reference's functions that compute position tables."""
 
     def rotary_tables(config: TransformerConfig, positions: np.ndarray, dtype: Any) -> RotaryTables | None:
         if config.positions != "rotary":
@@ -127,7 +127,7 @@ def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
 
 
 def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
-    """Return the softmax over the last axis, whose total is summed in sequence; `np.sum` would sum pairwise."""
+    """Return the softmax over the last axis, with a total that is summed in sequence; `np.sum` would sum pairwise."""
     exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
     return exponentials / np.cumsum(exponentials, axis=-1)[..., -1:]
 
@@ -155,7 +155,7 @@ def attention(
     sinks: Inexact[Array, " heads"] | None = None,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch queries attention_dim"]:
-    """Compute the reference's `attention`, with sequential sums if there are more keys than `PAIRWISE`."""
+    """Compute the reference's `attention`; with more than `PAIRWISE` keys, sum in sequence."""
     if key.shape[2] <= PAIRWISE:
         named: dict[str, Any] = {"scale": scale, "masked_score": masked_score, "softcap": softcap}
         return in_blocks(query, key, value, mask, bias=bias, sinks=sinks, tap=tap, **named)
@@ -204,7 +204,7 @@ def state_space_rule(
 
 
 def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tuple[Array, Array]:
-    """Return the output of each query and the final state; `change` returns the updates of all tokens in a chunk."""
+    """Return the output for each query and the final state; `change` returns the updates of all tokens in a chunk."""
     *inputs, state = given
     reads = []
     for begin in range(0, query.shape[2], CHUNK):
@@ -219,7 +219,7 @@ def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tup
 def _decays(
     log_decay: Inexact[Array, "batch heads length"],
 ) -> tuple[Inexact[Array, "batch heads length length"], Inexact[Array, "batch heads length 1"]]:
-    """Return the decay factors between all positions of a chunk, and from its start to each position."""
+    """Return the decay factors between all positions of a chunk, and from the chunk's start to each position."""
     since = np.cumsum(log_decay, axis=-1)
     between = np.tril(np.exp(np.tril(since[..., :, None] - since[..., None, :])))
     return between, np.exp(since)[..., None]

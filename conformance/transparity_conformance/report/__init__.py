@@ -1,1 +1,1 @@
-"""Reports of comparisons and checks, for people and for programs: text for terminals, HTML pages and JSON."""
+"""Report comparisons and checks as text for terminals, HTML pages, Markdown and JSON."""

@@ -13,10 +13,10 @@ from transparity_conformance.report.formatting import count, some
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
-"""Outcomes, the most important first; a field has the most important outcome of its tried values."""
+"""Outcomes, the most important first. The outcome of a field is the most important outcome of all its tried values."""
 
 ABSENT = "absent"
-"""The value of a field that was removed."""
+"""The value that stands for a removed field."""
 
 MOST_NAMED = 8
 """The largest number of names in a line of the text report. The JSON report lists all names."""
@@ -24,15 +24,15 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class AuditedField(Compared):
-    """A field of config.json with one changed value."""
+    """The result of changing a field of config.json to another value."""
 
     name: str
     value: str
-    """The changed value as JSON; `absent` if the field was removed; or the name of another format of config.json."""
+    """The new value as JSON, `absent` for a removed field, or the name of another format of config.json."""
     outcome: Outcome
-    """`ignored`: the result does not change; `wrong`: it changes unlike the reference's; `refused`: the port raises."""
+    """`ignored`: the port's result stays the same; `wrong`: the new result is wrong; `refused`: the port raises."""
     says: str = ""
-    """How the port behaves, or why it refuses the value."""
+    """A description of the port's behavior, or the reason for refusing the value."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
@@ -43,7 +43,7 @@ class AuditedField(Compared):
 
     @property
     def counted(self) -> Outcome:
-        """The outcome that counts: refusing a config.json without the field counts as following the field."""
+        """The outcome, except that a port that refuses a config.json without the field is right: `followed`."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 
@@ -53,11 +53,11 @@ class AuditedTensor(Compared):
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
     """`may be missing`: the port accepts a file without the tensor; `not ignored`: an unused tensor has an effect."""
     says: str = ""
-    """The value that the port uses instead of the tensor."""
+    """The value that the port uses in place of the tensor."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains if the reference has the fault, too; None if no known fault was tried."""
+    """The difference that remains with the same fault in the reference; None if no known fault was tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "says")
@@ -70,7 +70,7 @@ CAUSES = {
     "may be missing": "tensor-missing",
     "not ignored": "tensor-stray",
 }
-"""The id of the cause of each outcome that is a fault."""
+"""The outcomes that are faults, each with the id of its cause."""
 
 FIELD_OUTCOMES: dict[Outcome, str] = {
     "ignored": "ignored",
@@ -87,17 +87,17 @@ Part = tuple[str, str, int, dict[str, list[str]], str]
 
 @dataclass(frozen=True)
 class Audit:
-    """The audited fields of the configuration and tensors of the weights."""
+    """The results for the fields of a configuration and the tensors of a file."""
 
     fields: tuple[AuditedField, ...] = ()
     tensors: tuple[AuditedTensor, ...] = ()
     files: tuple[str, str] = ("config.json", "model.safetensors")
-    """The names of the two audited files; `config` and `parameters` for a port without files."""
+    """The names of the two audited files, or `config` and `parameters` for a port without files."""
     seconds: float = field(default=0.0, compare=False)
-    """The time of the audit, including the time of the port."""
+    """The duration of the audit, including calls of the port."""
 
     def fields_with(self, outcome: Outcome) -> list[str]:
-        """Return the names of the fields whose worst outcome, over all tried values, is this one."""
+        """Return the names of the fields whose most important outcome, over all tried values, is `outcome`."""
         found: dict[str, Outcome] = {}
         for each in self.fields:
             found[each.name] = min(found.get(each.name, each.counted), each.counted, key=WORST_FIRST.index)
@@ -105,7 +105,7 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """The port's behavior for each ignored or wrongly followed field, at the first such value."""
+        """The port's behavior for each faulty field, at the first value with a fault."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:
@@ -117,13 +117,13 @@ class Audit:
 
     @property
     def lines(self) -> list[str]:
-        """Lines about the fields, about each fault of a field, and about the tensors."""
+        """The lines of the report: about all fields, about each faulty field, and about all tensors."""
         about = [[_line(*part)] * bool(part[2]) for part in self._parts]
         return [*about[0], *self._behavior, *about[1]]
 
     @property
     def warning(self) -> str:
-        """The number of faulty fields and tensors, and the consequence for other folders; empty without faults."""
+        """A warning with the numbers of faulty fields and tensors; empty without faults."""
         nouns = [count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults]
         ignored = f"the port ignores {' and '.join(nouns)}, so it may be wrong for another folder (see Audit)"
         return f"{ignored}; --audit makes this a failure" if nouns else ""
@@ -134,7 +134,7 @@ class Audit:
 
     @property
     def _faults(self) -> list[Part]:
-        """The parts with faults, without the outcomes that are no faults."""
+        """The `_parts` that contain faults, without other outcomes."""
         wrong = [
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts
@@ -143,7 +143,7 @@ class Audit:
 
     @property
     def _parts(self) -> tuple[Part, Part]:
-        """The arguments of `_line` for fields and tensors: file, noun, total, names by outcome, and usual outcome."""
+        """The arguments of `_line` for the fields and for the tensors."""
         fields = {says: self.fields_with(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
         number = len({each.name for each in self.fields})
@@ -154,7 +154,7 @@ class Audit:
 
 
 def _line(file: str, noun: str, total: int, named: Mapping[str, list[str]], rest: str) -> str:
-    """Return `config.json: 1 of 14 fields ignored: rope_theta; 1 refused: hidden_act; 12 obeyed`."""
+    """Return `config.json: 1 of 14 fields ignored: rope_theta; 12 obeyed`; `rest` is the outcome without names."""
     found = {says: names for says, names in named.items() if names}
     texts = [f"{len(names):,} {says}: {some(names, MOST_NAMED)}" for says, names in found.items()]
     texts += [f"{total - sum(map(len, found.values())):,} {rest}"] if rest else []

@@ -1,4 +1,4 @@
-"""Explanations of causes, whose texts are in causes.toml."""
+"""Explain causes, with the texts of causes.toml."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ SITE = "https://transparity.github.io/transparity/"
 @dataclass(frozen=True)
 class Meaning:
     title: str
-    """A sentence that states the fault, in one of its variants."""
+    """A sentence that states the fault."""
     right: str
     """The behavior of the reference."""
     look: str
     """The code to check, and how to fix it."""
     hidden: str = ""
-    """Inputs or models for which the fault does not show."""
+    """Inputs or models with which the fault does not show."""
     seen: tuple[str, ...] = ()
-    """Public threads about this fault in real ports, as owner/name#number."""
+    """Public issues about this fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """The sentence for each variant of a fault of the forward pass; sentences that depend on the model are in
-    `catalogue`.
-    """
+    """A sentence for each variant of a fault in the forward pass; `catalogue` has sentences that code composes."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]

@@ -1,4 +1,4 @@
-"""The evidence of one comparison: its error, its budget, and the expected result."""
+"""Compare arrays; a comparison has an error, and a budget: the largest error that rounding explains."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import numpy as np
 Expectation = Literal["holds", "breaks"]
 
 BLOCK = 2**14
-"""The number of elements that are compared at once, 128 KB in float64. A temporary array of this size stays in the
-processor's cache, and the C library keeps its memory for reuse. With larger blocks, comparing 50 million numbers takes
-four times as long."""
+"""The number of elements to compare at once: 128 KB in float64, so that temporary arrays stay in the processor's cache
+and the C library reuses their memory. With larger blocks, comparing 50 million numbers takes four times as long."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A backend in one dtype on one device, in any mode."""
+    """A backend with a dtype and a device: a column of the agreement matrix."""
 
     backend: str
     dtype: str
@@ -34,7 +33,7 @@ class Column:
 
     @property
     def family(self) -> str:
-        """The backend and its device; columns that differ only in the dtype have the same family."""
+        """The backend and its device, without the dtype."""
         return f"{self.backend}{self.where}"
 
     def __str__(self) -> str:
@@ -43,7 +42,7 @@ class Column:
 
 @dataclass(frozen=True)
 class BackendSubject(Column):
-    """A backend in one dtype, on one device and in one mode."""
+    """A backend with a dtype, a device and a mode, such as `eager` or `compiled`."""
 
     mode: str = "eager"
 
@@ -52,7 +51,7 @@ class BackendSubject(Column):
 
 
 class Compared:
-    """A comparison, whose error may be as large as its budget."""
+    """A comparison: it is right if the error is at most the budget."""
 
     error: float
     budget: float
@@ -67,12 +66,12 @@ class Compared:
 
 
 SHARE = operator.attrgetter("share")
-"""The sort key of comparisons: the share of its budget that a comparison uses."""
+"""A sort key for comparisons: the error divided by the budget."""
 
 
 @dataclass(frozen=True)
 class ClaimEvidence(Compared):
-    """An elementwise comparison of a backend's value with the expected value."""
+    """The comparison of a backend's value with the expected value, for a claim."""
 
     claim: str
     """The id of the claim, such as `attention.weights`."""
@@ -80,13 +79,13 @@ class ClaimEvidence(Compared):
     case: str
     """A preset, or the name of an example."""
     where: str
-    """The tap, or the name of another compared value."""
+    """The name of the compared activation or other value."""
     error: float
     """The largest absolute difference; infinite for NaN and for values that cannot be compared."""
     budget: float
     """The largest difference that rounding explains; 0 if the claim is exact."""
     expectation: Expectation = "holds"
-    """`breaks`: the claim must fail for this case, because of a mistake that the document prints."""
+    """`breaks`: the claim must fail for this case, because the document contains a mistake."""
     note: str = ""
 
     @property
@@ -103,10 +102,9 @@ class ClaimEvidence(Compared):
 
 
 def share(error: float, budget: float) -> float:
-    """Return the share of its budget that an error uses; above 1, the values disagree.
+    """Return error / budget; above 1, the values disagree.
 
-    The share is infinite if the error or the budget is NaN, or if the budget is infinite: nothing agrees without a
-    bound.
+    The share is infinite if the error is NaN, or if the budget is NaN or infinite: without a bound, nothing agrees.
     """
     if math.isnan(error) or not math.isfinite(budget):
         return math.inf
@@ -116,10 +114,10 @@ def share(error: float, budget: float) -> float:
 
 
 def difference(actual: Any, expected: Any) -> float:
-    """Return the largest |actual − expected|, without transposing, truncating or broadcasting.
+    """Return the largest |actual − expected|, without broadcasting.
 
-    The result is infinite if the shapes differ, or if the arrays are empty. It is also infinite if an element is NaN,
-    or is finite in only one array.
+    The difference is infinite for different shapes, for empty arrays, for NaN, and if an element is finite in only one
+    of the arrays.
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
     if actual.shape != expected.shape or actual.size == 0:
@@ -132,15 +130,15 @@ def difference(actual: Any, expected: Any) -> float:
 def as_numbers(value: Any) -> np.ndarray:
     """Convert an array of any framework, device and dtype to NumPy.
 
-    A sharded array is gathered, so every process that holds a shard must call this function.
+    Every process that holds a shard of a sharded array must call this function, which gathers the shards.
     """
     if hasattr(value, "full_tensor"):  # PyTorch's DTensor
         value = value.full_tensor()
     if not (getattr(value, "is_fully_addressable", True) or value.is_fully_replicated):  # a global array of JAX
         value = importlib.import_module("jax.experimental.multihost_utils").process_allgather(value, tiled=True)
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch
+    if hasattr(value, "detach"):  # a PyTorch tensor; the test does not import PyTorch
         if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):
-            with torch._C.DisableTorchFunctionSubclass():  # the plain numbers of a tensor subclass
+            with torch._C.DisableTorchFunctionSubclass():  # read a subclass as a plain tensor
                 value = torch.Tensor.as_subclass(value, torch.Tensor)
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
@@ -151,12 +149,12 @@ def as_numbers(value: Any) -> np.ndarray:
 
 
 def dtype_name(value: Any) -> str:
-    """Return a name such as `float32`, for an array of any framework."""
+    """Return the name of an array's dtype, such as `float32`, for any framework."""
     return str(value.dtype).removeprefix("torch.")
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return actual − ours: 0 where both are NaN or the same infinity, infinity where only one is."""
+    """Return actual − ours: 0 where both are NaN or the same infinity, and infinity where only one of them is."""
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):
@@ -168,7 +166,7 @@ def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def gap(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest absolute difference; NaN and infinities must be the same in both arrays."""
+    """Return the largest absolute difference; infinite unless NaN and infinities are the same in both arrays."""
     if actual.size > BLOCK and actual.shape == expected.shape:
         return max(gap(*blocks) for blocks in _in_blocks(actual, expected))
     return float(np.abs(less(actual, expected)).max(initial=0.0))

@@ -1,4 +1,4 @@
-"""Descriptions of configurations as text and as JSON: the fields, the parameters and the activations."""
+"""Describe configurations as text and as JSON: their fields, parameters and activations."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from transparity_conformance.report.terminal import plain_table
 
 BATCH = -1
 LENGTHS = {"source": -2, "target": -3, "tokens": -4, "pixels": -4}
-"""Placeholders of open sizes; they are negative, so that they differ from all real sizes."""
+"""Placeholders for unknown sizes; they are negative, so that they differ from all real sizes."""
 
 OPEN = {BATCH: "batch", -2: "source", -3: "target", -4: "tokens"}
 
 
 @functools.cache
 def meanings() -> dict[str, str]:
-    """Return the docstring of every field, in one line."""
+    """Return the docstring of each configuration field, joined to one line."""
     (described,) = ast.parse(inspect.getsource(TransformerConfig)).body
     assert isinstance(described, ast.ClassDef)
     found: dict[str, str] = {}
@@ -40,7 +40,7 @@ def meanings() -> dict[str, str]:
 
 
 def values(name: str) -> list[str] | str:
-    """Return the allowed values of a field: all words of a choice, or the range of a number."""
+    """Return the allowed values of a field: all choices, or a text such as the range of a number."""
     kind, field = FIELD_TYPES[name], TransformerConfig.__dataclass_fields__[name]
     if get_origin(kind) is Literal:
         return list(get_args(kind))
@@ -71,7 +71,7 @@ def as_rows() -> list[dict[str, Any]]:
 
 
 def lines() -> Iterator[tuple[str, str]]:
-    """Yield, for every field, its values and default in one line, and its meaning."""
+    """Yield two texts for each field: its name, values and default; and its meaning."""
     for row in as_rows():
         allowed = row["values"] if isinstance(row["values"], str) else ", ".join(row["values"])
         default = row.get("default", "")
@@ -80,9 +80,9 @@ def lines() -> Iterator[tuple[str, str]]:
 
 
 def described(config: TransformerConfig) -> dict[str, Any]:
-    """Return a configuration, its departures from its paper, its parameters and its taps as JSON.
+    """Return JSON values: a configuration, its departures from its paper, its parameters and its activations.
 
-    Open sizes, such as the batch, are words.
+    Words stand for unknown sizes, such as the batch.
     """
     return {
         "config": config.as_dict(),
@@ -97,7 +97,7 @@ def _taps(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
 
 
 def parameters_table(config: TransformerConfig) -> Table:
-    """Return a table of all parameters with their shapes, equal layers in one row, and the total."""
+    """Return a table of all parameters with their shapes, and the total; equal layers share a row."""
     shapes = parameter_shapes(config)
     total = sum(math.prod(shape) for shape in shapes.values())
     table = _table("parameter", "shape", "numbers")
@@ -109,7 +109,7 @@ def parameters_table(config: TransformerConfig) -> Table:
 
 
 def taps_table(config: TransformerConfig) -> Table:
-    """Return a table of all taps in the order of the forward pass, equal layers in one row."""
+    """Return a table of all activations in the order of the forward pass; equal layers share a row."""
     table = _table("activation", "shape")
     for name, shape, _ in _by_layer(_taps(config)):
         table.add_row(name, _shown(shape))
@@ -117,7 +117,7 @@ def taps_table(config: TransformerConfig) -> Table:
 
 
 def _by_layer(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[tuple[str, tuple[int, ...], int]]:
-    """Yield names, shapes and numbers of layers; the layers of a stack share one name."""
+    """Yield (name, shape, number of layers); equal layers share a name, such as `decoder.layers.0…3.output`."""
     layers: dict[str, set[int]] = {}
     folded: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():

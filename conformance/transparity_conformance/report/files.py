@@ -1,4 +1,4 @@
-"""Writing reports to files: JSON, HTML and Markdown."""
+"""Write reports to JSON, HTML and Markdown files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ STANDARD_OUTPUT = Path("-")
 
 
 class OutputError(TransparityError):
-    """The error for a report that cannot be written to its path."""
+    """A report cannot be written to its path."""
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Raise `OutputError` before the check if a path cannot be written or two paths are the same."""
+    """Raise `OutputError` if a path cannot be written, or if two paths are the same; called before a check starts."""
     given = [path for path in paths if path is not None]
     for path in given:
         if path == STANDARD_OUTPUT:
@@ -39,18 +39,18 @@ def check_writable(*paths: Path | None) -> None:
             raise OutputError(f"{path} cannot be written: {problem}; choose another path.")
     if len({os.path.realpath(path) for path in given}) < len(given):
         raise OutputError(
-            f"{given[0]} is given for two files, of which the second would replace the first; give two different paths."
+            f"{given[0]} is given for two files, so the second would replace the first; give two different paths."
         )
 
 
 def _unwritable(path: Path) -> str:
-    """Return why a path cannot be opened for writing, or an empty string; no file is created."""
+    """Return the reason why a path cannot be written, or an empty string; do not create the file."""
     try:
         if os.path.lexists(path):
-            # Without O_NONBLOCK, opening a pipe that has no reader would wait forever.
+            # Without O_NONBLOCK, opening a pipe without a reader would wait forever.
             os.close(os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)))
             return ""
-        # Only the file system knows which names are allowed: `stat` raises for others.
+        # `stat` raises for names that the file system does not allow.
         path.stat()
     except FileNotFoundError:
         return "" if os.access(path.absolute().parent, os.W_OK) else "permission denied"
@@ -80,7 +80,7 @@ def write_reports(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON; standard output gets only ASCII characters, which fit every encoding."""
+    """Write a value as JSON; on standard output, use only ASCII characters, which exist in every encoding."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=path == STANDARD_OUTPUT) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Numbers as text and as JSON (shares of a budget, counts), heights of bars, colors of cells, and page templates."""
+"""Format shares of a budget and other numbers as text and JSON, compute heights of bars, and load page templates."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     import jinja2
 
 DECADES = 6
-"""The number of decades that bars show; errors smaller than the largest by this many decades have height 0."""
+"""The number of powers of ten that bars show: an error 10⁶ times smaller than the largest has height 0."""
 
 PALEST = 1e-3
-"""The share below which all cells have the same color; above it, color follows the share's logarithm."""
+"""Cells with smaller shares all have the same color; for larger shares, the color depends on the logarithm."""
 
 
 def format_share(share: float) -> str:
-    """Format a share of at most 1 as a percentage, and a larger share as a multiple of the budget, never as `1×`."""
+    """Format a share up to 1 as a percentage, and a larger share as a multiple such as `3.2×`, but never as `1×`."""
     if share <= 1:
         return "<0.1 %" if 0 < share < 0.001 else f"{_two_digits(100 * share)} %"
     if not math.isfinite(share):
@@ -34,14 +34,14 @@ def _two_digits(number: float) -> str:
 
 
 def scientific(number: float) -> str:
-    """Format a number with three significant digits, and with an exponent if it is small or large."""
+    """Format a number with three significant digits; small and large numbers get an exponent."""
     if not math.isfinite(number):
         return "∞"
     return f"{number:.2e}" if number and not 0.01 <= abs(number) < 1000 else f"{number:.3g}"
 
 
 def plain(value: Any) -> Any:
-    """Return the JSON values of dataclasses, containers and numbers; NaN and infinity become the string `"inf"`."""
+    """Convert dataclasses, containers and numbers to JSON values; NaN and infinity become the string `"inf"`."""
     if dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -61,13 +61,13 @@ def count(number: int, noun: str) -> str:
 
 
 def some(names: Sequence[str], most: int = 1, joint: str = ", ") -> str:
-    """Return `a, b and 3 more`, with at most `most` names."""
+    """Return `a, b and 3 more`, with at most `most` of the names."""
     more = " and " if joint == ", " else f"{joint}and "
     return joint.join(names[:most]) + (f"{more}{len(names) - most} more" if names[most:] else "")
 
 
 def height(error: float, largest: float) -> float:
-    """Return a height from 0 to 1, on a logarithmic scale of `DECADES` decades below the largest error."""
+    """Return a bar's height from 0 to 1, on a logarithmic scale that ends at the largest error."""
     if not math.isfinite(error):
         return 1.0
     if error <= 0 or not math.isfinite(largest):
@@ -83,7 +83,7 @@ def heat(share: float) -> float:
 
 
 def template(name: str) -> jinja2.Template:
-    """Return the template of a page, which escapes all inserted text."""
+    """Return the template of a page; the template escapes all inserted text."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -1,4 +1,4 @@
-"""Parts of a report: the coverage of its verdict, the comparisons of ranks and implementations, and its times."""
+"""Parts of a report: what the verdict covers, comparisons of ranks and of a third implementation, and times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transparity_conformance.report.comparison import Compared
 from transparity_conformance.report.formatting import format_share, some
 
 MOST_NAMED = 6
-"""The largest number of untested fields and probes in one text line; JSON and HTML list all."""
+"""The largest number of untested fields and probes in a line of text; JSON and HTML list all of them."""
 
 FEW = 3
 """Up to this number, lengths and batch sizes are listed one by one."""
@@ -22,18 +22,18 @@ FEW = 3
 
 @dataclass(frozen=True)
 class Coverage:
-    """The calls of a port that were compared with the reference; the verdict holds only for these."""
+    """The calls of a port that were compared with the reference; the verdict holds only for such calls."""
 
     lengths: tuple[int, ...] = ()
     """The lengths of the sequences, in tokens."""
     batches: tuple[int, ...] = ()
-    """The numbers of rows in a call."""
+    """The batch sizes of the calls."""
     calls: int = 0
-    """The number of calls of one object. Each call is compared with the same call of a new object."""
+    """The number of calls of one object; each is compared with the same call of a new object, to find hidden state."""
     features: tuple[str, ...] = ()
-    """Fields whose change would have changed the result of at least one compared call."""
+    """The configuration fields that at least one compared call exercises: another value would change its result."""
     untested: tuple[str, ...] = ()
-    """Fields and probes that no compared call exercises, each with the reason; they prevent the verdict `agrees`."""
+    """Fields and probes that no compared call exercises, with reasons; the verdict is then not `agrees`."""
     sizes: tuple[str, ...] = ()
     """The ranges of all other sizes, such as `head_dim 8 to 34`."""
 
@@ -42,12 +42,12 @@ class Coverage:
 
     @property
     def rate(self) -> float:
-        """The largest rate of wrong calls that is possible, at 95 % confidence, after n right calls: 1 − 0.05^(1/n)."""
+        """An upper bound of the rate of wrong calls after n right calls, at 95 % confidence: 1 − 0.05^(1/n)."""
         return 1 - 0.05 ** (1 / self.calls) if self.calls else 1.0
 
     @property
     def inputs(self) -> str:
-        """The sizes of the inputs: `25 lengths from 1 to 1,025, 6 batch sizes from 1 to 13`; empty if unknown."""
+        """The sizes of inputs: `25 lengths from 1 to 1,025, 6 batch sizes from 1 to 13`; empty if they are unknown."""
         parts = [_values(self.lengths, "length")] * bool(self.lengths)
         return ", ".join(parts + [_values(self.batches, "batch size")] * bool(self.batches))
 
@@ -76,25 +76,25 @@ def _values(values: tuple[int, ...], noun: str) -> str:
 
 @dataclass(frozen=True)
 class RanksComparison(Compared):
-    """The comparison of several ranks with one rank of the same code."""
+    """The comparison of several ranks with a single rank that runs the same code."""
 
     count: int
     one_rank: Literal["agrees", "diverges", "inconclusive"]
-    """Whether one rank of the same code gives the same results; `inconclusive` if one rank could not be run."""
+    """Whether a single rank gives the same results; `inconclusive` if the code could not run on a single rank."""
     error: float = 0.0
     budget: float = 0.0
-    """The largest difference that rounding explains, which is the sum of two budgets."""
+    """The largest difference that rounding explains: the sum of both runs' budgets."""
     where: str = ""
-    """The tap with the largest share of its budget."""
+    """The activation that uses the largest share of its budget."""
     probe: str = ""
     reason: str = ""
-    """Why one rank could not be run."""
+    """The reason why the code could not run on a single rank."""
     placements: Mapping[str, str] = field(default_factory=dict)
-    """The declared placements; the checker verified them and gathered the shards."""
+    """The port's declared placements of activations, which the checker has verified."""
 
     @property
     def sentence(self) -> str:
-        """The result of comparing ranks, which comes before the verdict."""
+        """The result of comparing ranks, for the start of the report."""
         if self.one_rank == "agrees":
             return f"1 rank and {self.count} ranks of the same code agree. "
         if self.one_rank == "inconclusive":
@@ -108,11 +108,11 @@ class RanksComparison(Compared):
 @dataclass(frozen=True)
 class ThirdComparison:
     reference: str
-    """The name of the first reference, with which the report compares the port."""
+    """The name of the implementation with which the report compares the port."""
     third: str
-    """The name of the second reference."""
+    """The name of the third implementation."""
     port_agrees: bool
-    """Whether the port agrees with the first reference."""
+    """Whether the port agrees with `reference`."""
     port_agrees_with_third: bool
     references_agree: bool
     probes: int
@@ -120,14 +120,14 @@ class ThirdComparison:
 
     @property
     def stands_alone(self) -> str:
-        """`port`, `reference` or `third` if that one differs while the other two agree; otherwise empty."""
+        """`port`, `reference` or `third` if only this implementation differs from the other two; otherwise empty."""
         agreeing = (self.references_agree, self.port_agrees_with_third, self.port_agrees)
         names = ("port", "reference", "third")
         return names[agreeing.index(True)] if sum(agreeing) == 1 else ""
 
     @property
     def sentence(self) -> str:
-        """The result for all three implementations, which comes before the verdict."""
+        """The result for all three implementations, for the start of the report."""
         if self.stands_alone == "port":
             return f"Your port differs from the other two: {self.reference} and {self.third} agree.  "
         if self.stands_alone:
@@ -147,12 +147,12 @@ class Timing:
     seconds: float = 0.0
     """Wall time."""
     processor: float = 0.0
-    """Processor time of the checker; it includes a port that runs in the same process."""
+    """Processor time of the checker, including a port that runs in the checker's process."""
     port: float | None = None
-    """Processor time of the port's own processes; None if there are none, or if the system does not report it."""
+    """Processor time of the port's own processes; None without such processes, or if the time is unknown."""
 
     def since(self, before: Timing) -> Timing:
-        """Return the time between two readings; processes that ended in between are not counted."""
+        """Return the time between two readings; processes that have ended in the meantime do not count."""
         port = None if self.port is None else max(0.0, self.port - (before.port or 0.0))
         return Timing(self.seconds - before.seconds, self.processor - before.processor, port)
 
@@ -161,8 +161,8 @@ class Timing:
 
 
 class Stopwatch:
-    """A stopwatch for the stages of a check. `port` returns the processor time of the port's processes in seconds, or
-    None if it is not known."""
+    """A stopwatch for the stages of a check. `port` returns the processor time of the port's processes in seconds; None
+    if it is unknown."""
 
     def __init__(self, port: Callable[[], float | None]) -> None:
         self.port = port
@@ -170,7 +170,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Measure a stage, also if an exception ends it."""
+        """Measure the time of a stage, even if an exception ends the stage."""
         before = self.read()
         try:
             yield

@@ -1,4 +1,4 @@
-"""The result of a check as data: the verdict, divergences with their causes, and what was not compared."""
+"""The result of a check as data: the verdict, the divergences with their causes, and what was not compared."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VERBS = {
 """The verb for each verdict, for one port and for several ports; the worst verdict comes first."""
 
 REMARK = 4 * SENTENCE
-"""The largest length of a note in a report, in characters: enough for several sentences and a list of names."""
+"""The largest length of a note in characters: enough for several sentences and a list of names."""
 
 
 LIBRARIES = ("numpy", "torch", "jax", "flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
@@ -40,7 +40,7 @@ LIBRARIES = ("numpy", "torch", "jax", "flax", "transformers", "equinox", "keras"
 
 @functools.cache  # reading the metadata of a package takes milliseconds
 def environment() -> Mapping[str, str]:
-    """Return the versions of Python, the platform, this package, and every installed library that ports use."""
+    """Return the platform, and the versions of Python, this package and the installed `LIBRARIES`."""
     found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     found["transparity"] = __version__
     for name in LIBRARIES:
@@ -51,7 +51,7 @@ def environment() -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
-    """Add the result of the forward pass to an exception that ends a check, such as Ctrl-C or a port's crash."""
+    """Add the result of the forward pass to the message of an exception that ends a check, such as Ctrl-C."""
     try:
         yield
     except BaseException as error:
@@ -66,43 +66,42 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, report: Report) -> None:
         super().__init__()
         self.report = report
-        """Everything that was found before the interruption."""
+        """The report of everything that the check had found so far."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A fault in the reference, and the share of the disagreement that it explains."""
+    """A fault that makes the reference compute (almost) the port's values."""
 
     mistake: str
     """The id of the fault in the catalogue, such as `attention-scale`."""
     says: str
     """A sentence that says how the port differs from the reference."""
     value: float | None = None
-    """The fitted number, if the fault has one."""
+    """The number that was fitted, for a fault with a parameter."""
     residual: float = 0.0
-    """The largest difference on the first probe that remains with the fault in the reference."""
+    """The largest difference on the first probe that remains if the reference has the fault."""
     explained: float = 1.0
-    """The share of the disagreement that disappears with the fault in the reference; 1 means all of it."""
+    """The share of the difference that disappears if the reference has the fault; 1 means all of it."""
     at: str = ""
-    """The first tap with the fault in the reference; empty if it is the divergence's own tap."""
+    """The activation at which the fault acts; empty if this is the activation of the divergence."""
     source: Mapping[str, Any] | None = None
-    """This cause's line of the port (`file`, `line`, `code`), if several causes act together."""
+    """The port's line with this fault (`file`, `line`, `code`), if several causes act together."""
 
 
 @dataclass(frozen=True)
 class Impact:
-    """The effect on all probes of one divergence, or of all divergences with the same cause."""
+    """The effect of one divergence, or of all divergences with the same cause, on the logits of all probes."""
 
     positions: Mapping[str, int]
-    """The number of positions without padding (`of`), and of positions with wrong logits (`changed`).
-    """
+    """`of`: the number of positions other than padding; `changed`: the number of these positions with wrong logits."""
     argmax_changes: int
-    """The number of positions without padding whose largest logit belongs to another token."""
+    """The number of positions other than padding at which the most likely token changes."""
     at_padding_only: bool
 
     @property
     def sentence(self) -> str:
-        """The effect in a sentence: `Effect: the logits of 31 of 56 tokens change, the predicted token of 4.`"""
+        """A sentence such as `Effect: the logits of 31 of 56 tokens change, the predicted token of 4.`"""
         if self.at_padding_only:
             return "Effect: logits change only at padding."
         if not self.positions["changed"]:
@@ -120,35 +119,35 @@ def largest_impact(impacts: Iterable[Impact | None]) -> Impact | None:
 
 @dataclass(frozen=True)
 class Divergence(Compared):
-    """A segment of the port whose result is wrong even with right inputs."""
+    """A wrong step: a part of the port, between two activations, whose result is wrong even with right inputs."""
 
     where: str
-    """The tap at the end of the segment."""
+    """The activation that the step computes."""
     error: float
     budget: float
     causes: tuple[Cause, ...] = ()
-    """The causes that together explain the disagreement, the most likely first; empty if it is unexplained."""
+    """The causes that together explain the difference, the most likely first; empty if none explains it."""
     indistinguishable: tuple[str, ...] = ()
-    """Ids of other faults that explain the difference as well as the first cause."""
+    """The ids of other faults that explain the difference as well as the first cause does."""
     split_by: str | None = None
-    """The probe that would distinguish these faults."""
+    """A probe that would distinguish these faults."""
     probe: str = ""
     """The probe with the largest error."""
     profile: dict[str, Any] = field(default_factory=dict)
     """The largest errors along each axis (`row`, `position`, `head`, `feature`), as lists of numbers."""
     is_misshapen: bool = False
-    """Whether the value has a wrong shape, which the notes name."""
+    """Whether the value has a wrong shape; a note of the report states the shapes."""
     impact: Impact | None = None
-    """The effect on the logits; None for a wrong shape or a capability."""
+    """The effect on the logits; None for a wrong shape, and for a capability such as generation."""
     source: Mapping[str, Any] | None = None
-    """`file`, `line` and `code` of the port; None if they are not known."""
+    """The port's line that computes the value (`file`, `line`, `code`); None if it is unknown."""
     reference_source: Mapping[str, Any] | None = None
-    """With `--against`, `file`, `line` and `code` of the other implementation."""
+    """With `--against`, the corresponding line of the other implementation."""
 
 
 @dataclass(frozen=True)
 class Measured(Compared):
-    """The comparison of one tap on one probe, end to end and from the port's own earlier activations."""
+    """The comparison of an activation on a probe, end to end and for its last step only."""
 
     tap: str
     probe: str
@@ -156,7 +155,7 @@ class Measured(Compared):
     """The largest difference from the reference's activation, end to end."""
     budget: float
     segment_error: float
-    """The largest difference from the value that the reference computes from the port's own earlier activations."""
+    """The largest difference from the reference if it continues from the port's own earlier activations."""
     segment_budget: float
     profile: dict[str, Any] = field(default_factory=dict)
 
@@ -173,7 +172,7 @@ class ClaimResult(Compared):
     budget: float
     where: str
     reach: str = ""
-    """The calls that the claim covers, if they differ from `coverage`."""
+    """The calls that the claim covers, if they differ from the report's `coverage`."""
 
     @classmethod
     def of(cls, name: str, error: float, budget: float, where: str) -> ClaimResult:
@@ -182,7 +181,7 @@ class ClaimResult(Compared):
 
     @property
     def used(self) -> str:
-        """The used share of the budget; `exact` if neither rounding was allowed nor an error found."""
+        """The used share of the budget; `exact` if both the budget and the error are 0."""
         return "exact" if self.budget == self.error == 0 else format_share(self.share)
 
 
@@ -191,7 +190,7 @@ class Report:
     """The result for one configuration; `str(report)` is the answer of the command."""
 
     preset: str
-    """The name of the preset, or `config` for a user's own configuration."""
+    """The name of the checked preset, or `config` for the user's own configuration."""
     verdict: Verdict
     first_divergence: str | None
     faults: tuple[Divergence, ...] = ()
@@ -200,26 +199,26 @@ class Report:
     """Every comparison, sorted by probe and then in the order of the forward pass."""
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """Notes about equivalent forms, rounding, and the run."""
+    """Remarks, for example about rounding or an equivalent formula."""
     dtype: str = "float32"
     port: str = ""
-    """The port's name, such as `my.py:load`, or its command; empty without a name."""
+    """The port's name, such as `my.py:load`, or its command; empty if it has neither."""
     coverage: Coverage = field(default_factory=Coverage)
     """The calls for which the verdict holds."""
 
     audit: Audit | None = None
     ranks: RanksComparison | None = None
-    """The comparison of several ranks with one rank of the same code; None for a single rank."""
+    """The comparison of several ranks with a single rank; None if the check ran on a single rank."""
     reference: str = ""
-    """The implementation that `--against` names; otherwise empty."""
+    """The other implementation of `--against`; empty without this option."""
     third: ThirdComparison | None = None
     """The comparison with a third implementation; None without one."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
-    """If several fields differ from the configuration: their names, with the configured and the port's values."""
+    """If several fields have other values in the port's model: their names, with the given and the port's value."""
     environment: Mapping[str, str] = field(default_factory=environment)
     """The versions of Python, the platform and the libraries."""
     timing: Mapping[str, Timing] = field(default_factory=dict, compare=False)
-    """The time of each stage of the check, in order."""
+    """The time of each stage of the check, in execution order."""
 
     def __post_init__(self) -> None:
         for name in ("preset", "port", "reference"):
@@ -228,7 +227,7 @@ class Report:
             object.__setattr__(self, name, tuple(safe(line, REMARK) for line in getattr(self, name)))
 
     def __str__(self) -> str:
-        # The layout imports this module, so it is imported only when a report is printed.
+        # Import late, because `terminal` imports this module.
         return str(import_module("transparity_conformance.report.check.terminal").as_text([self]))
 
     def __repr__(self) -> str:
@@ -250,7 +249,7 @@ class Report:
         notes: Iterable[str] = (),
         **fields: Any,
     ) -> Report:
-        """Return the report with more findings; a divergence makes the verdict `diverges`."""
+        """Return the report with additional findings; any additional fault changes the verdict to `diverges`."""
         if faults:
             fields = {"verdict": "diverges", "first_divergence": self.first_divergence or faults[0].where} | fields
         return dataclasses.replace(
@@ -275,16 +274,16 @@ class Report:
 
 @dataclass(frozen=True)
 class CapabilityResult:
-    """The claims about a capability, its divergences, and what was not compared."""
+    """The result for a capability, such as generation: claims, divergences, and what was not compared."""
 
     claims: tuple[ClaimResult, ...] = ()
     faults: tuple[Divergence, ...] = ()
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     calls: int = 0
-    """The number of calls of one object, each compared with the same call of a new object."""
+    """The number of calls of one object; each is compared with the same call of a new object."""
     untested: tuple[str, ...] = ()
-    """The calls on which the port failed, so that the verdict is not `agrees`."""
+    """The calls that failed in the port; because of them, the verdict is not `agrees`."""
 
     def __add__(self, other: CapabilityResult) -> CapabilityResult:
         return CapabilityResult(

@@ -1,6 +1,6 @@
-"""Text for a terminal: plain lines, tables, paragraphs with a hanging indent, and a progress bar.
+"""Print to a terminal: plain lines, tables, paragraphs with a hanging indent, and a progress bar.
 
-Rich is imported inside functions, so that an error message about wrong usage appears quickly.
+Functions import rich late, so that messages about wrong usage appear quickly.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PATIENCE = 2.0
-"""The seconds after which a progress bar appears."""
+"""The seconds after which the progress bar appears."""
 
 
 def print_text(text: RenderableType) -> None:
-    """Print to standard output, without markup or highlighting, and without spaces at the ends of lines."""
+    """Print to standard output without markup, highlighting and trailing spaces."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
     with console.capture() as written:
-        console.print(text, crop=False)  # lines that must not be wrapped are printed whole
+        console.print(text, crop=False)  # do not cut lines that are marked as unwrapped
     console.file.write(re.sub(r"(?m) +$", "", written.get()))
 
 
@@ -56,8 +56,8 @@ def plain_table(**options: object) -> Table:
 
 @contextmanager
 def progress_bar(about: Callable[[], str] = str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress line on standard error if it is a terminal and the work takes longer than `PATIENCE` seconds.
-    `about` returns the text with which the line ends; a narrow terminal cuts it."""
+    """Show a progress bar on standard error if this is a terminal and the work takes longer than `PATIENCE` seconds.
+    `about` returns a text to show with each step; a narrow terminal cuts off its end."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

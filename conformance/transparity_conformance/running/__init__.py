@@ -1,1 +1,1 @@
-"""Run a port in this process or in another process, from its own loader, or with the runtime of an exported file."""
+"""Load and run ports: Python functions in this or another process, Hugging Face folders, and exported model files."""

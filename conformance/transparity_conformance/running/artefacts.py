@@ -1,4 +1,4 @@
-"""The kinds of exported models that a port may be (ONNX, GGUF, Hugging Face folder), and the runtime for each."""
+"""The kinds of exported models that can be checked (ONNX, GGUF, Hugging Face folder), and the runtime of each kind."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from transparity.limits.files import is_file, is_folder
 @dataclass(frozen=True)
 class Runtime:
     module: str
-    """The module in `running` with a function `load(path)`, which returns a `build` with `limits`. Empty for GGUF
-    files: their tensors are compared, but no runtime runs them."""
+    """The module in `running` whose function `load(path)` returns a `build` with `limits`. Empty for GGUF files, of
+    which only the tensors are compared."""
     package: str
 
 
@@ -22,10 +22,10 @@ RUNTIMES = {
 }
 
 HUB = Runtime("hub", "transformers")
-"""The runtime for a Hugging Face folder, which contains its own configuration."""
+"""The runtime for a Hugging Face folder, whose config.json gives the configuration."""
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
-"""The file names of an encoder-decoder in one folder."""
+"""The names of the two files of an exported encoder-decoder."""
 
 
 def runtime_of(port: str | None) -> Runtime | None:

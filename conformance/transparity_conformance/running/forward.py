@@ -1,4 +1,4 @@
-"""The forward pass of a model, called with arrays of the model's framework and with the names of its inputs."""
+"""Call a model's forward pass, with arrays of the model's framework and the model's own names of inputs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from transparity_conformance.running.ways import BESIDE, add_ways
 
 
 def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Return the forward pass of a model, and the model's name of each input.
+    """Return a model's forward pass, and the model's own name of each input.
 
-    The forward pass takes the reference's input names, and returns the array of logits or hidden states.
+    The forward pass takes inputs by the reference's names, and returns the array of logits or hidden states.
     """
     names = input_names(takes_of(model))
     _, array, without_gradients, whole = _prepared(model, framework)
@@ -61,9 +61,9 @@ def _in_evaluation_mode(model: Any) -> Any:
 
 
 def called_by_its_names(model: Any) -> Callable[..., Any]:
-    """Return `forward(**inputs)`, which takes inputs by the model's own names and has the model's signature.
+    """Return `forward(**inputs)`, which takes inputs by the model's own names, and has the model's signature.
 
-    The first input may have any name. The result is the array of logits or hidden states.
+    The first input may have any name. `forward` returns the array of logits or hidden states.
     """
     if not callable(model):
         raise PortError(f"The port returned {shown(model)}; expected a model, or a function of its inputs.")
@@ -88,7 +88,7 @@ def called_by_its_names(model: Any) -> Callable[..., Any]:
 
 
 def named_for(takes: inspect.Signature | None, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Rename the inputs to match a signature; raise `PortError` for an input that the signature lacks."""
+    """Rename the first input to match a signature; raise `PortError` for an input that the signature lacks."""
     parameters = {} if takes is None else dict(takes.parameters)
     if takes is None or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(inputs)
@@ -100,7 +100,7 @@ def named_for(takes: inspect.Signature | None, inputs: Mapping[str, np.ndarray])
 
 
 def filled_by_name(model: Any, weights: Mapping[str, np.ndarray]) -> bool:
-    """Fill a PyTorch module with `weights` if all names and shapes are equal; return whether they are."""
+    """Fill a PyTorch module with `weights`, and return True; return False if a name or a shape differs."""
     if not is_instance(model, "torch.nn", "Module"):
         return False
     import torch
@@ -153,8 +153,8 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
         with without_gradients():
             return with_graph(**inputs)
 
-    forward.with_graph = with_graph  # type: ignore[attr-defined] # its result can be differentiated
-    forward.__signature__ = takes  # type: ignore[attr-defined] # messages show what the model takes
+    forward.with_graph = with_graph  # type: ignore[attr-defined] # for gradients
+    forward.__signature__ = takes  # type: ignore[attr-defined] # messages show the model's arguments
     forward.placements = getattr(model, "placements", {})  # type: ignore[attr-defined] # for a model on several ranks
 
     _add_methods(forward, model, array, without_gradients)
@@ -167,9 +167,9 @@ def may_have_no_mask(
     config: TransformerConfig,
     takes: inspect.Signature | None,
 ) -> bool:
-    """Return whether to omit the attention mask, so that calls without a mask are tested too.
+    """Return whether to omit the attention mask, so that calls without a mask are tested, too.
 
-    If a mask hides nothing and the model does not require it, calls with a third of the lengths omit the mask.
+    A third of the calls omit the mask, if the mask hides nothing and is an optional argument of the model.
     """
     mask = named.get("attention_mask")
     if mask is None or mask.shape[1] % 3 != 2 or not mask.all():
@@ -179,7 +179,7 @@ def may_have_no_mask(
 
 
 def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_gradients: Context) -> None:
-    """Add the model's `step` and `generate` to its forward pass, if they have the expected signatures."""
+    """Add the model's methods `step` and `generate` to its forward pass, if they have the expected signatures."""
 
     def step(tokens: np.ndarray, cache: Any, **named: np.ndarray) -> Any:
         with without_gradients():
@@ -196,9 +196,9 @@ def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_
 
 
 def _offers(model: Any, method: Callable[..., Any]) -> bool:
-    """Return whether the model's method and the checker's `method` have the same first two arguments.
+    """Return whether a model has a method with the name and the first two arguments of `method`.
 
-    Other methods of the same name, such as the `generate` of transformers, take other arguments.
+    The arguments distinguish it from methods such as the `generate` of transformers.
     """
     name = method.__name__
     takes = signature_of(getattr(model, name)) if has_method(model, name) else None
@@ -206,7 +206,7 @@ def _offers(model: Any, method: Callable[..., Any]) -> bool:
 
 
 def required_arguments(signature: inspect.Signature | None) -> int | None:
-    """Return the number of required positional arguments; None if it is unknown.
+    """Return the number of required positional arguments; None if the number is unknown.
 
     A loader of folders has one required argument, and a `build(config, parameters)` has two.
     """

@@ -1,8 +1,8 @@
-"""Gradients of a PyTorch or Flax model that `load(folder)` returned, by the names of the reference's parameters.
+"""Compute the gradients of a PyTorch or Flax model that `load(folder)` returned, named by the reference's parameters.
 
-The model's own code computes the gradients. Each tensor of the folder is matched with the model's parameters by name or
-by its numbers. Each row of the tensor is compared with the rows and columns of all parameters, which also finds
-transposed, fused or permuted parameters.
+The framework differentiates the model's own code. To rename the gradients, the tensors of the folder are matched with
+the model's parameters, by name or by their numbers. The rows of a tensor are searched among the rows and columns of all
+parameters, so transposed, fused and permuted parameters are found, too.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from transparity_conformance.running.inputs import answer_in, is_instance
 Arrays = dict[str, np.ndarray]
 Inputs = Mapping[str, np.ndarray]
 Differentiated = tuple[Arrays, Arrays | None]
-"""The model's parameters by name, and their gradients; ({}, None) without a graph."""
+"""The model's parameters and gradients by name; ({}, None) if the logits cannot be differentiated."""
 
 
 def ignored(config: TransformerConfig) -> int:
-    """Return the target that the loss ignores: the padding token, else −100."""
+    """Return the target that the loss ignores: the padding token, or −100 without a padding token."""
     return -100 if config.pad_id is None else config.pad_id
 
 
@@ -42,7 +42,7 @@ def in_pytorch(
     targets: np.ndarray,
     tokens: Inputs,
 ) -> Differentiated:
-    """Differentiate with `torch.autograd`; the gradient of an unused parameter is 0."""
+    """Differentiate the loss with `torch.autograd`; the gradient of an unused parameter is 0."""
     import torch
 
     with torch.enable_grad():
@@ -64,9 +64,9 @@ def in_pytorch(
 def in_flax(
     called: Callable[[Any], Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
 ) -> Differentiated:
-    """Differentiate with `jax.grad`, with respect to the variables of the type `nnx.Param`.
+    """Differentiate the loss with `jax.grad`, with respect to all `nnx.Param`.
 
-    `called` returns the forward pass of a module, which can be differentiated.
+    `called` returns a module's forward pass, in a form that JAX can differentiate.
     """
     import jax
     import jax.numpy as jnp
@@ -90,7 +90,7 @@ def in_flax(
 
 
 ROWS_COMPARED = 16
-"""The number of rows that are compared first: they distinguish most tensors."""
+"""The number of rows to compare first, because a few rows distinguish most tensors."""
 
 NO_GRAPH = "the model's output cannot be differentiated, because it was computed without gradients"
 FROZEN = "the model's parameter is frozen (requires_grad is false)"
@@ -104,9 +104,9 @@ def offer_gradients(
     config: TransformerConfig,
     called: Callable[[Any, TransformerConfig], Any],
 ) -> Callable[..., Any]:
-    """Add `loss_and_gradients` to a forward pass if a PyTorch or Flax module computes its logits.
+    """Add a method `loss_and_gradients` to a forward pass if a PyTorch or Flax module computes the logits.
 
-    `called` returns such a module's forward pass.
+    `called` returns the forward pass of a module and a configuration.
     """
     differentiate = _differentiation(forward, model, config, called)
     if differentiate is None or config.head != "logits":
@@ -131,7 +131,7 @@ def _differentiation(
     if is_instance(model, "flax.nnx", "Module"):
         return functools.partial(in_flax, lambda other: called(other, config).with_graph, model)
     module = call_port(module_in, model)
-    # This is not `forward`: a function that refers to itself outlives its last use.
+    # Do not refer to `forward`, because an object that refers to itself is not freed after its last use.
     return None if module is None else functools.partial(in_pytorch, forward.with_graph, module)
 
 
@@ -140,7 +140,7 @@ def _by_our_names(
 ) -> tuple[Arrays, dict[str, str]]:
     """Return the gradients by the reference's names, and the reason for each missing gradient.
 
-    The conversion that reads a parameter from a tensor of the folder also reads its gradient.
+    The code that converts a folder's tensor to a parameter also converts the tensor's gradient.
     """
     parts = parts_in(opened.family, config, opened.files, learned)
     tensors = opened.tensors(parts, parts)
@@ -159,7 +159,7 @@ def _by_our_names(
 
 
 def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Return, for each tensor of a folder, how to compute it from a module's parameters."""
+    """Find each tensor of a folder among a module's parameters; leave out tensors that are not found."""
     taken = _by_name(tensors, places)
     others = {theirs: np.asarray(tensor) for theirs, tensor in tensors.items() if theirs not in taken}
     used = {name for each in taken.values() for name in each.names}
@@ -169,7 +169,7 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
     """Find the tensors that a module stores under the same name, with or without a prefix.
 
-    The gradients of parameters with the same numbers are added.
+    If the module has copies of a parameter, their gradients are added.
     """
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():
@@ -185,25 +185,25 @@ def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two matrices are equal; comparing the first rows saves time."""
+    """Return whether two matrices are equal; compare the first rows first, to save time."""
     is_near = one.ndim == 2 and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
     return is_near and np.array_equal(one, other)
 
 
 def _sum_of(names: tuple[str, ...], gradients: Mapping[str, np.ndarray]) -> np.ndarray:
-    return functools.reduce(np.add, [gradients[name] for name in names])  # a single gradient is not copied
+    return functools.reduce(np.add, [gradients[name] for name in names])  # does not copy a single gradient
 
 
 @dataclass(frozen=True, eq=False)
 class Located:
     names: tuple[str, ...]
     take: Callable[[Mapping[str, np.ndarray]], np.ndarray]
-    """Computes the tensor; the argument maps names to parameters of the module."""
+    """Computes the folder's tensor, or its gradient, from the module's parameters or their gradients."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """The rows or the columns of a tensor, reshaped to a matrix; a vector is one row."""
+    """The rows or the columns of a tensor that is reshaped to a matrix; a vector is one row."""
 
     name: str
     matrix: tuple[int, int]
@@ -212,7 +212,7 @@ class Lines:
     """One hash per row or column."""
 
     def of(self, tensor: np.ndarray) -> np.ndarray:
-        """Return the rows or columns of another tensor of this shape, as rows of a matrix."""
+        """Return the rows or columns of another tensor of the same shape, as rows of a matrix."""
         rows = tensor.reshape(self.matrix)
         return rows.T if self.is_columns else rows
 
@@ -220,9 +220,9 @@ class Lines:
 def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> dict[str, Located]:
     """Find the rows or columns of each `wanted` tensor among the rows and columns of the `given` tensors.
 
-    If a given tensor has exactly the same rows or columns in the same order, the wanted tensor is read from it.
-    Otherwise, each row or column must occur exactly once in the given tensors together. Tensors that are not found are
-    left out."""
+    If a single given tensor has the same rows or columns in the same order, the wanted tensor is read from the given
+    tensor. Otherwise, each row or column must occur exactly once in all given tensors together. Leave out tensors that
+    are not found."""
     vectors = {value.size for value in wanted.values() if value.ndim == 1}
     every = [lines for name, value in given.items() for lines in _lines(name, value, vectors)]
     if not every:
@@ -267,9 +267,9 @@ def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
-    """Return the rows and columns of a tensor in all its matrix forms; (embed, heads, head_dim) has two.
+    """Return the rows and columns of a tensor in all its matrix forms: two for the shape (embed, heads, head_dim).
 
-    A tensor with the size of a wanted vector is also treated as a vector.
+    If a wanted vector has the size of the tensor, the tensor also counts as a vector.
     """
     found = []
     for matrix in dict.fromkeys(_matrices(tensor, vectors)):
@@ -288,10 +288,10 @@ def _matrices(tensor: np.ndarray, vectors: Collection[int]) -> Iterator[tuple[in
 
 
 def _hashes(rows: np.ndarray) -> np.ndarray:
-    """Return a hash for each row of (rows, numbers), which does not depend on the layout in memory."""
+    """Return a hash for each row of an array (rows, numbers); it does not depend on the layout in memory."""
     factors = np.random.default_rng(rows.shape[1]).integers(2**63, size=rows.shape[1], dtype=np.uint64) | np.uint64(1)
     found, size = np.zeros(len(rows), np.uint64), max(1, 2**22 // max(1, rows.shape[1]))
     for begin in range(0, len(rows), size):
-        some = np.ascontiguousarray(rows[begin : begin + size] + np.float32(0), np.float32)  # adding 0 turns −0 into 0
+        some = np.ascontiguousarray(rows[begin : begin + size] + np.float32(0), np.float32)  # + 0 turns −0 into 0
         found[begin : begin + size] = (some.view(np.uint32).astype(np.uint64) * factors).sum(1)
     return found

@@ -1,7 +1,7 @@
-"""Adapters for a port's own `load(folder)`, as a `build(config, parameters)`, and for the loader of transformers.
+"""Use a loader of Hugging Face folders, a port's `load(folder)` or transformers, as a `build(config, parameters)`.
 
-Each checked model is written to a Hugging Face folder (config.json, model.safetensors) and loaded. The unchanged port
-is then called with token ids as arrays of its framework.
+To build a model, write it to a folder (config.json, model.safetensors), and pass the folder to the loader. The port is
+called unchanged, with token ids as arrays of the port's framework.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from transparity_conformance.running.loading import Limits, read_with
 
 
 class HubBuild:
-    """A `build(config, parameters)` that uses a port's `load(folder)`; keyword arguments are passed to `load`. If
-    `parameters` is the path of a folder, that folder is loaded; if there is an edit, an edited copy is loaded.
-    `model_type` is the family of the folders that are written below `root`, which the caller removes. Each folder is
-    removed together with its model. `edit` changes every folder before it is loaded."""
+    """A `build(config, parameters)` that writes a folder and calls a port's `load(folder)`. `parameters` may also be
+    the path of an existing folder. Keyword arguments are passed to `load`. `model_type` is the family of the folders.
+    `edit` changes each folder, or a copy of an existing folder, before it is loaded. Folders are below `root`, and each
+    is removed together with its model. The caller removes `root`."""
 
     def __init__(self, load: Callable[..., Any], model_type: str, root: str, edit: Edit | None = None) -> None:
         functools.update_wrapper(self, load)
         self.load, self.model_type, self.root, self.edit = load, model_type, root, edit
 
     def edited(self, edit: Edit) -> HubBuild:
-        """Return the same loader, for folders with `edit`."""
+        """Return the same loader, with an edit of every folder."""
         return HubBuild(self.load, self.model_type, self.root, edit)
 
     def __call__(
@@ -62,7 +62,7 @@ class HubBuild:
         except TransparityError as error:
             raise PortError(f"No folder can be written for load(folder): {error}") from None
         forward = self._loaded(folder, config, options)
-        # the model may read its weights from the folder until the model is removed
+        # keep the folder as long as the model, which may read its weights late
         weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)
         return forward
 
@@ -86,13 +86,13 @@ class HubBuild:
 
 @contextlib.contextmanager
 def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[HubBuild]:
-    """Yield a `HubBuild` in this process, and remove its temporary folder after the context."""
+    """Yield a `HubBuild` in this process, and remove its temporary folders after the context."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         yield HubBuild(load, model_type, root)
 
 
 _USUAL: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKeyDictionary()
-"""The messages that a loader prints for complete folders."""
+"""The messages that each loader prints even if the folder is complete."""
 
 
 class Messages:
@@ -106,9 +106,9 @@ class Messages:
         return [line.strip() for text in texts for line in text.splitlines()]
 
     def line_about(self, name: str, usual: Collection[str] = ()) -> str:
-        """Return the first line about a tensor, or an empty string. The line may contain the name without its prefix,
-        or with other parts between the layer number and the last two parts. Without such a line, return the first line
-        with the layer number and the last part of the name, except `usual` lines.
+        """Return the first line about a tensor, or an empty string. The line may contain the name without its first
+        part, or with changed parts in the middle. If no line does, return the first line with the layer number and the
+        last part of the name; skip `usual` lines.
         """
         asked, renamed = _about(name), _renamed(name)
         lines = [line for line in self.lines() if asked.search(line)]
@@ -134,18 +134,18 @@ def _renamed(name: str) -> re.Pattern[str]:
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # noqa: BLE001 - the arguments of a port's message may not fit it
+    except Exception:  # noqa: BLE001 - a port's message may not fit its arguments
         return str(record.msg)
 
 
 @contextlib.contextmanager
 def recorded_messages() -> Iterator[Messages]:
-    """Record everything printed, warned or logged in the context, instead of showing it."""
+    """Record, instead of showing, everything that is printed, warned or logged within the context."""
     said, make = Messages(), logging.getLogRecordFactory()
 
     def record(*args: Any, **named: Any) -> logging.LogRecord:
         said.records.append(made := make(*args, **named))
-        made.levelno = -1  # below the level of every handler, which hides the record
+        made.levelno = -1  # below the level of every handler, so that no handler shows the record
         return made
 
     logging.setLogRecordFactory(record)
@@ -162,7 +162,7 @@ def recorded_messages() -> Iterator[Messages]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the random numbers of Python, NumPy and (if imported) PyTorch, and restore their state after the context."""
+    """Seed the generators of Python, NumPy and (if imported) PyTorch, and restore their states after the context."""
     torch = sys.modules.get("torch")
     legacy: Any = np.random  # NumPy's only global generator is the legacy one
     kept = random.getstate(), legacy.get_state(), None if torch is None else torch.random.get_rng_state()
@@ -180,7 +180,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class HubModel:
-    """A Hugging Face folder with config.json and safetensors, run by transformers."""
+    """A Hugging Face folder with config.json and safetensors, which transformers runs."""
 
     limits = Limits()
 
@@ -190,20 +190,20 @@ class HubModel:
     def __call__(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, dtype: str = "float32"
     ) -> Callable[..., Any]:
-        """Return the forward pass of the model in `dtype`."""
+        """Load the model in `dtype`; return its forward pass."""
         import torch
         import transformers
 
         named = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
         kind = _class_of(config)
-        if config.head == "classes":  # the class differs between texts and images
+        if config.head == "classes":  # texts and images have different classes
             kind = getattr(transformers, str((read_fields(self.folder).get("architectures") or [None])[0]), kind)
         what = f"{self.folder} cannot be read by transformers"
         return forward_of(read_with(kind.from_pretrained, what, str(self.folder), **named), config)
 
 
 def load(path: Path) -> HubModel:
-    """Open a folder; the weights are read when the model is built."""
+    """Open a folder; do not read the weights before the model is built."""
     import transformers
 
     read_fields(path)

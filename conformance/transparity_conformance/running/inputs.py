@@ -1,4 +1,4 @@
-"""The inputs of a model's forward pass: their names, the model's arrays, the padding mask, and further arguments."""
+"""The arguments of a model's forward pass: names of inputs, arrays, padding mask, settings; and its outputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = {
 
 
 def add_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Return the inputs and, if padding is masked, the attention mask that a tokenizer would add."""
+    """Return the inputs; if the model masks padding, add the attention mask that a tokenizer would return."""
     is_masked = config.has_encoder or config.decoder_mask == "causal-and-padding"
     has_tokens = config.input_names[0] in config.token_inputs
     if "attention_mask" in inputs or config.pad_id is None or not is_masked or not has_tokens:
@@ -48,10 +48,10 @@ def add_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dic
 def arguments(
     inputs: Mapping[str, np.ndarray], config: TransformerConfig, names: frozenset[str]
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-    """Return the positional and keyword arguments of a function with the parameters `names`.
+    """Return the positional and keyword arguments for calling a function whose parameters are `names`.
 
-    The main inputs are passed by keyword if the function has a known name for each, otherwise by position. Other inputs
-    are passed only by keyword.
+    Pass the main inputs by keyword if the function has a known name for each of them; otherwise, by position. Pass
+    other inputs, such as a mask, only by keyword.
     """
     called = {ours: next((name for name in NAMES[ours] if name in names), None) for ours in inputs}
     by_name = all(called[ours] is not None for ours in config.input_names)
@@ -63,8 +63,8 @@ def arguments(
 def framework_of(model: Any) -> str:
     """Return the framework whose arrays a model takes: `torch`, `jax`, `mlx` or `numpy`.
 
-    The class of a PyTorch, nnx, Equinox or MLX module determines the framework. For a function, the first object of a
-    framework that it uses does. Without such an object, the first one in its file does. The default is NumPy.
+    A PyTorch, nnx, Equinox or MLX module takes arrays of its own framework. For a function, return the framework of the
+    first known object that the function uses, or that its file imports. The default is NumPy.
     """
     if is_instance(model, "torch.nn", "Module"):
         return "torch"
@@ -86,19 +86,19 @@ FRAMEWORKS = {
     "mlx": "mlx",
     "mlx_lm": "mlx",
 }
-"""The framework whose arrays a model uses, by a package imported in its file."""
+"""For each package that a model's file may import: the framework of the model's arrays."""
 
 
 def is_instance(model: Any, package: str, name: str) -> bool:
-    """Return whether `model` is an instance of a framework's class, without importing the framework."""
+    """Return whether `model` is an instance of a framework's class; do not import the framework."""
     kind = getattr(sys.modules.get(package), name, None)
     return isinstance(kind, type) and isinstance(model, kind)
 
 
 def _packages_of(model: Any) -> Iterator[str]:
-    """Yield the packages of the objects that a function refers to, then of the names in its file.
+    """Yield the packages of the objects in a function's closure, and then of the globals in its file.
 
-    For any other object, its method `__call__` is used.
+    For an object that is not a function, use its method `__call__`.
     """
     while isinstance(model, functools.partial):
         model = model.func
@@ -114,7 +114,7 @@ def _packages_of(model: Any) -> Iterator[str]:
 
 
 def arrays(model: Any, framework: str) -> tuple[Array, Context]:
-    """Return a function that converts to arrays of a framework, and a context manager that turns gradients off."""
+    """Return a function that converts NumPy arrays to a framework's arrays, and a context that turns off gradients."""
     if framework == "torch":
         import torch
 
@@ -143,14 +143,14 @@ SETTINGS: dict[str, Any] = {
     "inference": True,
     "start_pos": 0,
 }
-"""Values for common arguments: training is off, and no tokens were processed before."""
+"""Values for common arguments: no training, and no previous tokens."""
 
 TARGETS = "targets"
-"""The argument for targets; without it, models like nanoGPT return only the last position's logits."""
+"""The name of an argument for targets; without targets, models like nanoGPT return only the last position's logits."""
 
 
 def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
-    """Return the values of required arguments that are not inputs."""
+    """Return values for the required arguments that are not inputs, such as `train=False`."""
     parameters = {} if takes is None else dict(takes.parameters)
     needed = [name for name, each in parameters.items() if each.default is inspect.Parameter.empty]
     return {name: SETTINGS[name] for name in needed if name in SETTINGS}
@@ -159,9 +159,9 @@ def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
 def completed(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> Callable[..., Any]:
-    """Return the forward pass of a model of token ids, which passes values for all other required arguments.
+    """Return a forward pass that takes only a model's inputs, and adds all other required arguments.
 
-    Targets are passed if the model otherwise omits the logits of some positions.
+    It also adds targets if the model otherwise omits the logits of some positions.
     """
     settings, is_target = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 
@@ -175,7 +175,7 @@ def completed(
 def needs_targets(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> bool:
-    """Return whether a model needs targets to return the logits of all positions."""
+    """Return whether a model returns the logits of all positions only if it gets targets."""
     if takes is None or TARGETS not in takes.parameters:
         return False
     try:
@@ -192,9 +192,9 @@ def takes_of(model: Any) -> inspect.Signature | None:
 
 
 def input_names(takes: inspect.Signature | None) -> dict[str, str]:
-    """Return the model's name of each input of the reference.
+    """Map the reference's names of inputs to the model's names.
 
-    Raises `PortError` unless the model takes token ids, the token ids of a source and a target, or an image.
+    Raises `PortError` unless the model takes token ids, the token ids of a source and a target, or images.
     """
     parameters = {} if takes is None else dict(takes.parameters)
     named = {ours: name for ours, names in NAMES.items() for name in names if name in parameters}
@@ -229,17 +229,17 @@ OUTPUTS = {
     "pooled": ("pooler_output", "logits"),
     "classes": ("logits", "text_embeds", "image_embeds"),
 }
-"""The attributes of a result that contain the output of each head; the first existing one is used. The key is empty if
-the head is not known."""
+"""For each head, the attributes of a result that may contain the output; the first existing one is used. The key "" is
+for an unknown head."""
 
 
 def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
-    """Return the activations that a forward pass returned, by name; the values are not read.
+    """Return the activations in a forward pass's result by name, without reading their values.
 
     Args:
-        returned: An object with `.logits`, or with `.last_hidden_state` or `.pooler_output` for a model without logits.
-            It may also be a dict of activations, a tuple or list that starts with the logits, or the logits.
-        config: The model's configuration, whose head determines which output of an object is used.
+        returned: The logits, a tuple or list that starts with the logits, or a dict of activations. Also an object with
+            `.logits`; for a model without logits, with `.last_hidden_state` or `.pooler_output`.
+        config: The model's configuration, whose head determines which attribute is used.
     """
     for name in OUTPUTS[config.head]:
         found = getattr(returned, name, None)
@@ -253,7 +253,7 @@ def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
 
 
 def _is_sequence_of_outputs(returned: tuple[Any, ...] | list[Any], config: TransformerConfig) -> bool:
-    """Return whether the first item is the whole output, rather than the output of the first row."""
+    """Return whether the first item is the output of the whole batch, and not of its first row."""
     axes = 2 if config.is_pooled else 3
     return len(np.shape(returned[0]) if isinstance(returned[0], list) else getattr(returned[0], "shape", ())) == axes
 

@@ -1,7 +1,7 @@
-"""Import of a port by name, such as `path/to/file.py:build` or `package.module:build`, or of an exported model.
+"""Import a port by name, such as `path/to/file.py:build` or `package.module:build`; or open an exported model.
 
-An exported model (an artifact), such as an ONNX file, is opened in the port's process as a `build(config, parameters)`
-with its own weights. The model may fix properties of a call, such as the length.
+An exported model (an artifact), such as an ONNX file, becomes a `build(config, parameters)` that keeps its own weights.
+An exported model may accept only some calls, for example of one length.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from transparity_conformance.running.artefacts import Runtime
 
 
 class LoadError(PortError):
-    """Error for a port that does not exist or cannot be imported."""
+    """A port does not exist, or cannot be imported."""
 
 
 def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
-    """Import the function that `spec` names; raise `LoadError` if it does not exist.
+    """Import the function that `spec` names; raise `LoadError` if there is no such function.
 
-    `what` names the function in messages.
+    Messages call the function `what`.
     """
     where, _, name = spec.rpartition(":")
     if not where or not name.isidentifier():
@@ -49,7 +49,7 @@ def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
 
 
 def _attribute(module: ModuleType, where: str, name: str) -> Any:
-    """Return the attribute of a module; raise `LoadError` if it does not exist or cannot be read."""
+    """Return an attribute of a module; raise `LoadError` if the attribute does not exist or cannot be read."""
     try:
         return call_port(getattr, module, name)
     except PortCallError as error:
@@ -63,12 +63,12 @@ def _attribute(module: ModuleType, where: str, name: str) -> Any:
 
 
 def load_file(path: Path, what: str = "port") -> ModuleType:
-    """Import a Python file; raise `LoadError` if it does not exist or cannot be imported."""
+    """Import a Python file; raise `LoadError` if the file does not exist or cannot be imported."""
     if not is_file(path):
         raise LoadError(f"There is no file {path}; expected a Python file that contains the {what}.")
     if (size := file_size(path, LoadError)) > LARGEST_JSON:
         raise LoadError(f"{path} has {size} bytes; expected a Python file, at most {LARGEST_JSON}.")
-    # The file may import modules in its folder, as with `python file.py`.
+    # Let the file import modules of its folder, as `python file.py` does.
     _importable_from(path.parent)
     name = path.stem
     spec = importlib.util.spec_from_file_location(name, path)
@@ -107,7 +107,7 @@ def _importable_from(folder: Path) -> None:
 
 
 def _describe(error: PortCallError) -> str:
-    """Return a clause about an import's exception, with the line of a `SyntaxError`."""
+    """Return a clause about an exception during an import; for a `SyntaxError`, with the line."""
     raised = error.__cause__
     if isinstance(raised, SyntaxError):
         return f"SyntaxError: {safe(raised.msg, VALUE)} (line {raised.lineno})"
@@ -122,27 +122,27 @@ class Limits:
     """Whether the inputs include an attention mask."""
     has_token_types: bool = True
     batch: int | None = None
-    """The number of rows, if it is fixed; other batches are split."""
+    """The fixed number of rows, or None; the checker splits other batches."""
     length: int | None = None
-    """The number of tokens per row, if it is fixed; shorter rows are padded on the right."""
+    """The fixed number of tokens per row, or None; the checker pads shorter rows on the right."""
     dtype: str = ""
-    """The dtype of the weights: `int8` for quantized weights, empty if the files do not show it."""
+    """The dtype of the weights: `int8` for quantized weights, empty if it is unknown."""
 
 
 class Listened:
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[Any, list[Operation]]:
-        """Return the result and the operations; values larger than `largest` bytes are left out."""
+        """Run the model, and return the result and the operations, whose values have at most `largest` bytes."""
         raise NotImplementedError
 
 
 def load_artefact(port: str, runtime: Runtime) -> Any:
-    """Open an exported model; raise `LoadError` if this is impossible or the runtime is not installed."""
+    """Open an exported model; raise `LoadError` if it cannot be opened, or if the runtime is not installed."""
     require(port, runtime.package)
     return importlib.import_module(f"{__package__}.{runtime.module}").load(Path(port))
 
 
 def read_with(function: Callable[..., Any], what: str, *args: Any, **named: Any) -> Any:
-    """Call a library that reads an exported model; raise `LoadError` with `what` and the reason if it cannot."""
+    """Call a library that reads an exported model; if reading fails, raise `LoadError` with `what` and the reason."""
     try:
         return call_port(function, *args, **named)
     except PortCallError as error:

@@ -20,11 +20,11 @@ from transparity_conformance.running.loading import LoadError
 
 TOKENS, IMAGES, FRAMES = ("input_ids", "decoder_input_ids"), "pixel_values", "input_features"
 READS = {IMAGES: "images", FRAMES: "frames of audio"}
-"""The data that a model with this input reads instead of token ids."""
+"""For models without token ids: the name of their input, and the data in the input."""
 
 OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch")
-"""The names of further inputs that exporters use. Inputs for a cache have names with `past…`, and the matching outputs
-have names with `present…`."""
+"""Other names of inputs in exported graphs. The names of a cache's inputs start with `past`, and the names of the
+matching outputs start with `present`."""
 
 PAST, PRESENT = "past", "present"
 
@@ -33,9 +33,9 @@ PAST, PRESENT = "past", "present"
 class Graph:
     path: Path
     inputs: dict[str, Any]
-    """Each input by name, with its `shape` and `type`; a single input of tokens is renamed to `input_ids`."""
+    """The inputs by name, with `shape` and `type`. An input of tokens with another name is renamed to `input_ids`."""
     renamed: dict[str, str]
-    """The graph's own name of each renamed input."""
+    """For each renamed input, its name in the graph."""
     outputs: Sequence[str]
 
     @property
@@ -44,7 +44,7 @@ class Graph:
 
     @property
     def present(self) -> list[str]:
-        """Return the outputs with the new cache, in the order of the inputs for a cache."""
+        """Return the names of the outputs with the new cache, in the order of `past`."""
         ends = {name.lstrip("_.").removeprefix(PRESENT): name for name in self.outputs if name.startswith(PRESENT)}
         found = [next((full for end, full in ends.items() if name.endswith(end)), None) for name in self.past]
         return list(filter(None, found))
@@ -54,17 +54,14 @@ class Graph:
         return next((what for name, what in READS.items() if name in self.inputs), "token ids")
 
     def fixed(self, axis: int) -> int | None:
-        """Return the number of rows (axis 0) or of tokens per row (axis 1) if the graph fixes it."""
+        """Return the number of rows (axis 0) or of tokens per row (axis 1) if the graph fixes this size, else None."""
         names = (*TOKENS, *READS) if axis == 0 else TOKENS
         sizes = [self.inputs[name].shape[axis] for name in names if name in self.inputs]
         return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
-    """Return the inputs and outputs of a graph, from the runtime's description.
-
-    Raises `LoadError` for inputs that no known kind of model has.
-    """
+    """Return a `Graph` with the inputs and outputs that the runtime describes; raise `LoadError` for unknown inputs."""
     named = {each.name: each for each in inputs}
     axes = {name: len(each.shape or ()) for name, each in named.items()}
     if axes in ({IMAGES: 4}, {FRAMES: 3, TOKENS[1]: 2}):
@@ -90,7 +87,7 @@ def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph
 
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
-"""The key of the stack trace that PyTorch's exporter stores in a node's metadata."""
+"""The key under which PyTorch's exporter stores a stack trace in a node's metadata."""
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
 
@@ -98,13 +95,13 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 
 QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInteger|NBits|QAttention|QGemm")
-"""The parts of names by which operations on quantized numbers are recognized."""
+"""Matches the names of operations on quantized numbers."""
 
 
 def weights_dtype(path: Path) -> str:
     """Return the dtype of most floating-point weights, or `int8` if the graph has operations on quantized numbers.
 
-    The result is empty if the file contains neither.
+    Return an empty string if the file has neither.
     """
     graph = onnx.load(path, load_external_data=False).graph
     if any(QUANTISED.search(node.op_type) for node in graph.node):
@@ -124,7 +121,7 @@ class Nodes:
         self.nodes = list(self.model.graph.node)
 
     def opened(self) -> bytes:
-        """Return the same graph, whose outputs include the results of all nodes."""
+        """Return the graph with the results of all nodes as outputs."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         known = {each.name for each in model.graph.output}
@@ -133,10 +130,10 @@ class Nodes:
         return model.SerializeToString()
 
     def add_to(self, record: Record, values: Mapping[str, np.ndarray], given: str = "") -> None:
-        """Record the operations on floating-point numbers, from the results of all nodes.
+        """Record the operations on floating-point numbers, given the results of all nodes.
 
-        Nodes without such results only connect the operations before and after them. The input `given` is the result of
-        the last operation in the record.
+        A node on other numbers only connects the operations before and after it. If the record already has operations,
+        the input `given` is the result of the last operation.
         """
         comes_from: dict[str, Origins] = {given: (len(record.operations) - 1,)} if record.operations else {}
         for number, node in enumerate(self.nodes, 1):
@@ -146,7 +143,7 @@ class Nodes:
                 comes_from[name] = record.add(node.op_type, numbers, inputs, self._stack(node, number))
 
     def _stack(self, node: Any, number: int) -> tuple[Source, ...]:
-        """Return a node's stack trace; without one, a line with the node and its number."""
+        """Return the stack trace of a node; for a node without a stack trace, return a line that shows the node."""
         noted = next((each.value for each in node.metadata_props if each.key == STACK_TRACE), "")
         frames = [Source(safe(file), int(line), safe(code)) for file, line, code in FRAME.findall(noted)]
         outputs, inputs = (", ".join(filter(None, names)) for names in (node.output, node.input))

@@ -1,4 +1,4 @@
-"""Models in ONNX files, run by ONNX Runtime: one graph, or an encoder and a decoder in two files of a folder."""
+"""Run ONNX files with ONNX Runtime: a single graph, or an encoder and a decoder in two files of a folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from transparity_conformance.running.loading import Limits, Listened, LoadError,
 from transparity_conformance.running.onnx_graph import FRAMES, READS, Graph, Nodes, graph_of, weights_dtype
 
 DTYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": bool}
-"""The dtypes of inputs by their ONNX type; all other inputs are int64."""
+"""The dtype of an input, by its ONNX type; inputs of other types are int64."""
 
 FATAL = 4
-"""The log level at which ONNX Runtime prints nothing; errors are raised as exceptions."""
+"""The log level at which ONNX Runtime prints nothing; errors still raise exceptions."""
 
 Cache = tuple[dict[str, np.ndarray], np.ndarray]
-"""The cache of earlier tokens (keys and values by the name of the input), and the mask of these tokens."""
+"""The keys and values of earlier tokens, by the name of the graph's input, and the attention mask of these tokens."""
 
 
 class OnnxModel:
@@ -46,16 +46,16 @@ class OnnxModel:
         self.has_steps = self.has_cache and length is None and self.limits.batch is None
 
     def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxForward:
-        """Return `forward(**inputs)`; raise `LoadError` if graph and checkpoint read different kinds of input."""
+        """Return `forward(**inputs)`; raise `LoadError` if graph and configuration have different kinds of input."""
         check_reads(self.graph.path, self.graph.reads, config)
         return OnnxForward(self, config)
 
     def at_once(self, inputs: Mapping[str, np.ndarray], answer: str) -> np.ndarray:
-        """Run the graph on whole inputs; return the output `answer`. Batches are split if the graph fixes the size."""
+        """Run the graph on whole inputs, and return the output `answer`. Split a batch if the graph fixes its size."""
         length, found = None if self.limits.length is None else [*inputs.values()][-1].shape[1], []
         for part in _parts(inputs, self.limits.batch):
             padded = part
-            if (most := self.limits.length) is not None:  # pad tokens and their mask with zeros on the right
+            if (most := self.limits.length) is not None:  # pad tokens and mask with zeros on the right
                 widths = {name: ((0, 0), (0, most - value.shape[1])) for name, value in part.items() if value.ndim == 2}
                 padded = part | {name: np.pad(part[name], width) for name, width in widths.items()}
             found.append(self.run(padded, self.empty(padded), answer)[0])
@@ -63,7 +63,7 @@ class OnnxModel:
         return joined[:, :length] if joined.ndim == 3 else joined
 
     def empty(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the cache before any token; the first axis that is not fixed is the batch."""
+        """Return an empty cache. The first axis without a fixed size is the batch; the others have size 0."""
         made = {}
         for name in self.graph.past:
             sizes, batch = self.graph.inputs[name].shape, [_rows(inputs)]
@@ -79,7 +79,7 @@ class OnnxModel:
         return logits, dict(zip(self.graph.past, present, strict=False))
 
     def given(self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return all inputs by the graph's names; missing inputs get the values for text without padding."""
+        """Return all inputs by the graph's names; fill in missing inputs, such as positions, for unpadded text."""
         if self.graph.reads != "token ids":
             return {name: np.ascontiguousarray(inputs[name], self._dtype(name)) for name in self.graph.inputs}
         tokens = inputs["input_ids"]
@@ -114,7 +114,7 @@ class OnnxForward(Listened):
         return self.model.at_once(self._named(inputs), self.answer)
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
-        """Return the output and the operations; the operations are empty if the graph fixes the batch or the length."""
+        """Return the output and the operations; no operations if the graph fixes the batch size or the length."""
         result, limits = self(**inputs), self.model.limits
         if limits.batch is not None or limits.length is not None:
             return result, []
@@ -131,7 +131,7 @@ class OnnxForward(Listened):
         return logits, (present, mask)
 
     def _named(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the inputs under the names that exporters use, tokens first."""
+        """Return the inputs under the names of exported graphs; the main inputs come last."""
         every = add_mask(inputs, self.config)
         ordered = sorted(every, key=lambda ours: ours in self.config.input_names)
         names = {ours: names[0] for ours, names in NAMES.items()}
@@ -156,7 +156,7 @@ def session_of(model: str | bytes) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # ONNX Runtime's fallback prints a message and repeats the attempt.
+    # Turn off the fallback, which prints a message and tries the same again.
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
@@ -168,7 +168,7 @@ def listen_to_nodes(record: Record, path: Path, given: Mapping[str, np.ndarray],
 
 
 def check_reads(path: Path, reads: str, config: TransformerConfig) -> None:
-    """Raise `LoadError` unless a graph reads the same kind of input as the checkpoint's model."""
+    """Raise `LoadError` unless a graph and the checkpoint's model read the same kind of input."""
     theirs = "images" if config.reads_pixels else "frames of audio" if config.reads_frames else "token ids"
     if reads != theirs:
         raise LoadError(
@@ -178,7 +178,7 @@ def check_reads(path: Path, reads: str, config: TransformerConfig) -> None:
 
 
 def _parts(inputs: Mapping[str, np.ndarray], rows: int | None) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the inputs in parts of `rows` rows; the last part repeats its last row."""
+    """Yield the inputs in parts of `rows` rows; fill up the last part with copies of its last row."""
     batch = _rows(inputs)
     for start in range(0, batch, rows or batch):
         chosen = np.minimum(np.arange(start, start + (rows or batch)), batch - 1)
@@ -190,13 +190,13 @@ def _rows(inputs: Mapping[str, np.ndarray]) -> int:
 
 
 MEMORY = "encoder_hidden_states"
-"""The decoder's input for the encoder's first output."""
+"""The decoder's input that receives the encoder's first output."""
 
 TAKEN = {
     ENCODER: {"input_ids": "source", FRAMES: "source", "attention_mask": "attention_mask"},
     DECODER: {"input_ids": "target", "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
 }
-"""The inputs of both graphs: the name of each in the file, and the value that it gets."""
+"""For each of the two graphs: the name of each input, and the name of the value to pass."""
 
 
 class OnnxPair:
@@ -240,7 +240,7 @@ class OnnxPairForward(Listened):
         return logits
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
-        """Return the output, and the operations of the encoder and then the decoder."""
+        """Return the output, and the operations of the encoder followed by those in the decoder."""
         result, every, record = self(**inputs), self._every(inputs), Record(largest)
         for name, path in self.model.paths.items():
             listen_to_nodes(record, path, self.model.given(name, every), MEMORY)

@@ -1,6 +1,6 @@
-"""Calls of a model other than its forward pass: in steps with a cache, with labels for a loss, and to generate.
+"""Call a model in other ways than a plain forward pass: in steps with a cache, with labels for a loss, to generate.
 
-The same functions call both models of a comparison: every difference comes from the models.
+The same functions call both models of a comparison, so all differences come from the models.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from transparity_conformance.running.frameworks.modules import module_in
 from transparity_conformance.running.inputs import answer_in, is_instance, takes_of
 
 CACHES = ("past_key_values", "cache_params", "past_key_value", "kv_cache", "cache", "past")
-"""Names of an argument for a cache."""
+"""Common names of the argument for a cache."""
 
 LABELS = "labels"
-"""The name of the argument for labels, with which a model also returns its loss."""
+"""The name of the argument for labels; with labels, a model also returns its loss."""
 
 Tensors = Mapping[str, Any]
 
@@ -34,14 +34,14 @@ def _names(model: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _takes(model: Any, name: str) -> bool:
-    """Return whether a model takes an argument; a model with a `config` may pass on any argument."""
+    """Return whether a model takes an argument; a model with `**kwargs` and a `config` is assumed to take any."""
     names = _names(model)
     hands_on = any(each.kind is each.VAR_KEYWORD for each in names.values()) and hasattr(model, "config")
     return name in names or hands_on
 
 
 def cache_name(model: Any) -> str:
-    """Return the name of the argument for a cache; empty if the model has none."""
+    """Return the name of the model's argument for a cache; empty if there is no such argument."""
     names = _names(model)
     return next((name for name in CACHES if name in names), "")
 
@@ -59,7 +59,7 @@ def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
 
 
 def _cache_in(returned: Any, name: str) -> Any:
-    """Return the cache in a result, under the name of its argument or as the second item.
+    """Return the cache in a model's result: the attribute or key `name`, or the second item.
 
     Raises `TypeError` if the result contains no cache.
     """
@@ -86,7 +86,7 @@ def in_steps(model: Any, first: int, then: int, inputs: Tensors) -> Any:
 
 
 def _content(inputs: Tensors) -> str:
-    """Return the name of the tokens that are divided into steps: the decoder's in an encoder-decoder."""
+    """Return the name of the input to split into steps; in an encoder-decoder, the decoder's tokens."""
     return next((name for name in inputs if name == "decoder_input_ids"), next(iter(inputs)))
 
 
@@ -95,9 +95,9 @@ def up_to(inputs: Tensors, end: int) -> dict[str, Any]:
 
 
 def _part(inputs: Tensors, content: str, begin: int, end: int) -> Iterator[tuple[str, Any]]:
-    """Yield the inputs of a step from `begin` to `end`.
+    """Yield the inputs of a step that processes the positions from `begin` to `end`.
 
-    A mask starts at position 0. An input without positions is passed only in the first step.
+    A mask covers all positions up to `end`. An input without positions is passed only in the first step.
     """
     is_beside_encoder = content.startswith("decoder_")
     for name, value in inputs.items():
@@ -122,7 +122,7 @@ def _joined(answers: list[Any]) -> Any:
 
 
 def loss(model: Any, inputs: Tensors) -> Any:
-    """Return the loss of a forward pass with labels; raise `TypeError` if the model returns none."""
+    """Return the loss of a forward pass with labels; raise `TypeError` if the result has no loss."""
     returned = model(**inputs)
     found = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
     if found is None:
@@ -131,7 +131,7 @@ def loss(model: Any, inputs: Tensors) -> Any:
 
 
 def generated(model: Any, count: int, inputs: Tensors) -> Any:
-    """Generate `count` tokens greedily with the model's `generate`; return the prompt and these tokens."""
+    """Generate `count` tokens greedily with the model's `generate`; return the prompt and the generated tokens."""
     takes = signature_of(model.generate)
     if takes is not None and "generation_config" in takes.parameters:  # a model of transformers
         return model.generate(**inputs, max_new_tokens=count, do_sample=False, num_beams=1)
@@ -140,15 +140,15 @@ def generated(model: Any, count: int, inputs: Tensors) -> Any:
 
 
 COTANGENT = "cotangent"
-"""The name of an additional input, which is not passed to the model. Gradients are taken of the inner product of this
-input with the model's output."""
+"""The name of an additional input that is not passed to the model. The differentiated scalar is the inner product of
+this input and the model's output."""
 
 
 BESIDE = (COTANGENT,)
 
 
 def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
-    """Return a PyTorch module's parameters, and their gradients where they exist, by name."""
+    """Return the parameters of a PyTorch module, and the gradients that exist, by name."""
     module, call, differentiate = _differentiation(model, inputs)
     import torch
 
@@ -161,7 +161,7 @@ def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
 
 
 def backward(model: Any, inputs: Tensors) -> Backward:
-    """Run and record the backward pass of `gradients`."""
+    """Run and record the forward and backward pass of `gradients`."""
     module, call, differentiate = _differentiation(model, inputs)
     return run(lambda: listen_backward(call, _learned(module), differentiate))
 
@@ -201,7 +201,7 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "gradients": (gradients, _is_module),
     "backward": (backward, _is_module),
 }
-"""The calls by name: a function that makes the call, and whether a model supports it."""
+"""The ways to call a model: a function that makes the call, and a test whether a model supports the call."""
 
 
 def offers(model: Any, way: str) -> bool:
@@ -209,8 +209,8 @@ def offers(model: Any, way: str) -> bool:
 
 
 def add_ways(forward: Any, model: Any, call: Callable[..., Any]) -> None:
-    """Add the calls that a model supports as methods of its forward pass. `call` calls a function of tensors without
-    gradients; inputs have the model's own names."""
+    """Add the calls that a model supports as methods to its forward pass. `call` runs a function without gradients, on
+    tensors with the model's own names."""
     for name, (function, _) in WAYS.items():
         if offers(model, name):
             setattr(forward, name, functools.partial(call, functools.partial(function, model)))

@@ -1,1 +1,1 @@
-"""Claims about installed backends, and the pytest plugin that tests them and collects evidence."""
+"""Claims about backends, the tests that check each claim for each installed backend, and their pytest plugin."""

@@ -1,4 +1,4 @@
-"""The bench: a backend in one dtype, device and mode, with a cache of the models that claims test."""
+"""The bench on which claims are tested: a backend with a dtype, a device and a mode, and a cache of its models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from transparity_conformance.suite.ranks import RemoteBackend
 
 
 class Bench:
-    """One subject with its backend, and with its harness if it has one.
+    """A subject (a backend with dtype, device and mode), with cached models and access to single functions.
 
     Args:
         subject: The name, dtype, device and mode of a backend.
-        build: A backend instead of the installed one with that name.
-        parts: The harness of `build`, if it has one.
+        build: A backend to use instead of the installed backend with this name.
+        parts: The harness of `build`, which gives access to single functions and modules; None without a harness.
     """
 
     def __init__(self, subject: BackendSubject, build: Backend | None = None, parts: Harness | None = None) -> None:
@@ -35,15 +35,15 @@ class Bench:
         self.parts = parts if build else harness(subject.backend)
         self._forwards: dict[tuple[Any, ...], tuple[Arrays, Forward]] = {}
         self.traced = functools.cache(lambda probe: self.forward(probe.config, probe.parameters)(**probe.inputs))
-        """Returns the values of all taps of a probe, computed by the path that records taps."""
+        """Returns all activations on a probe, computed by the traced path, which records activations."""
         self.logits = functools.cache(lambda probe: self.forward(probe.config, probe.parameters).logits(**probe.inputs))
-        """Returns the logits of a probe, from the fast path."""
+        """Returns the logits on a probe, computed by the fast path, which records nothing."""
         self.over = functools.cache(self._over)
 
     def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
-        """Return the backend's model, optionally with `weights` or `activations` in another precision.
+        """Return the backend's model, optionally with `weights` or `activations` stored in another precision.
 
-        A model is built once for each `parameters` object, unless it is too large to be cached.
+        Cache the model of each `parameters` object, except for large models.
         """
         subject = self.subject
         how: dict[str, Any] = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode, **held}
@@ -61,17 +61,14 @@ class Bench:
         return self.parts
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
-        """Return a bench with the same models, for the evidence of one claim.
-
-        If `harness` is false, the bench has no harness.
-        """
+        """Return a bench for one claim, with the same models; without a harness if `harness` is false."""
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same
 
     @property
     def shards(self) -> bool:
-        """Whether the backend can also run on several ranks, according to its harness."""
+        """Whether the backend can run on several ranks, according to its harness."""
         return hasattr(self.parts, "SHARDED")
 
     def _over(self, data: int, tensor: int) -> Bench:
@@ -79,7 +76,7 @@ class Bench:
         return Bench(self.subject, RemoteBackend(self.backend, parts, data, tensor))
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context in which float32 products have full precision, if the harness can set this."""
+        """Return a context in which float32 matrix products have full precision, if the backend has a harness."""
         return self.parts.pinned() if self.parts else nullcontext()
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -90,28 +87,28 @@ class Bench:
 
     @property
     def fast_cases(self) -> tuple[str, ...]:
-        """The presets whose fast path is tested: all or, for models compiled in an unusual mode, three different ones.
+        """The presets whose fast path is tested: all, or three in an unusual mode, to save compile time.
 
-        The full range of `precision.taps_in_every_precision` tests all presets in every mode.
+        The slow claim `precision.taps_in_every_precision` tests all presets in every mode.
         """
         return tuple(PRESETS) if self._usual else ("walkthrough", "notes-lm", "pre-norm")
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
-        """The presets whose traced path is tested: all, or one if models are compiled in an unusual mode.
+        """The presets whose traced path is tested: all presets, or one preset in an unusual mode.
 
-        Compiling a traced path takes many seconds.
+        A traced path takes many seconds to compile.
         """
         return tuple(PRESETS) if self._usual else ("pre-norm",)
 
     @property
     def _usual(self) -> bool:
-        """Whether the mode is `eager`, or the first mode in the first dtype, which users get by default."""
+        """Whether the mode is `eager`, or dtype and mode are the defaults of the backend."""
         usual = (self.backend.dtypes[0], self.backend.modes[0])
         return self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
 
     def same(self, case: str, function: str, arrays: Arrays, where: str = "result", **named: Any) -> ClaimEvidence:
-        """Record whether a function of the backend and of the reference agree for the same arrays."""
+        """Compare a function of the backend with the reference's function, on the same arrays."""
         oracle = function_oracle(function, arrays, **named)
         return self.evidence(case).oracle(oracle, where, self.function(function)(*arrays.values(), **named), "result")
 
@@ -120,7 +117,7 @@ class Bench:
 
 
 class ClaimRecord:
-    """A recorder of evidence for one claim and one case, with budgets of `dtype` (default: the subject's)."""
+    """Makes the evidence for one claim and one case: compares values, with budgets for `dtype` (the subject's)."""
 
     def __init__(self, claim: str, subject: BackendSubject, case: str, dtype: str = "") -> None:
         self.claim, self.subject, self.case, self.dtype = claim, subject, case, dtype or subject.dtype
@@ -137,16 +134,16 @@ class ClaimRecord:
         return ClaimEvidence(self.claim, self.subject, self.case, where, error, budget, expectation, note)
 
     def oracle(self, oracle: Oracle, where: str, actual: Any, name: str | None = None) -> ClaimEvidence:
-        """Record whether `actual` equals the oracle's value `name` (default: `where`) within its budget."""
+        """Compare `actual` with the oracle's value `name` (default: `where`), within the value's budget."""
         name = name or where
         return self.within(where, actual, oracle.expected[name], oracle.budget(name, self.dtype))
 
     def taps(self, oracle: Oracle, taps: Mapping[str, Any], where: str = "{}") -> Iterator[ClaimEvidence]:
-        """Record whether each value of the oracle is in `taps` and equal within its budget."""
+        """Compare all values of the oracle with `taps`; a missing value counts as wrong."""
         for name in oracle.expected:
             yield self.oracle(oracle, where.format(name), taps.get(name, np.empty(0)), name)
 
     def forward(self, oracle: Oracle, forward: Forward, inputs: Arrays) -> Iterator[ClaimEvidence]:
-        """Record whether a model's taps (traced path) and its logits (fast path) agree with the oracle."""
+        """Compare a model's activations (traced path) and its logits (fast path) with the oracle."""
         yield from self.taps(oracle, forward(**inputs))
         yield self.oracle(oracle, "logits by the fast path", forward.logits(**inputs), "logits")

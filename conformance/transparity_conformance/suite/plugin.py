@@ -1,4 +1,4 @@
-"""The pytest plugin that collects evidence in a ledger, and prints the agreement matrix at the end of the session."""
+"""A pytest plugin: collect the evidence of all claims, and print the agreement matrix at the end of the session."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def benches() -> Callable[[BackendSubject], Bench]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Add the environment to the ledger; under xdist, a worker sends its ledger to the controller."""
+    """Add the environment to the ledger, which contains the evidence; an xdist worker sends it to the controller."""
     ledger = session.config.stash[LEDGER]
     if ledger.evidence:
         ledger.environment |= environment(ledger)
@@ -73,7 +73,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Merge an xdist worker's ledger into the controller's ledger."""
+    """Add the ledger of an xdist worker to the controller's ledger."""
     if sent := getattr(node, "workeroutput", {}).get("transparity"):
         node.config.stash[LEDGER].add(pickle.loads(sent))
 
@@ -91,7 +91,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     from transparity_conformance.report.agreement.view import Agreement, write_html, write_json
     from transparity_conformance.suite.claims import all_claims
 
-    # Under xdist, evidence has no fixed order: sort rows by claim and columns by backend, with the reference last.
+    # Sort rows by claim and columns by backend (the reference last), because evidence from xdist has no fixed order.
     claims = {name: place for place, name in enumerate(all_claims())}
     order = [*(name for name in named() if name != REFERENCE), REFERENCE]
     backends = {name: place for place, name in enumerate(order)}
@@ -117,7 +117,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def environment(ledger: Ledger) -> dict[str, Any]:
-    """Return the versions, the devices and the precision of matrix products with which the evidence was made."""
+    """Return the versions, the devices, and the precision of matrix products, for all evidence in the ledger."""
     from transparity_conformance.oracle.backends import harness, pinned
 
     described: dict[str, Any] = {"python": platform.python_version()}

@@ -1,6 +1,6 @@
-"""A `transparity.protocol.Backend` on several ranks: every rank is called, and all must return the same result.
+"""Run a `transparity.protocol.Backend` on several ranks: call every rank, and require the same result from all ranks.
 
-The processes of ranks start once, with a launcher's environment variables, and then run many tasks.
+The processes start once, with the environment variables of a launcher such as torchrun, and then run many tasks.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.ranks import environments
 
 PATIENCE = 120.0
-"""The seconds for a rank's reply; a stopped rank makes the others wait in collective operations."""
+"""The seconds to wait for replies. If a rank has stopped, the others may wait forever in collective operations."""
 
 AFTER_A_FAILURE = 2.0
-"""The seconds for the other ranks' replies after a rank has failed."""
+"""The seconds to wait for the other ranks' replies after a rank has failed."""
 
 ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-"""Variables that hide GPUs: there is rarely a GPU for each rank."""
+"""Environment variables that hide GPUs, because there is rarely a GPU for each rank."""
 
 Task = Callable[..., Any]
-"""A function at module level of a rank's state and other arguments, with a picklable result."""
+"""A function to run on a rank. It takes the rank's state and other arguments; its result must be picklable."""
 
 
 @dataclass
@@ -48,23 +48,23 @@ class State:
 
 
 class RanksError(RuntimeError):
-    """Error for ranks that have exited, do not reply, or return different results."""
+    """A rank has exited or does not reply, or ranks return different results."""
 
 
 class Ranks:
-    """The processes of several ranks, which are launched together on the CPU; every process runs every task.
+    """The processes of several ranks on the CPU; each process runs every task.
 
     Args:
-        module: The module of the backend for ranks.
+        module: The name of the module with the sharded backend.
         count: The number of processes.
-        devices: The number of devices that XLA simulates on the CPU for each process.
+        devices: The number of devices that XLA simulates in each process.
     """
 
     def __init__(self, module: str, count: int, devices: int) -> None:
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if count > 1 and "forkserver" in methods:
-            multiprocessing.set_forkserver_preload([module])  # the module is imported once for all ranks
+            multiprocessing.set_forkserver_preload([module])  # import the module once for all ranks
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         self.connections: list[Connection] = []
         self.processes: list[BaseProcess] = []
@@ -83,9 +83,9 @@ class Ranks:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
-        """Return the results of all ranks, or raise the first error of a rank.
+        """Run a task on all ranks, and return the results; raise the first error of a rank.
 
-        Raise `RanksError` if a rank exits or does not reply, after stopping all ranks.
+        If a rank exits or does not reply, stop all ranks, and raise `RanksError`.
         """
         if not self.connections:
             raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
@@ -107,7 +107,7 @@ class Ranks:
 
     def stop(self) -> None:
         for process in self.processes:
-            if process.is_alive():  # the id of an ended process may belong to another one
+            if process.is_alive():  # another process may have got the id of an ended process
                 process.terminate()
             process.join()
         for connection in self.connections:
@@ -115,7 +115,7 @@ class Ranks:
         self.connections, self.processes = [], []
 
     def _answers(self) -> dict[int, tuple[bool, Any]]:
-        """Return the replies that arrive in time; once a rank has failed, the others get only a short time."""
+        """Return the replies that arrive in time; after a rank has failed, wait only a short time for the others."""
         answers: dict[int, tuple[bool, Any]] = {}
         until = time.monotonic() + PATIENCE
         while len(answers) < len(self.connections) and (left := until - time.monotonic()) > 0:
@@ -142,7 +142,7 @@ def _serve(connection: Connection, state: State, variables: dict[str, str]) -> N
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return a picklable error, of the same class if possible."""
+    """Return the error if it can be pickled, and otherwise a `RanksError` with its message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - any error of a framework
@@ -151,14 +151,14 @@ def _sendable(error: Exception) -> Exception:
 
 
 MOST_RANKS = 4
-"""The number of launched ranks; a smaller mesh uses the first ranks, so all meshes share one launch."""
+"""The number of launched ranks. Smaller meshes use the first ranks, so that a single launch is enough."""
 
 HANDLES = itertools.count()
 LAUNCHED: dict[str, Ranks] = {}
 
 
 def launched(parts: ShardedHarness) -> Ranks:
-    """Return the ranks of a column; launch them if necessary."""
+    """Return the ranks of a backend; launch them if they do not run."""
     module = parts.SHARDED
     if module not in LAUNCHED or not LAUNCHED[module].alive:
         LAUNCHED[module] = Ranks(module, parts.processes(MOST_RANKS), devices=MOST_RANKS)
@@ -166,7 +166,7 @@ def launched(parts: ShardedHarness) -> Ranks:
 
 
 class RemoteBackend:
-    """A backend on a mesh of data × tensor ranks, made from the backend in this process and its harness."""
+    """A backend on a mesh of data × tensor ranks. `local` is the backend in this process, and `parts` its harness."""
 
     def __init__(self, local: Backend, parts: ShardedHarness, data: int, tensor: int) -> None:
         self.name, self.dtypes, self.modes, self.devices = local.name, local.dtypes, local.modes, local.devices
@@ -177,7 +177,7 @@ class RemoteBackend:
         return self._made("__call__", config, dict(parameters), **how)
 
     def from_file(self, config: TransformerConfig, path: str, dtype: str) -> RemoteForward:
-        """Build a model from a safetensors file; `{rank}` in its path is replaced by the number of each rank."""
+        """Build a model from a safetensors file; on each rank, the rank's number replaces `{rank}` in the path."""
         return self._made("from_file", config, path, dtype)
 
     def _made(self, method: str, *given: Any, **how: Any) -> RemoteForward:
@@ -187,7 +187,7 @@ class RemoteBackend:
 
 
 class RemoteForward:
-    """A `transparity.protocol.Forward` on ranks; caches stay on the ranks and are identified by numbers."""
+    """A `transparity.protocol.Forward` on ranks; caches stay on the ranks, and numbers stand for them."""
 
     def __init__(self, ranks: Ranks, handle: int) -> None:
         self.ranks, self.handle = ranks, handle
@@ -205,7 +205,7 @@ class RemoteForward:
 
 
 def _agreed(method: str, answers: list[Any]) -> Any:
-    """Return the result of the first rank; raise `RanksError` if another rank has a different result."""
+    """Return the result of the first rank; raise `RanksError` if another rank has another result."""
     results = [answer for answer in answers if answer is not None]
     if len({digest for digest, _ in results}) > 1:
         raise RanksError(f"{method}: ranks return different results")
@@ -215,7 +215,7 @@ def _agreed(method: str, answers: list[Any]) -> Any:
 def _make(
     state: State, handle: int, mesh: tuple[int, int], method: str, given: tuple[Any, ...], how: dict[str, Any]
 ) -> None:
-    """Build a model on this rank with a method of the backend; `{rank}` in a path becomes the number of the rank."""
+    """Build a model on this rank by a method of the backend; the rank's number replaces `{rank}` in a path."""
     backend = _backend(state, mesh)
     if backend.takes_part:
         own = (each.format(rank=state.rank) if isinstance(each, str) else each for each in given)
@@ -223,7 +223,7 @@ def _make(
 
 
 def _backend(state: State, mesh: tuple[int, int]) -> Any:
-    """Return the backend on a mesh; all ranks must build it, including ranks outside the mesh."""
+    """Return the backend on a mesh; all ranks must build it, even ranks outside of the mesh."""
     if mesh not in state.objects:
         state.objects[mesh] = importlib.import_module(state.module).ShardedBackend(*mesh)
     return state.objects[mesh]
@@ -232,9 +232,9 @@ def _backend(state: State, mesh: tuple[int, int]) -> Any:
 def _call(
     state: State, handle: int, kept: int, method: str, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[str, Any] | None:
-    """Return the hash of a result and, on the first rank, the result itself; return None on ranks outside the mesh.
+    """Call a method; return a hash of the result and, on the first rank, the result. Outside of the mesh, return None.
 
-    A cache in the result is stored on the rank and replaced by the number `kept`.
+    Store a cache in the result on the rank, and replace the cache by the number `kept`.
     """
     if handle not in state.objects:
         return None

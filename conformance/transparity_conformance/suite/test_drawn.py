@@ -1,4 +1,4 @@
-"""Random configurations from the whole space of fields; a disagreement is reduced to a small configuration."""
+"""Test backends on random configurations; hypothesis reduces a failure to a small configuration."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from transparity_conformance.suite.bench import ClaimRecord
 from transparity_conformance.suite.plugin import Ledger
 
 EXAMPLES = {"flax": (8, 30)}
-"""The numbers of random configurations, quick and thorough; few for Flax, because XLA compiles every shape.
-"""
+"""The numbers of random configurations, (quick, thorough); few for Flax, because XLA compiles every shape."""
 
 
 def drawn_evidence(
     build: Backend, config: TransformerConfig, seed: int, inputs: Arrays, mode: str | None = None
 ) -> list[ClaimEvidence]:
-    """Return evidence for every tap in float64, and for the logits of the fast path in the backend's first dtype."""
+    """Compare all activations in float64, and the logits of the fast path in the backend's first dtype."""
     parameters, mode = probe_parameters(config, seed), mode or build.modes[0]
     oracle = forward_oracle(config, parameters, inputs, neighbours=neighbours_of_drawn(inputs))
     traced, fast = (
@@ -49,7 +48,7 @@ def test_drawn_configurations_agree(name: str, effort: str, ledger: Ledger) -> N
     def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:
         config, seed, inputs = model
         evidence = drawn_evidence(backend(name), config, seed, inputs)
-        ledger.evidence += evidence  # before the assertion, so that the matrix also shows disagreements
+        ledger.evidence += evidence  # before the assertion, so that the matrix shows disagreements, too
         wrong = [str(item) for item in evidence if not item.agrees]
         shown = {key: tokens.tolist() for key, tokens in inputs.items()}
         assert not wrong, f"{wrong[0]}\n{config.to_json()}weights: probe_parameters(config, {seed})\ninputs: {shown}"

@@ -1,4 +1,4 @@
-"""Find the adapter of a model with its own parameter names.
+"""Find the adapter of a model that has its own names of parameters.
 
-One run of the model is recorded. The parameters of the model are then matched in the order of the forward pass.
+One run of the model is recorded. The model's tensors are then matched with parameters in forward-pass order.
 """

@@ -26,11 +26,11 @@ from transparity_conformance.running.adapters.notation import ABSENT, for_all_la
 from transparity_conformance.running.process.running import run, run_listening
 
 MIDDLE, SPREAD = 0.6, 0.3
-"""Mean and standard deviation of random vectors, which may be gains or biases."""
+"""The mean and standard deviation of random vectors, which suit both gains and biases."""
 
 
 def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw distinct random numbers; scale matrices by their smaller side, because their orientation is unknown."""
+    """Draw random numbers for tensors. Scale matrices by their smaller side, because their orientation is unknown."""
     random = np.random.default_rng(seed)
     values = {}
     for name, tensor in tensors.items():
@@ -45,7 +45,7 @@ def matched(model: Model, tensors: Mapping[str, np.ndarray], config: Transformer
     """Match the tensors of a model with the reference's parameters.
 
     Args:
-        tensors: the model's tensors by name, including buffers that may be parameters.
+        tensors: the model's tensors by name, possibly including buffers.
     """
     values = drawn(tensors)
     model.assign(values)
@@ -65,14 +65,14 @@ def matched(model: Model, tensors: Mapping[str, np.ndarray], config: Transformer
 
 @dataclass(frozen=True)
 class Adapted:
-    """An adapter, and how the port's logits with the adapter differ from the reference."""
+    """An adapter, and the result of comparing the port's logits with the reference."""
 
     adapter: Adapter
     found: FoundAdapter
     wrong: str | None
-    """How the port's logits differ from the reference; None if they agree or were not compared."""
+    """A clause about the difference of the logits; None if they agree or were not compared."""
     misplaced: tuple[Misplaced, ...] = ()
-    """Parameters that the port's loader stores in other tensors, or in another layout, than the model reads."""
+    """Parameters that the model reads from another tensor, or in another layout, than the port's loader stores them."""
 
     @property
     def is_settled(self) -> bool:
@@ -86,7 +86,7 @@ class Adapted:
 def adapt(make: Make, config: TransformerConfig, *, budget: float | None = None) -> Adapted:
     """Find the adapter of a port.
 
-    With the weights that the adapter writes, compare the port's logits with the reference's logits.
+    Then write random weights by the adapter, and compare the port's logits with the reference's logits.
 
     Args:
         make: the port, as a class of modules or a function that returns a module, called as `Model()` or
@@ -111,7 +111,7 @@ def adapt_model(
     """Find the adapter of an existing model; see `adapt`.
 
     Args:
-        given: the parameters that the model's own loader read, if any.
+        given: the parameters that the model's own loader has received; None without a loader.
     """
     told = progress or ignore_progress
     told("listening to the port", 0, 1)
@@ -129,7 +129,7 @@ def adapt_model(
     zero = tuple(dict.fromkeys(for_all_layers(found.zero, shown).values()))
     adapter = Adapter(lines, zero, found.unused, found.unsettled)
     result = Adapted(adapter, found, None)
-    if any(own.values()):  # Otherwise, the port has not loaded the given parameters.
+    if any(own.values()):  # if the port has loaded the given parameters
         result = dataclasses.replace(result, misplaced=tuple(misplaced(own, found.lines, config, tensors)))
     if result.is_settled:
         told("running the port with the adapter", 0, 1)
@@ -138,10 +138,10 @@ def adapt_model(
 
 
 def proof_of(model: Model, tensors: Mapping[str, np.ndarray], probes: Mapping[str, Probe], adapter: Adapter) -> Proof:
-    """Compare a model with the reference on random weights, which the adapter writes into the model.
+    """Compare a model with the reference; the adapter writes the weights of the probes into the model.
 
     Args:
-        tensors: the model's tensors before weights are written.
+        tensors: the model's original tensors.
     """
 
     def answer(probe: Probe) -> np.ndarray:

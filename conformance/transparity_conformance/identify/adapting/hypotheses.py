@@ -1,4 +1,4 @@
-"""The tensors of a port, and the lines of an adapter that may read parameters from them."""
+"""Enumerate the lines of an adapter that may read the reference's parameters from a port's tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from transparity_conformance.running.adapters.notation import (
 
 
 class Pool:
-    """The tensors of a port, with a mark on each number that a matched parameter uses."""
+    """The tensors of a port, with a mark on each number that already belongs to a parameter."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
         self.tensors, self.sizes = tensors, sizes_of(config)
@@ -44,13 +44,13 @@ class Pool:
         return self._selected[text]
 
     def numbers(self, text: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the numbers that a line of the adapter selects, in float64 and the given shape."""
+        """Return the numbers that the line `text` selects, in float64 and the given shape."""
         if text == ABSENT:
             return np.zeros(shape)
         return self.selection(text).read(self.tensors).reshape(shape).astype(np.float64)
 
     def flags(self, text: str) -> np.ndarray:
-        """Return, for each number that a line of an adapter selects, whether a matched parameter uses the number."""
+        """Return the marks of the numbers that the line `text` selects: True if a parameter already uses the number."""
         return np.zeros(0, bool) if text == ABSENT else self.selection(text).read(self.taken)
 
     def take(self, text: str) -> None:
@@ -64,7 +64,7 @@ class Pool:
             self.taken[name] = part
 
     def overlap(self, texts: Iterable[str]) -> bool:
-        """Return whether two of the lines share a number, or any number is already matched."""
+        """Return whether two of the lines select the same number, or a line selects a number that is already used."""
         before = dict(self.taken)
         try:
             for text in texts:
@@ -76,10 +76,10 @@ class Pool:
             self.taken = before
 
     def free(self, layer: int | None, layers: int, stack: str) -> Iterator[Shapes]:
-        """Yield three growing groups of the tensors with unmatched numbers.
+        """Yield three growing groups of tensors with unused numbers; the first group is the most likely.
 
-        1. The first number in the tensor's name is the layer's number, and the text before it does not contain the
-        other stack's name. 2. The name contains the layer's number anywhere. 3. All tensors.
+        1. The first number in the tensor's name is the layer's number, and the text before this number does not name
+        the other stack. 2. The layer's number is anywhere in the name. 3. All tensors.
 
         Args:
             layer: the layer's number; None for parameters outside the layers.
@@ -109,7 +109,7 @@ class Pool:
 
 
 FLAT = re.compile(r"^\.view\(-1(, [^()]*)?\)")
-"""The steps that turn a kernel into a matrix or a vector, before its rows are cut."""
+"""Matches the step that turns a convolution kernel into a matrix or a vector, before its rows are selected."""
 
 IsRight = Callable[[Lines, str], bool]
 
@@ -117,12 +117,13 @@ IsRight = Callable[[Lines, str], bool]
 def hypotheses_of(
     place: Place, config: TransformerConfig, pool: Pool, pools: Iterable[Shapes], is_right: IsRight
 ) -> Iterator[Lines]:
-    """Yield every combination of lines from which the parameters of `place` may be read.
+    """Yield every combination of lines that may give the parameters of `place`.
 
     Args:
         config: the configuration, with all biases enabled.
-        pools: the groups of unmatched tensors, the most likely group first.
-        is_right: returns whether the reference with these lines computes the port's value at a tap.
+        pools: groups of tensors with unused numbers, the most likely group first.
+        is_right: a function of lines and an activation's name: whether the reference, with parameters from these lines,
+            computes the port's value of the activation.
     """
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
     for shapes, in_one in itertools.product(pools, (True, False)):
@@ -133,21 +134,21 @@ def hypotheses_of(
 
 
 def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[str]:
-    """Return the adapter lines that select an array of the parameter's shape; for a bias, also `ABSENT`."""
+    """Return all lines that select as many numbers as the parameter has; for a bias, also `ABSENT`."""
     if len(parameter_shapes(config)[parameter]) > 1:
         return list(weights(parameter, config, shapes))
     return [*biases(parameter, config, shapes), *[ABSENT] * parameter.endswith(".bias")]
 
 
 def turned(text: str, steps: str, name: str) -> str:
-    """Append the steps that reorder a query's, a key's or a norm gain's rows for rotary positions."""
+    """Append steps that reorder the rows of a query, a key or a norm's gain for rotary positions."""
     if text == ABSENT or name.endswith("relative_bias.weight"):
         return text
     return text + steps.format("1" if "_norm." in name else "N" if ".query." in name else "K")
 
 
 def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Lines]:
-    """Yield the lines of the same parameters in the first layer, with the layer number replaced."""
+    """Yield the first layer's lines for the same parameters, with the layer's number replaced."""
     match = LAYER.match(place.tap)
     if match is None or match["layer"] == "0":
         return
@@ -162,24 +163,24 @@ def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Li
 
 
 def templates_of(text: str, pool: Pool) -> list[str]:
-    """Return the possible lines for all layers, given the line of the first layer."""
+    """Return the possible lines with `{i}` for all layers, given the line of the first layer."""
     return [ABSENT] if text == ABSENT else list(templates(text, 0, pool.shapes))
 
 
 def _ways(
     each: Map, config: TransformerConfig, pool: Pool, shapes: Shapes, is_right: IsRight, in_one: bool
 ) -> list[Lines]:
-    """Return the possible lines of a map's parameters, except lines that make the value at the map's own tap wrong.
+    """Return the possible lines of a map's parameters; leave out lines with which the map's own result is wrong.
 
     Args:
-        in_one: whether the names of all tensors must belong to one module.
+        in_one: whether all tensors must be in the same module, judging by their names.
     """
     ways: list[Lines] = []
     for texts in itertools.product(*(texts_of(name, config, shapes) for name in each.parameters)):
         parts = [parted(text, pool.shapes) for text in texts if text != ABSENT]
         modules = {name.rpartition(".")[0] for name, _ in parts} - {""}
         cuts = {FLAT.sub("", steps.removeprefix(".T")) for _, steps in parts if "[" in steps}
-        if len(cuts) <= 1 and (not in_one or len(modules) <= 1):  # a fused weight and its bias are cut alike
+        if len(cuts) <= 1 and (not in_one or len(modules) <= 1):  # a fused weight and its bias are split alike
             ways.append(dict(zip(each.parameters, texts, strict=True)))
     is_shown = each.tap.endswith((".query", ".key", ".value"))
     return [way for way in ways if is_right(way, each.tap)] if is_shown else ways

@@ -11,26 +11,26 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.running.adapters.notation import Shapes, size_of, sizes_of
 
 Rows = tuple[str, str]
-"""The steps that select a parameter's rows in a matrix, and the matrix's number of rows as an expression."""
+"""The steps of an adapter's line that select a parameter's rows in a matrix, and the matrix's number of rows."""
 
 
 KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
-"""The number of inputs of each feature in convolution kernels and patch maps, as an expression."""
+"""The number of inputs of each feature in convolutions and patch projections, as expressions of an adapter."""
 
 LAST_AXIS_FIRST = {"patch_projection": ".permute(3, 2, 0, 1)", "first_convolution": ".permute(2, 1, 0)"}
 LAST_AXIS_FIRST["second_convolution"] = LAST_AXIS_FIRST["first_convolution"]
-"""The steps that turn flax's kernels into PyTorch's kernels."""
+"""The steps that convert flax's layout of convolution kernels to PyTorch's."""
 
 CHANNELS_LAST = ".view(-1, P, P, C).permute(0, 3, 1, 2)"
-"""The steps that turn a patch map with channels last into a map with channels first."""
+"""The steps that convert a patch projection with the channels last to one with the channels first."""
 
 DELTA = (("query", "key", "value", "gate"), ("query", "key", "value"), ("beta", "decay"), ("decay", "beta"))
 SPACE = (("gate", "value", "key", "query", "decay"), ("value", "key", "query"), ("gate", "value"), ("key", "query"))
-"""The order of fused linear maps: in a gated delta network (DELTA) and in Mamba-2 (SPACE)."""
+"""The possible orders of fused linear maps in a gated delta network (DELTA) and in Mamba-2 (SPACE)."""
 
 
 def columns_of(parameter: str, config: TransformerConfig) -> str:
-    """Return the number of input features of a weight, as an expression of letters such as `N*H`."""
+    """Return the number of input features of a weight, as an expression such as `N*H`."""
     role = parameter.split(".")[-2]
     if ".recurrence." in parameter:
         return "R*V" if role == "output" else str(config.convolution_width) if "convolution" in role else "D"
@@ -45,7 +45,7 @@ def columns_of(parameter: str, config: TransformerConfig) -> str:
 
 
 def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield each view of a tensor as a matrix with `columns` columns: its line and its number of rows."""
+    """Yield the ways to view a tensor as a matrix with `columns` columns: an adapter's line, and the number of rows."""
     into = size_of(columns, sizes)
     if len(shape) == 1:
         yield from [(f"{name}.view(-1, {columns})", 1)] * (shape[0] == into)
@@ -57,7 +57,7 @@ def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str
     for order in itertools.permutations(range(len(shape))) if 2 < len(shape) < 6 else ():
         axes = [shape[axis] for axis in order]
         cuts = [cut for cut in range(1, len(axes)) if math.prod(axes[cut:]) == into and math.prod(axes[cut:]) != 1]
-        # Other orders only move an axis of size 1, or merge axes in an order that no port uses.
+        # Skip orders that only move an axis of size 1, or that merge axes in an order that no port uses.
         is_merged = cuts and all(list(part) == sorted(part) for part in (order[: cuts[0]], order[cuts[0] :]))
         if is_merged and all(shape[axis] > 1 or axis == place for place, axis in enumerate(order)):
             moved = "" if list(order) == sorted(order) else f".permute({', '.join(map(str, order))})"
@@ -70,13 +70,13 @@ def vectors(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
 
 
 def _block(number: int, size: str) -> str:
-    """Return the step that selects the rows of block `number`, for blocks of the given size."""
+    """Return the step that selects rows: the block with index `number`, if all blocks have the given size."""
     first, last = (f"{count}*{size}" if count > 1 else size if count else "0" for count in (number, number + 1))
     return f"[{first}:{last}]"
 
 
 def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
-    """Return the row layouts of a linear map's weight or bias, the simplest first."""
+    """Return the possible places of a linear map's rows in a weight or bias, the simplest first."""
     scope = parameter.rpartition(".")[0].rpartition(".")
     role, is_shared = scope[2], config.projection == "shared-per-head"
     if ".recurrence." in parameter:
@@ -99,7 +99,7 @@ def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _parts_of(role: str) -> list[int]:
-    """Return the parts of a fused query, key and value that may have a role, the most likely first."""
+    """Return the indices at which a fused map of query, key and value may contain `role`, the most likely first."""
     part = ("query", "key", "value").index(role)
     return [part, *(other for other in range(3) if other != part)]
 
@@ -132,7 +132,7 @@ def _heads(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _latent(role: str, config: TransformerConfig) -> list[Rows]:
-    """Return the row layouts of a map in latent attention: alone in its tensor, or fused with another by head."""
+    """Return the possible places of a map's rows in latent attention: its own tensor, or a tensor fused by heads."""
     rank, key, value = config.kv_lora_rank or 0, config.projected_key_dim, config.value_dim
     both, down = f"K*{key + value}", f"{rank + config.rotated_dim}"
     joined = {
@@ -145,9 +145,9 @@ def _latent(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _recurrent(role: str) -> list[Rows]:
-    """Return the row layouts of a map or kernel in a recurrence: separate or concatenated.
+    """Return the possible places of a map's or a kernel's rows in a recurrence: its own tensor, or a fused tensor.
 
-    Ports concatenate whole maps, or the parts of each key head.
+    Fused tensors concatenate whole maps, or the maps of each key head.
     """
     kind = role.removesuffix("_convolution")
     whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")
@@ -173,10 +173,10 @@ def _cut(widths: dict[str, str], order: Sequence[str], kind: str) -> str:
 
 
 def rotations(config: TransformerConfig) -> list[str]:
-    """Return the steps from a port's feature order within a head to the reference's order.
+    """Return the possible steps that reorder a port's features within a head as in the reference.
 
-    `{}` stands for the number of heads. With rotary positions, the steps turn pairs into halves, or halves into pairs.
-    Without rotary positions, no steps are needed.
+    With rotary positions, a port may rotate neighboring features or halves of a head. Without rotary positions, no
+    steps are needed. `{}` stands for the number of heads.
     """
     turned = config.rotary_dim or config.head_dim
     if config.positions != "rotary" or turned != config.head_dim or config.head_dim % 2:
@@ -186,7 +186,7 @@ def rotations(config: TransformerConfig) -> list[str]:
 
 
 def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
-    """Yield every line of the adapter that selects an array with the shape of a linear map's or embedding's weight."""
+    """Yield all lines that select as many numbers as a weight of a linear map or an embedding has."""
     sizes, (ours, *others) = sizes_of(config), parameter_shapes(config)[parameter]
     columns, wide = columns_of(parameter, config), math.prod(others)
     columns = columns if size_of(columns, sizes) == wide else str(wide)
@@ -209,7 +209,7 @@ def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterat
 
 
 def biases(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
-    """Yield every line of the adapter that selects a vector with the size of the parameter, such as a bias."""
+    """Yield all lines that select a vector of the parameter's size, such as a bias."""
     sizes, ours = sizes_of(config), parameter_shapes(config)[parameter][0]
     for steps, total in rows_of(parameter, config):
         rows = size_of(total, sizes) if steps else ours

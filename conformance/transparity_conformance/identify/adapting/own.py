@@ -1,4 +1,4 @@
-"""Compare the tensor in which a port's loader stores each parameter with the tensor from which the model reads it."""
+"""Check a port's loader: does it store each parameter in the tensor from which the model reads this parameter?"""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from transparity_conformance.identify.adapting.hypotheses import Pool, texts_of,
 from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, for_all_layers, parted
 
 NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
-"""Steps that regroup rows: from rotation in neighboring pairs (Meta's order), and from rotation in halves."""
+"""Steps that reorder rows: from the order for rotating neighbors (Meta's order), and from the order for halves."""
 
 ORDERS = {"H/2, 2, -1)": "neighbors (as in Meta's code)", "2, H/2, -1)": "halves"}
 GIVEN = {"halves": "halves", "interleaved": "neighbors (as in Meta's code)"}
-"""The order of rotated rows that the port receives, by `rope_layout`."""
+"""The order of the rotated rows that the port's loader receives, by `rope_layout`."""
 
 
 @dataclass(frozen=True)
 class Misplaced:
-    """A parameter that the port's loader stores in another tensor or order than the model reads."""
+    """A parameter that the model reads from another tensor, or in another order, than the port's loader stores it."""
 
     ours: str
     kept: str | None
-    """The tensor in which the loader stores the parameter; None if no tensor contains the parameter's numbers."""
+    """The adapter's line for the tensor in which the loader stores the parameter; None if no tensor contains it."""
     needed: str
-    """The tensor from which the model reads the parameter."""
+    """The adapter's line for the tensor from which the model reads the parameter."""
     given: str
-    """The order of the rotated rows that the port received."""
+    """The order of the rotated rows that the loader received."""
 
     @property
     def says(self) -> str:
@@ -58,11 +58,11 @@ class Misplaced:
 def own_lines(
     config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, str | None]:
-    """Return, for each parameter, the line that finds it in the loaded tensors; None if no tensor contains it.
+    """Return, for each parameter, the line that selects its numbers in the loaded tensors; None if no line does.
 
     Args:
-        parameters: the parameters that the port received, with distinct numbers.
-        tensors: the port's tensors after loading the parameters.
+        parameters: the parameters that the port's loader received.
+        tensors: the port's tensors after loading.
     """
     pool = Pool(tensors, config)
     return {name: _kept(name, shape, config, parameters, pool) for name, shape in parameter_shapes(config).items()}
@@ -88,11 +88,11 @@ def _kept(
 def misplaced(
     own: Mapping[str, str | None], right: Lines, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
 ) -> list[Misplaced]:
-    """Return the parameters that the loader stores in one tensor, but the model reads from another.
+    """Return the parameters that the loader stores in one tensor, but the model reads from another tensor.
 
     Args:
-        own: the line in which the loader stores each parameter, or None.
-        right: the line from which the model reads each parameter, as far as known.
+        own: for each parameter, the line for the tensor in which the loader stores it, or None.
+        right: for each matched parameter, the line for the tensor from which the model reads it.
     """
     pool, given = Pool(tensors, config), GIVEN[config.rope_layout]
     wrong = {name: needed for name, needed in right.items() if needed != ABSENT and not _same(own[name], needed, pool)}

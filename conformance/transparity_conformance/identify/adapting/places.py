@@ -1,4 +1,4 @@
-"""The parameters of a model in groups that are matched together, in the order of the forward pass."""
+"""Group a model's parameters, in the order of the forward pass; the search matches a group at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OF_THE_HEAD = ("pooler", "head_transform", "head_norm", "head")
 
 @dataclass(frozen=True)
 class Map:
-    """The parameters of a linear map, table or norm, and the tap of its result."""
+    """The parameters of a linear map, a table or a norm, and the activation that it computes (`tap`)."""
 
     parameters: tuple[str, ...]
     tap: str
@@ -22,13 +22,13 @@ class Map:
 
 @dataclass(frozen=True)
 class Place:
-    """Parameters that are matched together, because no earlier tap distinguishes them."""
+    """Parameters that must be matched together, because no earlier activation distinguishes them."""
 
     maps: tuple[Map, ...]
     tap: str
-    """The first tap that changes if any two of the parameters are swapped."""
+    """The first activation that changes if any two of the parameters are swapped."""
     taps: tuple[str, ...]
-    """The taps after the previous group's `tap`, up to this `tap`; a fault of the port may be at any of them."""
+    """The activations at which a fault of the port may act: from the previous group's `tap` to this `tap`."""
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Search for the tensor of each parameter: with the right tensor, the reference computes a value of the port.
 
-The port runs once on distinct weights. The search follows the order of the forward pass, one group of parameters at a
-time. For each group, the reference runs with the port's tensors as its parameters, in every layout that ports use. The
-right layout gives an activation that is among the port's values. Later groups use the parameters of earlier groups, so
-the number of runs is the sum of the groups' layouts, not their product. If no layout is right, the reference also runs
-with each fault of the catalogue, so that a wrong port is matched too.
+The port runs once on random weights. The search follows the order of the forward pass, one group of parameters at a
+time. For each group, the reference runs with the port's tensors as parameters, in every layout that ports use. The
+right layout is the one with which the reference's activation is among the port's values. Matched parameters stay fixed
+for later groups, so the number of runs is the sum of the groups' layouts, not their product. If no layout is right, the
+search adds known faults to the reference, so that wrong ports are matched, too.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lin
 SCORES = ("scores", "weights", "scores in order")
 """The comparisons that identify queries and keys, the most certain first.
 
-1. Scores and weights: swapped queries and keys give transposed scores, but other weights.
-2. Only attention weights: a port may shift its scores.
-3. Only scores, with their axes in order: a port may have a wrong mask.
+1. Attention scores and weights agree; if queries and keys were swapped, the weights would differ.
+2. Only the weights agree, because a port may shift its scores.
+3. Only the scores agree, with their axes in order, because a port may have a wrong mask.
 """
 
 
@@ -53,15 +53,15 @@ SCORES = ("scores", "weights", "scores in order")
 class FoundAdapter:
     lines: Lines = field(default_factory=dict)
     zero: Lines = field(default_factory=dict)
-    """Lines of biases that only the port has, and that must therefore be 0."""
+    """Lines of biases that must be 0, because only the port has them."""
     unused: tuple[str, ...] = ()
     """Tensors with at least one number that belongs to no parameter."""
     unsettled: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each missing parameter, the lines that select an array of its shape."""
+    """For each parameter that was not found, all lines that select an array of its shape."""
     lost_at: str | None = None
-    """The first tap that the reference could not match with the port; None if the search succeeded."""
+    """The first activation for which no match was found; None if the search succeeded."""
     faults: tuple[Hypothesis, ...] = ()
-    """Faults that the port must have for its values to match."""
+    """Known faults that the reference needs to compute the port's values."""
 
 
 def search(
@@ -70,9 +70,9 @@ def search(
     """Match the tensors of a port with the reference's parameters.
 
     Args:
-        tensors: the port's tensors, with distinct numbers.
+        tensors: the port's tensors, with random numbers.
         inputs: one row of tokens without padding.
-        candidates: all values that the port computed from the tokens; the last value is the answer.
+        candidates: all values that the port computed from these inputs; the last value is its output.
     """
     found, own = FoundAdapter(), parameter_shapes(config)
     seeker = _Seeker(config, Pool(tensors, config), inputs, candidates, clock)
@@ -101,9 +101,9 @@ def search(
 
 
 def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]:
-    """Return the parameters whose lines differ from the first layer's lines, in the layer where the search failed.
+    """Return the parameters, in the layer where the search failed, whose lines differ from the first layer's lines.
 
-    If the port has fewer layers, the final norm of the port may have been matched as a norm of this layer.
+    These matches are doubtful: if the port has fewer layers, its final norm may look like a norm of this layer.
     """
     match = LAYER.match(lost_at or "")
     if match is None or match["layer"] == "0":
@@ -121,7 +121,7 @@ def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]
 
 
 def _joined(zero: Lines, pool: Pool) -> Lines:
-    """Return the lines of zero biases; a tensor that must be zero as a whole is listed by its name."""
+    """Return the lines of biases that must be 0; replace lines that together cover a tensor by the tensor's name."""
     for text in zero.values():
         pool.take(text)
     names = {text: pool.selection(text).names for text in zero.values()}
@@ -130,11 +130,11 @@ def _joined(zero: Lines, pool: Pool) -> Lines:
 
 
 class Reference:
-    """The reference with the parameters matched so far, run on the port's tokens.
+    """The reference with the parameters that have been matched so far.
 
     Args:
         inputs: one row of tokens without padding.
-        candidates: all values that the port computed from the tokens.
+        candidates: all values that the port computed from these inputs.
     """
 
     def __init__(self, config: TransformerConfig, inputs: Arrays, candidates: Recorded) -> None:
@@ -148,7 +148,7 @@ class Reference:
         self.faults: tuple[Hypothesis, ...] = ()
 
     def computed(self, values: Arrays, tap: str, faults: Sequence[Hypothesis] = ()) -> Arrays:
-        """Return the taps up to `tap`, with `values` and `faults` added to the known parameters and faults."""
+        """Return the activations up to `tap`, computed with additional parameters (`values`) and faults."""
         trial = AlignedRow("adapting", "row", "one row without padding", self.config, self.known | values, self.inputs)
         recorded = {name: value for name, value in self.taps.items() if name.endswith("output")}
         return dict(walk(trial, recorded, (*self.faults, *faults), until=tap))
@@ -160,9 +160,10 @@ class Reference:
         self.taps |= self.computed({}, tap)
 
     def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
-        """Return 0 if the reference with `values` computes a value of the port at `tap`; otherwise `best`.
+        """Return 0 if the activation `tap`, computed with the parameters `values`, is among the port's values.
 
-        For scores, return the index of the first comparison before `best` in `SCORES` that succeeds, or else `best`.
+        For scores, return the index of the first successful comparison of `SCORES`. Return `best` if nothing agrees, or
+        if the index is not less than `best`.
         """
         if not tap.endswith(".scores"):
             return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
@@ -174,14 +175,14 @@ class Reference:
         return next((number for number, is_so in enumerate(ways[:best]) if is_so), best)
 
     def _is_heard(self, taps: Arrays, tap: str) -> bool:
-        """Return whether the port computed the tap's value, or the sum of this value and the residual."""
+        """Return whether the port computed an activation, or the sum of this activation and the residual."""
         if self.candidates.nearest(taps[tap]) is not None:
             return True
         residual = self._residual(self.taps | taps, tap)
         return residual is not None and self.candidates.nearest(taps[tap] + residual) is not None
 
     def _residual(self, taps: Arrays, tap: str) -> np.ndarray | None:
-        """Return the residual that is added to the sublayer's output `tap`; None for other taps."""
+        """Return the residual to which a sublayer's output `tap` is added; None for other activations."""
         is_added = self.config.norm_position not in ("sandwich", "post-branch")
         if not (is_added and tap.endswith(("attention.output", "feed_forward.output"))):
             return None
@@ -194,13 +195,13 @@ class _Seeker:
         self, config: TransformerConfig, pool: Pool, inputs: Arrays, candidates: Recorded, clock: Clock
     ) -> None:
         names = ("norm_bias", "qkv_bias", "output_bias", "feed_forward_bias", "head_bias", "patch_bias")
-        # A port may have biases that are 0. Maps of a latent have no bias.
+        # Search for biases even if the configuration has none, because the port's biases may be 0.
         fields: dict[str, Any] = dict.fromkeys(names, True) | ({"qkv_bias": False} if config.kv_lora_rank else {})
         self.config, self.pool, self.clock = dataclasses.replace(config, **fields), pool, clock
         self.reference = Reference(self.config, inputs, candidates)
 
     def settled(self, place: Place, lines: Lines) -> Lines | None:
-        """Return the lines of a place's parameters, or None if no lines make the reference match the port."""
+        """Return the lines of a group's parameters; None if the reference matches the port with no lines."""
         for hypothesis in as_in_the_first_layer(place, lines, self.pool):
             for fault in (None, *(each for each in self._faults(place) if self._is_known(each))):
                 faults = () if fault is None else (fault,)
@@ -221,7 +222,7 @@ class _Seeker:
         return None
 
     def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
-        """Return whether every parameter affects the faulty result; one without effect cannot be identified."""
+        """Return whether all parameters affect the result with a fault; otherwise, they cannot be identified."""
         values = self._values(lines)
         computed = self.reference.computed(values, tap, (fault,))[tap]
         names = [name for name, text in lines.items() if text != ABSENT]
@@ -235,7 +236,7 @@ class _Seeker:
         return best
 
     def fitting(self, parameter: str) -> tuple[str, ...]:
-        """Return the lines that select unmatched numbers in the shape of a parameter."""
+        """Return the lines that select unused numbers, as many as a parameter has."""
         for shapes in self.pool.free(*layer_of(parameter, self.config)):
             texts = [text for text in texts_of(parameter, self.config, shapes) if text != ABSENT]
             if left := [text for text in texts if not self.pool.flags(text).any()]:
@@ -243,10 +244,10 @@ class _Seeker:
         return ()
 
     def _hypotheses(self, place: Place, passes: int | None = None) -> Iterator[Lines]:
-        """Yield every combination of lines for a place's parameters, each once.
+        """Yield every combination of lines for a group's parameters once.
 
         Args:
-            passes: the number of groups of tensors that are tried; None for all.
+            passes: the number of groups of tensors (`Pool.free`) to try; None for all.
         """
         pools = itertools.islice(self.pool.free(*layer_of(place.tap, self.config)), passes)
         heard: dict[tuple[str, ...], bool] = {}
@@ -272,9 +273,9 @@ class _Seeker:
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
     def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
-        """Add a bias of the port to each map without a bias if the reference with the bias also matches.
+        """Add a bias of the port to each map without a bias, if the reference still matches with this bias.
 
-        A match without the bias proves nothing: the port may compute the value before it adds the bias.
+        A match without the bias proves nothing, because the port may add the bias later.
         """
         *_, every = self.pool.free(*layer_of(place.tap, self.config))
         for name in [name for name, text in lines.items() if text == ABSENT]:
@@ -295,7 +296,7 @@ class _Seeker:
         return lines
 
     def _faults(self, place: Place) -> Iterator[Hypothesis]:
-        """Yield every fault that is possible at a place, except swapped parameters; known faults come first."""
+        """Yield every fault that is possible within a group, except swapped parameters; known faults come first."""
         every = fault_hypotheses(self.config, list(place.taps))
         faults = (each for each in every if not each.fault.alter and not each.fault.taken_from)
         return iter(sorted(faults, key=lambda each: (not self._is_known(each), -len(each.sites))))

@@ -1,1 +1,1 @@
-"""Find the reference's taps, by value, among everything that a port computes."""
+"""Find the reference's taps (named activations) among all values that a port computes, by comparing values."""

@@ -1,6 +1,6 @@
-"""Alternate between finding taps by value and running the reference.
+"""Align a port with the reference: find the port's operation for each tap (named activation) of the reference.
 
-After a fault, the reference continues from the port's value.
+Taps are found by value. If the port has a fault, later values differ, so the reference continues from the port's value.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from transparity_conformance.oracle.probes import Probe
 def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -> Matches:
     """Find the reference's taps among the values of a port.
 
-    Taps after a fault are compared with a reference that continues from the port's value.
-
     Args:
-        port: the recorded call of the port; its last value is the answer.
-        known: faults of the port that the reference applies too.
+        port: the recorded call of the port; its last value is the output.
+        known: known faults of the port, which the reference also applies.
     """
     aligning = _Aligning(Found(probe, port, flow_of(probe, known), clock, {}, known))
     with contextlib.suppress(OutOfTime):
@@ -39,7 +37,7 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
 
 
 def in_its_flow(found: Found, taps: Collection[str]) -> Found:
-    """Take the flow of data with the known faults if it has all `taps`: after a fault, taps may lead to others."""
+    """Use the data flow with the known faults if it has all `taps`; a fault may change which taps depend on a tap."""
     flow = flow_of(found.probe, found.known)
     return dataclasses.replace(found, flow=flow) if flow.outputs.keys() >= {*taps} else found
 
@@ -49,10 +47,10 @@ class _Aligning:
         self.found, self.taps = found, [*found.ours]
         self.by_value: set[str] = set()
         self.left_out: set[str] = set()
-        """Taps that stay without a match, because the port applies them later than the reference."""
+        """Taps that get no match, because the port computes them later than the reference does."""
 
     def alternate(self) -> None:
-        """Add the taps whose values equal the reference, then one tap after a fault; repeat until no tap is added."""
+        """Match all taps whose values agree, then a tap with a wrong value; repeat until no tap is added."""
         while True:
             while equal := self.found.equal() or gaps.reordered(self.found):
                 self.by_value |= set(equal)
@@ -68,9 +66,9 @@ class _Aligning:
             self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
 
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
-        """Apply the faults of newly matched taps in every layer, if more of the reference's values match as a result.
+        """Apply the faults of newly matched taps in every layer, if more values of the reference then match.
 
-        A port usually runs the same code for every layer, so a wrong line of code is wrong in every layer.
+        Usually, a port runs the same code in every layer, so a wrong line is wrong in every layer.
         """
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
@@ -82,7 +80,7 @@ class _Aligning:
         return best if best is resumed else in_its_flow(best, self.taps)
 
     def complete(self) -> None:
-        """Match the logits, then taps by the code of other layers, by data flow, or by known faults."""
+        """Match the logits; match the other taps by the code of other layers, by the data flow, or by known faults."""
         port, flow = self.found.port, self.found.flow
         shape = self.found.ours["logits"].shape
         answer = Match(len(port.values) - 1, Layout(shape, shape, tuple(range(len(shape)))))
@@ -91,13 +89,13 @@ class _Aligning:
         same = {tap: gaps.repeated(self.found, tap) for tap in lost}
         self.found = self.found.adding({tap: match for tap, match in same.items() if match})
         lost = [tap for tap in self._missing if tap in lost or not flow.inputs[tap]]
-        # A port that gathers the weights of a few experts computes the weights of all, but never the tap's value.
+        # A port may never compute a router's choice as an array, for example if it gathers the chosen weights.
         unknown = {tap for tap in self._missing if is_choice(tap)}
         guessed = gaps.between(
             self.found, [tap for tap in lost if tap not in unknown and not flow.inputs[tap] & unknown]
         )
         with contextlib.suppress(OutOfTime):
-            # Such a tap may be wrong without changing later values, such as scores that are shifted before a softmax.
+            # A missing tap may be wrong without any effect on later values: for example, shifted scores.
             for tap in [tap for tap in self._missing if tap not in self.left_out]:
                 found = self.found
                 faulty = known_faults.followed(found, tap, known_faults.behind_faults(found, tap))
@@ -109,7 +107,7 @@ class _Aligning:
         with contextlib.suppress(OutOfTime):
             astray = self._told_apart()
             kept = self.found.without(astray)
-            for tap in astray:  # taps with the numbers of other taps, such as swapped keys and values, differ by use
+            for tap in astray:  # swapped keys and values have each other's numbers: distinguish them by their use
                 if match := _the_only(known_faults.behind_faults(kept, tap)):
                     self.found, kept = self.found.adding({tap: match}), kept.adding({tap: match})
 
@@ -118,10 +116,10 @@ class _Aligning:
         return [tap for tap in self.taps if tap not in self.found.matches]
 
     def _resumed(self, lost: Collection[str]) -> Matches:
-        """Return a match for the first tap of `lost` that has one.
+        """Return a match for the first tap of `lost` for which a match exists.
 
-        A value of the port matches a tap if the reference, continued from this value, computes a later value of the
-        port. If no value matches, the tap is matched by the line of code that computes the same tap in another layer.
+        A wrong value of the port matches a tap if the reference, continued from this value, computes later values of
+        the port. If there is no such value, use the code that computes the same tap in another layer.
         """
         found, port = self.found, self.found.port
         for tap in lost:
@@ -132,7 +130,7 @@ class _Aligning:
                 like = [
                     match
                     for match in port.like(found.ours[tap])
-                    # A choice of experts is 0 or 1: a port may compute a softmax over all experts first.
+                    # A choice of experts contains only 0 and 1, unlike a softmax over all experts.
                     if not is_choice(tap) or np.isin(port.read(match), (0, 1)).all()
                     if found.admits(tap, match.index) and found.keeps_features(tap, match)
                 ]
@@ -143,7 +141,7 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Match a tap again if its operation does not lead to the later taps, but another may have its value.
+        """Match a tap anew if its operation does not lead to the later taps, but another with an equal value does.
 
         Return the taps for which no operation leads to the later taps.
         """

@@ -1,7 +1,7 @@
-"""Find the line at which two calls of a port diverge: two equal calls, or a cached step and a forward pass.
+"""Find the line at which two calls of a port start to differ: two equal calls, or a cached step and a forward pass.
 
-A correct step recomputes numbers of the forward pass at the same positions. The first number that the forward pass does
-not contain is therefore wrong.
+A correct cached step computes the same numbers as the forward pass at the same positions. The first number of the step
+that the forward pass does not contain is therefore wrong.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class _Step:
 def with_line_of_step(
     report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
 ) -> Report:
-    """Add the line where the first wrong cached step begins to differ from the forward pass.
+    """Add the line at which the first wrong cached step starts to differ from the forward pass.
 
     Args:
         requests: the steps that were compared.
-        others: the port at other model sizes, by the `id` of their parameters.
+        others: built ports with other sizes, by the `id` of their parameters.
     """
     for index, fault in enumerate(report.faults):
         asked = [each for each in requests if each.probe.name == fault.probe]
@@ -54,7 +54,7 @@ def with_line_of_step(
             source = _line(built, asked, fault.budget, fault.error)
         except PortProcessError:
             raise
-        except (PortError, TypeError) as error:  # A TypeError means that the step returned another type this time.
+        except (PortError, TypeError) as error:  # TypeError: this time, the step returned another type
             return report.adding(notes=[f"the port's decoding steps could not be recorded: {error}"])
         found = dataclasses.replace(fault, source=None if source is None else dataclasses.asdict(source))
         return dataclasses.replace(report, faults=(*report.faults[:index], found, *report.faults[index + 1 :]))
@@ -64,19 +64,19 @@ def with_line_of_step(
 def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
     """Return the line of the first wrong number in the first wrong step.
 
-    If a single row shows the wrong number too, run only this row.
+    Use a single row if its steps are wrong, too; otherwise, use the whole batch.
     """
     for rows in (aligned_probe(requests[0].probe), requests[0].probe):
         for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
-            if step is not None and step.operations:  # An artifact that runs its own steps records no operations.
+            if step is not None and step.operations:  # exported models record no operations in steps
                 inputs = {name: as_given(value) for name, value in rows.inputs.items()}
                 return _parting(step, listen_in_full(forward, "", **inputs)[1], budget, error)
     return None
 
 
 def _first_wrong(forward: Any, probe: Probe, sizes: Sequence[int], budget: float) -> _Step | None:
-    """Decode again, and record the first step with wrong logits; return None if every step is right."""
+    """Decode again, and record the first step with wrong logits; return None if all steps are right."""
     expected, judged = probe.oracle.expected["logits"], sees_something(probe.config, probe.inputs)
     for number, (chunk, logits, _) in enumerate(_steps(forward, probe, sizes)):
         seen = judged[:, chunk]
@@ -86,7 +86,7 @@ def _first_wrong(forward: Any, probe: Probe, sizes: Sequence[int], budget: float
 
 
 def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[slice, np.ndarray, Any]]:
-    """Decode, and yield for every step its positions, its logits and the resulting cache."""
+    """Decode; for each step, yield the positions, the logits and the cache after the step."""
     begin, cache = 0, None
     for size in sizes:
         chunk = slice(begin, begin + size)
@@ -97,7 +97,7 @@ def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[s
 
 
 def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _Step:
-    """Record step `number`, counted from 0. Decode from the start, because steps may modify a cache in place."""
+    """Record the step with index `number`. Decode from the start, because later steps may have modified the cache."""
     caches = [None, *(cache for _, _, cache in _steps(forward, probe, sizes[:number]))]
     chunk = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
     tokens, named = _given(probe, chunk)
@@ -114,12 +114,12 @@ def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
     """Return the line of the first wrong number that leads to the logits.
 
-    A number is wrong if no operation in `right` computes it. If the same function also computes right numbers in this
-    step, the line is the call that passed it wrong arguments.
+    A number is wrong if no operation of the forward pass (`right`) computes it. If the line also computes right numbers
+    in this step, return the caller's line, which passed wrong arguments.
     """
     port, scale = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
     lines, rounding = _Lines(right), budget / scale
-    # The tolerance lies between rounding and the error, so that numbers are clearly right or wrong.
+    # Choose a tolerance between the rounding and the error, so that numbers are clearly right or wrong.
     near = math.sqrt(budget * min(error, scale)) / scale
 
     def is_among(index: int, others: Sequence[Operation], tolerance: float) -> bool:
@@ -144,7 +144,7 @@ class _Lines:
                 self.by_lines.setdefault((each.name, each.stack[:count]), []).append(each)
 
     def same(self, operation: Operation) -> Sequence[Operation]:
-        """Return the operations with the name and line of `operation` that have the most callers in common with it."""
+        """Return the operations with the same name and line, and with the most callers in common with `operation`."""
         for count in range(len(operation.stack), 0, -1):
             if found := self.by_lines.get((operation.name, operation.stack[:count])):
                 return found
@@ -154,7 +154,7 @@ class _Lines:
 def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float) -> bool:
     """Return whether a value of a step is a part of the forward pass's value `whole`.
 
-    The part covers the positions of the step, or these positions and all positions before them.
+    The part has the positions of the step, or all positions up to the end of the step.
     """
     if value.ndim != whole.ndim:
         return False
@@ -162,7 +162,7 @@ def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float
     for cuts in itertools.product(*ways):
         part, rest = tuple(cut for cut, _ in cuts), value.copy()
         rest[part] = np.nan
-        left = rest[~np.isnan(rest)]  # the rest of a buffer holds only one value
+        left = rest[~np.isnan(rest)]  # the unused part of a buffer is constant
         theirs = whole[tuple(cut for _, cut in cuts)]
         if is_near(value[part], theirs, tolerance * largest(value)) and (left == left[:1]).all():
             return True
@@ -170,10 +170,9 @@ def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float
 
 
 def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
-    """Yield pairs of slices of an axis, in the step and in the forward pass, that may agree.
+    """Yield pairs of slices of an axis, one in the step and one in the forward pass, that may correspond.
 
-    The slices are the whole axis, the last positions up to the end of the step, or the written part of a larger
-    buffer.
+    The slices may be the whole axis, the last positions up to the step's end, or the used part of a larger buffer.
     """
     if size == whole:
         yield slice(None), slice(None)
@@ -184,7 +183,7 @@ def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
 
 
 def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe) -> Report:
-    """Add, to the divergence of a nondeterministic port, the line and the tap at which two calls differ first."""
+    """For a nondeterministic port: add the line and the tap at which two calls first differ."""
     row = aligned_probe(probe)
     try:
         taps, once = run_listening(forward, row)
@@ -213,17 +212,17 @@ def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe
 def parted_tap(
     probe: Probe, operations: Sequence[Operation], parting: Sequence[int], answer: np.ndarray, dtype: str
 ) -> str:
-    """Return the last right tap before two calls of the port diverge, or an empty string.
+    """Return the last right tap before two calls of the port start to differ, or an empty string.
 
     Args:
-        operations: the operations of a call on one row without padding.
+        operations: the operations of one call, on a row without padding.
         parting: the indices of the operations whose values differ in the other call.
     """
     port = recorded(probe, operations, answer, dtype)
     unsteady = {*parting, len(operations)}
     equal = port.equal(walk(probe, {}), may_be=lambda index: index not in unsteady)
     steady = {match.index: tap for tap, match in equal.items()}
-    for index in sorted(unsteady):  # Random numbers are drawn before they are combined with an activation.
+    for index in sorted(unsteady):  # the first differing operation may only draw random numbers
         if before := [each for each in steady if port.leads_to(each, index)]:
             return steady[max(before)]
     return ""

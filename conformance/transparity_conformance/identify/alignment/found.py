@@ -1,6 +1,7 @@
-"""The taps found in a call of a port, and the data flow between taps, which the port's values must follow.
+"""The taps that have been found in a call of a port, and the data flow between taps.
 
-After a fault, the reference continues from the port's value.
+The port's operations must have the same data flow as the taps. After a fault, the reference continues from the port's
+value.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Flow:
         return found
 
     def reached(self, tap: str, found: Collection[str]) -> set[str]:
-        """Return the taps that depend on `tap` directly or only through missing taps."""
+        """Return the taps that depend on `tap` directly, or only through taps that are not in `found`."""
         reached: set[str] = set()
         waiting = [tap]
         while waiting:
@@ -46,18 +47,18 @@ class Flow:
         return reached
 
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
-        """Return, in order, the missing taps that no `confirming` tap uses directly.
+        """Return, in order, the missing taps on which no `confirming` tap depends directly or through missing taps.
 
-        The indices of chosen experts confirm no tap, because other router scores may give the same indices.
+        A router's choice confirms no tap, because other scores may give the same choice.
         """
         telling = {tap for tap in confirming if not is_choice(tap)}
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
 
 
 def flow_of(probe: Probe, known: Combination = ()) -> Flow:
-    """Return the data flow of the reference, by perturbing each tap and observing which taps change.
+    """Determine the data flow of the reference: perturb each tap, and observe which other taps change.
 
-    A large model is replaced by a small model with the same layers. The small model has none of the `known` faults.
+    For a large model, use a small model with the same layers, and without the `known` faults.
     """
     if probe.is_large:
         known = ()
@@ -77,7 +78,7 @@ Matches = Mapping[str, Match]
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The operations of a port that compute taps, and a run of the reference that continues from their values."""
+    """The matches that have been found so far, and the reference's values if it continues from the matched values."""
 
     probe: Probe
     port: Recorded
@@ -85,7 +86,7 @@ class Found:
     clock: Clock
     matches: Matches
     known: Combination = ()
-    """Faults of the port that the reference also applies."""
+    """Known faults of the port, which the reference also applies."""
 
     def adding(self, matches: Matches) -> Found:
         return dataclasses.replace(self, matches={**self.matches, **matches})
@@ -100,7 +101,7 @@ class Found:
 
     @functools.cached_property
     def ours(self) -> Mapping[str, np.ndarray]:
-        """Return the reference's value of every tap, computed from the port's values of earlier taps."""
+        """Return the reference's value of each tap, computed from the port's values of earlier taps."""
         return walk(self.probe, self.values, self.known)
 
     def at(self, tap: str, faults: Sequence[Hypothesis] = ()) -> np.ndarray:
@@ -110,10 +111,10 @@ class Found:
         return self.matches[tap].index
 
     def admits(self, tap: str, index: int) -> bool:
-        """Return whether an operation may be `tap`, given the operations of the taps before and after it.
+        """Return whether the data flow allows that an operation computes `tap`.
 
         The operation must depend on a tap directly before `tap`, and a tap directly after `tap` must depend on the
-        operation. A fault may remove the other paths.
+        operation. One such path is enough, because a fault may remove the other paths.
         """
         before, behind = self._next(tap, self.flow.inputs), self._next(tap, self.flow.outputs)
         is_fed = not before or any(self.port.leads_to(each, index) for each in before)
@@ -126,9 +127,9 @@ class Found:
         return found
 
     def leads_on(self, tap: str, index: int) -> bool:
-        """Return whether an operation leads only to taps after `tap`, and does not just move another tap's numbers.
+        """Return whether an operation leads only to taps after `tap`, and does not only move another tap's numbers.
 
-        If several operations have equal values, this condition selects the operation on the path.
+        This distinguishes several operations with equal values.
         """
         port, behind = self.port, self.flow.behind[tap]
         return not any(
@@ -138,50 +139,50 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether a match has the features of a head in the same order as the matches of the tap's inputs.
+        """Return whether a match splits features into heads in the same way as the tap's inputs.
 
-        Only inputs with the shape of `tap` are compared. A port may interleave the halves of each head, for example.
+        For example, a port may interleave the halves of a head. Only inputs with the shape of `tap` are compared.
         """
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
     def nearest(self, tap: str, ours: np.ndarray) -> Match | None:
-        """Return the match nearest to the tap's value `ours` among the operations that the data flow allows."""
+        """Return the match nearest to the value `ours`, among the operations that the data flow allows for `tap`."""
         return self.port.nearest(ours, may_be=lambda index: self.admits(tap, index))
 
     def equal(self) -> dict[str, Match]:
-        """Return the operations whose values equal taps that are not found yet."""
+        """Return matches of missing taps whose values agree with the reference."""
         return self.port.equal({tap: value for tap, value in self.ours.items() if tap not in self.matches})
 
     def most_gaining(
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
-        """Try each match of `tap`, and return the match after which the reference equals the port at the most taps.
+        """Return the match of `tap` from which the reference continues with the most values of the port.
 
-        Return None if no match makes another tap equal.
+        Return None if no match makes another tap agree.
 
         Args:
-            before: the reference's values without this match; `ours` by default.
+            before: the reference's values without the match; `ours` by default.
         """
         most, chosen = 0, None
         for match in matches:
             self.clock.check()
             gained = self._gained(tap, match, self.ours if before is None else before)
-            if gained > most:  # a norm or softmax may remove a difference: keep the first
+            if gained > most:  # if several gain equally, keep the first
                 most, chosen = gained, match
         return chosen
 
     def _gained(self, tap: str, match: Match, before: Mapping[str, np.ndarray]) -> int:
-        """Count later taps that equal a value of the port once the reference continues from `match`.
+        """Count the later taps that agree with the port if the reference continues from `match`.
 
-        Taps that do not depend on the match do not count, nor do taps after a tap that does not match.
+        Count only taps that depend on the match, and no taps after a tap that disagrees.
         """
         value = self.port.read(match)
         now = walk(self.probe, {**self.values, tap: value}, self.known)
         changed = [name for name in now if name != tap and not np.array_equal(now[name], before[name], equal_nan=True)]
         gained, absent = 0, set[str]()
         for name in changed:
-            if name in absent or np.array_equal(now[name], value, equal_nan=True):  # the same value under another name
+            if name in absent or np.array_equal(now[name], value, equal_nan=True):  # the match itself
                 continue
             further = self.port.nearest(now[name], match.index)
             if further is None or not self.port.leads_to(match.index, further.index):

@@ -1,10 +1,10 @@
-"""Find taps that no value identifies: taps between two faults, and taps whose numbers the port moves or changes.
+"""Find taps that comparing values does not find: taps between two faults, and taps whose numbers the port rearranges.
 
-If two successive taps are wrong, the reference computes neither value. The missing tap is then the last value of the
-right size between the known tap before it and the known tap after it.
+If two successive taps are wrong, the reference computes neither of their values. The missing tap is then the last value
+of the right size between the known taps before and after it.
 
-A port may also merge heads in a wrong order, or order the features of queries and keys differently. The order of
-features leaves the scores unchanged.
+A port may also merge heads in a wrong order, or store the features of queries and keys in another order. The order of
+features has no effect on the scores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 
 
 def between(found: Found, lost: Sequence[str]) -> Matches:
-    """Return the `lost` taps that the data flow identifies; the taps nearest to known taps are tried first."""
+    """Return matches of the `lost` taps that the data flow identifies; start with the last tap."""
     known, port = found, found.port
     depends = {tap: found.flow.reached(tap, found.matches) for tap in found.matches}
     for tap in reversed(lost):
@@ -44,14 +44,14 @@ def between(found: Found, lost: Sequence[str]) -> Matches:
 
 
 def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> int | None:
-    """Return the last value of this shape that depends on the taps before `tap` and leads to all taps after it.
+    """Return the last value of this shape that depends on the taps before `tap`, and leads to all taps after `tap`.
 
-    A value that leads to each later tap directly is preferred.
+    Prefer a value that leads to each of these later taps directly.
     """
     if not made_from and known.flow.inputs[tap]:
         return None
     port, every = known.port, [match.index for match in known.matches.values()]
-    own, flows = set(every), list[set[int]]()  # for each operation, the found taps on which it directly depends
+    own, flows = set(every), list[set[int]]()  # for each operation, the matches on which it depends directly
     for index, inputs in enumerate(port.inputs):
         flows.append({index} if index in own else set().union(*(flows[each] for each in inputs)))
     behind = _leading_to(known, every, every)
@@ -67,7 +67,7 @@ def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -
 
 
 def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:
-    """Return the earliest operation with the numbers of `match`; later operations only move them."""
+    """Return the earliest operation that contains the numbers of `match`; later operations only rearrange them."""
     port = known.port
     for index in port.inputs[match.index]:
         layout = _alike(layouts(shape, port.values[index].shape, port.heads), match.layout)
@@ -81,12 +81,12 @@ def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
 
 
 def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[int]:
-    """Return the operations with a path to an end that passes through no operation of `every`."""
+    """Return the operations with a path to an end, if the path passes through no operation of `every`."""
     return ancestors(ends, known.port.inputs.__getitem__, set(every)) - set(ends)
 
 
 def repeated(found: Found, lost: str) -> Match | None:
-    """Return the operation that runs the code of the same tap in another layer; None if layers run different code."""
+    """Return the operation whose code computes the same tap in another layer; None if layers run different code."""
     named, port = LAYER.fullmatch(lost), found.port
     if named is None:
         return None
@@ -111,7 +111,7 @@ def repeated(found: Found, lost: str) -> Match | None:
 
 
 def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers: int) -> int:
-    """Return the number of operations per layer if all layers repeat the same operations; otherwise 0."""
+    """Return the number of operations per layer if all layers run the same operations; otherwise 0."""
     if layers < 2 or not known:
         return 0
     first, last = min(known.values()), max(known.values())
@@ -130,10 +130,10 @@ def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers
 
 
 def rearranged(found: Found, lost: str) -> Matches:
-    """Return later matches for taps before `lost` whose numbers the port moves to other positions.
+    """Return later matches for taps before `lost` whose numbers the port rearranges.
 
-    For example, a port may merge heads without moving the axes. With the later matches, the reference must compute the
-    port's value of every tap after them.
+    For example, a port may merge heads without moving the axes. If the reference continues from the rearranged numbers,
+    it must compute the port's value of each tap that directly follows.
     """
     feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
     for is_any in (True, False):
@@ -146,10 +146,10 @@ def rearranged(found: Found, lost: str) -> Matches:
 
 
 def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
-    """Return the first operation after a tap that has the tap's numbers in another order.
+    """Return the first operation after a tap that contains the tap's numbers in another order.
 
     Args:
-        is_any: whether to try every order of the axes, not only the least permuted.
+        is_any: whether any order of the axes counts as the tap's order, or only the least permuted.
     """
     ours, match, port = found.values[tap], found.matches[tap], found.port
     same = {match.index}
@@ -167,8 +167,8 @@ def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
 
 
 def further_on(found: Found, lost: str) -> Matches:
-    """Match one or two taps before `lost` with later operations, so that `lost` matches the port; return these matches.
-    For example, a port may normalize queries and keys a second time: both must then move.
+    """Return later matches for one or two taps before `lost`, with which the reference computes the port's `lost`.
+    For example, if a port normalizes queries and keys twice, both taps must move to the second norm.
     """
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():
@@ -189,9 +189,9 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return the taps that are matched with the operation of their input, and that lead only to `moved` taps.
+    """Return the taps that have the same match as one of their inputs, and that lead only to `moved` taps.
 
-    For example, a port may apply a norm later than the reference. The tap of the norm then equals the norm's input.
+    For example, a port may apply a norm later than the reference does. The norm's tap then equals the norm's input.
     """
     return [
         tap
@@ -205,9 +205,9 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def reordered(found: Found) -> dict[str, Match]:
-    """Match queries and keys whose features the port keeps in another order.
+    """Match queries and keys whose features the port stores in another order.
 
-    Queries and keys must have the same order of features; otherwise the scores would change.
+    The order must be the same for queries and keys, because the scores would change otherwise.
     """
     matches: dict[str, Match] = {}
     for scores in (tap for tap in found.flow.inputs if tap.endswith(".scores")):
@@ -220,7 +220,7 @@ def reordered(found: Found) -> dict[str, Match]:
 
 
 def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
-    """Return a query and a key of the port whose features are reordered alike; empty if there are none."""
+    """Return a query and a key of the port whose features are in the same other order; empty if there is no pair."""
     ways: list[list[Match]] = []
     for each in ours:
         same = port.with_numbers(each, port.by_size.get(each.size, ()))
@@ -235,9 +235,9 @@ def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
 
 
 def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
-    """Return, for each of our features, the nearest unused feature of the port, in query and key together.
+    """Return, for each feature of the reference, the port's nearest unused feature, by query and key together.
 
-    The result is empty if some feature has no counterpart within the relative `tolerance`.
+    Return an empty tuple if a feature has no counterpart within the relative `tolerance`.
     """
     wanted, given = _features(ours, ours), _features(theirs, ours)
     order: list[int] = []
@@ -253,7 +253,7 @@ def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
 def _features(values: Pair, scales: Pair) -> np.ndarray:
     """Return a row for each feature, with the feature's numbers in the query and in the key.
 
-    The query is divided by the largest number of `scales[0]`, and the key by the largest number of `scales[1]`.
+    Divide the query by the largest number of `scales[0]`, and the key by the largest number of `scales[1]`.
     """
     largest = [float(np.abs(each).max(initial=0.0)) or 1.0 for each in scales]
     rows = [

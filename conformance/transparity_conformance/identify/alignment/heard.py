@@ -1,8 +1,8 @@
-"""Find the activations that a port does not return: record every operation, and match the operations by value.
+"""Find the activations (taps) that a port does not return: record all operations, and match them by value.
 
-Taps are found on one row, where a fault may be invisible: for example, a norm nearly cancels a factor of its input.
-Probes with small activations reveal the factor, because eps does not cancel. The tap then moves to the operation after
-the factor.
+The taps are found on a single row, which may hide a fault. For example, a norm hides a factor of its input, except if
+the activations are so small that the norm's eps matters. If another probe then shows the fault, the tap moves to a
+later operation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Forwards = Mapping[int, Callable[..., Any]]
 
 @dataclass(frozen=True, eq=False)
 class AlignedCall:
-    """One call of a port, with all recorded operations and the taps found among them."""
+    """A call of a port: the recorded operations, and the taps that were found among them."""
 
     operations: Sequence[Operation]
     taps: Arrays
@@ -56,15 +56,12 @@ class AlignedCall:
 
 @dataclass(frozen=True, eq=False)
 class RecordedPort:
-    """The recorded calls of a port, by probe.
-
-    If nothing was recorded, there are no calls, and `notes` has the reason.
-    """
+    """The recorded calls of a port, by probe. Without a recording, `notes` contains the reason."""
 
     calls: Mapping[str, AlignedCall]
     notes: tuple[str, ...] = ()
     probes: Mapping[str, Probe] = field(default_factory=dict)
-    """Probes that were recorded in addition to the probes of the check."""
+    """The probes of recorded calls that are not probes of the check."""
 
 
 NOT_ASKED = RecordedPort({})
@@ -73,7 +70,7 @@ RETURN_THEM = "a port that returns its activations gets a more precise answer"
 
 
 class AlignedRow(Probe):
-    """One row without padding, whose exact parameters stay in memory because the reference runs on it often."""
+    """A probe with one row without padding. Its exact parameters stay in memory, because the reference often runs."""
 
     keeps_exact = True
 
@@ -85,23 +82,23 @@ class AlignedRow(Probe):
 BYTES_OF_A_TAP = 220
 """The bytes of memory for each number of a tap, as measured by `meta.listening.cost`.
 
-PyTorch's operations record 6.7 numbers of 8 bytes for each number of a tap. The rest is the port's process, the
-transfer of its answer, and the sorted values.
+For each number of a tap, a recording of PyTorch contains 6.7 numbers of 8 bytes. The rest is memory for the port's
+process, for the transfer of its answer, and for sorted values.
 """
 
 WALKS_OF_A_TAP = 2
-"""The runs of the reference for each tap: the first finds the data flow, the second tries values after a fault."""
+"""The number of runs of the reference per tap: one to find the data flow, one to try values after a fault."""
 
 
 def row_of(probe: Probe) -> Probe:
-    """Return a probe with one row without padding, with the model and the lengths of `probe`."""
+    """Return a probe with one row without padding, and with the model and the lengths of `probe`."""
     lengths = lengths_of(probe.config, probe.inputs)
     source, target = lengths.get("source", lengths.get("tokens", 1)), lengths.get("target", 1)
     return aligned_probe(dataclasses.replace(probe, inputs=mixed_inputs(probe.config, 0, source, target)))
 
 
 def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
-    """Return the largest divergence of the logits over all probes; None if they are right or have a wrong shape."""
+    """Return the largest divergence of the logits over all probes; None for right or misshapen logits."""
     worst = Divergence("logits", 0.0, 1.0)
     for key, taps in actual.items():
         oracle, logits = probes[key].oracle, taps["logits"]
@@ -123,13 +120,13 @@ def hear(
     row: Probe | None = None,
     known: Combination = (),
 ) -> RecordedPort:
-    """Record a port whose logits are wrong. Taps that the port shows by name stay unchanged.
+    """Record a port whose logits are wrong, and find the taps that the port does not return.
 
     Args:
-        actual: the taps that the port showed on each probe, including the logits.
-        row: one row without padding, on which taps are matched; by default a row of the first probe. A large model is
+        actual: the taps that the port returned on each probe, including the logits.
+        row: one row without padding, on which taps are matched; by default, a row of the first probe. A large model is
             recorded only on this row.
-        known: faults with which the reference computes the port's logits.
+        known: known faults of the port, which the reference also applies.
     """
     first = next(iter(probes.values()))
     row = row or aligned_probe(first)
@@ -210,9 +207,9 @@ def _heard(
 
 
 def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> AlignedCall:
-    """Return the values of a call's taps, which the plan finds among the port's operations.
+    """Return the taps of a call, which the plan finds among the port's operations.
 
-    Values that the port shows by name, in the shape of their tap, replace the values found.
+    If the port returns a tap by name and in the right shape, use the returned value.
     """
     expected = probe.oracle.expected
     taps, numbers = read(plan, probe, operations, shown["logits"])
@@ -228,7 +225,7 @@ def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapp
 
 
 def aligned_probe(probe: Probe) -> Probe:
-    """Return the first row of `probe` without padding. The reference's parameters stay in memory."""
+    """Return a probe with only the first row of `probe`, which has no padding."""
     inputs = {name: value[:1] for name, value in probe.inputs.items()}
     if "attention_mask" in inputs:
         inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
@@ -243,11 +240,11 @@ def further_on_probes(
 ) -> Plan:
     """Return the plan with some taps moved to later operations.
 
-    A tap moves if a tap directly after it is wrong on a probe, and if the move makes all taps directly after it right.
+    A tap moves if one of the taps directly after it is wrong on a probe, and the move makes all of them right.
 
     Args:
         row: the row on which the plan was made.
-        read: returns the taps of each probe's call, located by a plan.
+        read: a function that returns the taps of each probe's call, as a plan finds them.
     """
     wrong = _wrong_taps(probes, read(plan), dtype, plan.known)
     flow = flow_of(row, plan.known) if wrong else Flow({}, {})
@@ -261,7 +258,7 @@ def further_on_probes(
 
 
 def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Combination) -> set[str]:
-    """Return the taps that differ by more than rounding from the reference continued from the port's values."""
+    """Return the taps that are wrong even if the reference continues from the port's earlier values."""
     wrong: set[str] = set()
     for key, shown in taps.items():
         probe, ours = probes[key], walk(probes[key], shown, known)
@@ -271,7 +268,7 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield later operations that equal `tap` with a known fault, and lie on all paths to later taps."""
+    """Yield later operations that equal `tap` with a known fault, and that are on all paths to later taps."""
     others, early = found.without([tap]), found.matches[tap]
     ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
     for match in behind_faults(others, tap, of_weights=False).values():

@@ -1,4 +1,4 @@
-"""Search a port for values that the reference computes with a fault, and for the reference's intermediate results."""
+"""Search a port for values that the reference computes with a known fault; and compute intermediate results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ByOperation = dict[int, Match]
 
 
 def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOperation:
-    """Return the port's values that equal `tap` with some fault of the catalogue, by operation."""
+    """Return matches, by operation, of the port's values that equal `tap` with a fault of the catalogue."""
     strict: ByOperation = {}
     loose: ByOperation = {}
     for _, value in _faulty(found, tap, of_weights=of_weights):
@@ -34,11 +34,11 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
             strict.setdefault(match.index, match)
         elif match := found.nearest(tap, value):
             loose.setdefault(match.index, match)
-    return strict or loose  # An operation that may also be another tap counts only if there is no better operation.
+    return strict or loose  # use operations that may be another tap only if there are no better ones
 
 
 def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
-    """Yield each fault with which the reference computes the port's value of `tap`, at every tap that it can change."""
+    """Yield the faults with which the reference computes the port's value of `tap`, each applied at all taps."""
     value = found.port.read(match)
     same = [fault for fault, other in _faulty(found, tap, of_weights=False) if found.port.agree(other, value)]
     for fault in same:
@@ -50,7 +50,7 @@ def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
     """Return the last of `matches` that only a fault explains.
 
-    A correct port also computes some of these values, such as scores before their bias is added.
+    Some matches may be intermediate results of a correct port, such as scores before their bias is added.
     """
     wrong = set(matches)
     for each in intermediates(found.probe, found.values, tap) if wrong else ():
@@ -61,7 +61,7 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
     """If the tap is a choice of experts, return only the matches that the port's later values confirm.
 
-    A choice is an array of zeros and ones, so another array may equal it by chance, such as a choice of groups.
+    A choice consists of zeros and ones, so another array, such as a choice of groups, may be equal by chance.
     """
     if not is_choice(tap):
         return matches
@@ -71,7 +71,7 @@ def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
     def is_followed(match: Match) -> bool:
         chosen = found.port.read(match)
         if any(np.array_equal(values[name] != 0, chosen != 0) for name in found.flow.outputs[tap] & values.keys()):
-            return True  # The weights are nonzero for exactly these experts, even if the weights are wrong.
+            return True  # exactly these experts have nonzero weights
         ours = found.adding({tap: match}).ours
         return bool(behind) and all(found.port.agree(values[name], ours[name]) for name in behind)
 
@@ -79,14 +79,14 @@ def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
 
 
 def is_reached(found: Found, tap: str) -> bool:
-    """Return whether the port computes `tap` from the found taps, correctly or with one fault."""
+    """Return whether the port computes `tap` from the matched taps, correctly or with one fault."""
     if found.port.nearest(found.at(tap)):
         return True
     return made_by_a_fault(found, tap, behind_faults(found, tap)) is not None
 
 
 def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault, np.ndarray]]:
-    """Yield every fault that can occur at `tap`, and the reference's value with the fault."""
+    """Yield each fault that can act at `tap`, with the reference's value of `tap` with this fault."""
     for fault in faults_at(found.probe.config, tap):
         found.clock.check()
         if fault.alter is not None and not of_weights:
@@ -98,7 +98,7 @@ def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault
 
 
 class Recorded(np.ndarray):
-    """An array that appends every result computed from it to `into`; each result does the same."""
+    """An array that records in `into` all results that are computed from it, directly or indirectly."""
 
     into: list[np.ndarray]
 
@@ -138,17 +138,17 @@ def _plain(value: Any) -> Any:
 
 
 TURNED = ("query", "query_norm", "key", "key_norm")
-"""The last parts of the names of taps that the next step may rotate."""
+"""The last parts of the names of taps to which rotary positions may be applied next."""
 
 
 def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:
-    """Return the parameters and every value that the reference computes from the port's taps, up to the tap `until`.
+    """Return the parameters, and all values that the reference computes from the port's taps, up to `until`.
 
-    Embedding tables are left out; rows that the model looks up are included.
+    Leave out embedding tables, but not the rows that the model looks up.
 
     Args:
         given: the port's values by tap.
-        hypotheses: faults that the reference applies; values without these faults are included too.
+        hypotheses: faults that the reference applies; the result has the values with and without these faults.
     """
     values = [value for name, value in probe.exact.items() if not name.endswith("embedding.weight")]
 
@@ -160,7 +160,7 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
             raise TapReached
         values.append(np.asarray(given.get(name, _plain(value)), np.float64))
         if probe.config.positions == "rotary" and name.rpartition(".")[2] in TURNED:
-            # Many ports multiply the pairs (−b, a) of the features (a, b) by the sines.
+            # Add the intermediate result (−b, a) of rotating features (a, b), which many ports compute.
             half = np.ones((values[-1].shape[-2], probe.config.rotated_dim // 2))
             turned = values[-1][..., : probe.config.rotated_dim]
             values.insert(-1, rotate(turned, (0 * half, half), probe.config.rope_layout))
@@ -177,12 +177,12 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
     except TapReached:
         pass
     found = list(values)
-    values.clear()  # Each array's base refers to the list. Python does not collect cycles through arrays.
+    values.clear()  # break reference cycles through arrays, which Python does not collect
     return found
 
 
 def tables(probe: Probe) -> list[np.ndarray]:
-    """Return the numbers that depend only on positions: angles, sines and cosines, slopes, and distance biases."""
+    """Return the tables that depend only on positions: angles, sines and cosines, ALiBi slopes, distance biases."""
     config, length = probe.config, max(lengths_of(probe.config, probe.inputs).values())
     positions = np.arange(length)
     found = [value for name, value in probe.exact.items() if name.endswith("relative_bias.weight")]

@@ -1,4 +1,4 @@
-"""Find the line of the port that computed the first wrong number of a segment."""
+"""Find the line of the port that computed the first wrong number of a segment (the operations between two taps)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from transparity_conformance.oracle.probes import Probe
 def operation_of(
     probe: Probe, call: AlignedCall, where: str, error: float, budget: float, besides: Sequence[Hypothesis] = ()
 ) -> int:
-    """Find the first operation that leads to the wrong tap `where` and to no right number.
+    """Find the first operation that leads to the wrong tap `where`, but to no right number.
 
-    A number is right if the reference also computes it between the port's known activations and this tap. If the
-    port misses an operation, no number is wrong; the result is then the operation that uses the value. If that
-    operation has no line, the result is the operation of the tap.
+    A number is right if the reference also computes it between the port's earlier taps and this tap. If the port omits
+    an operation, no number is wrong, so the result is the operation that uses the value. If the found operation has no
+    line, the result is the operation of the tap.
 
     Args:
-        error, budget: the error and the budget at `where`, from which the tolerance for rounding follows. besides:
-        other faults in the segment, whose numbers count as right.
+        error, budget: the error and the budget at `where`, which determine the tolerance for rounding.
+        besides: other faults in the segment; numbers with these faults count as right.
     """
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]
-    # Masked scores are compared only where they are visible, because their mask may be wrong.
+    # Do not continue from masked scores, because their mask may be wrong.
     masked = {tap for tap, index in numbers.items() if _hides(operations[index].value).any()}
     given = {tap: value for tap, value in taps.items() if tap != where and tap not in masked}
     masks = [_hides(each) for each in intermediates(probe, given, [*probe.oracle.expected][-1]) if _hides(each).any()]
@@ -54,7 +54,7 @@ def operation_of(
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> int:
-    """Return the first operation that computes new numbers from `end`; the port lacks an operation before this one."""
+    """Return the first operation that computes other numbers from the value of `end`, possibly after moving it."""
     same = {end}
     for index in range(end + 1, len(operations)):
         if same.isdisjoint(operations[index].inputs):
@@ -66,9 +66,9 @@ def _use_of(operations: Sequence[Operation], end: int) -> int:
 
 
 def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float) -> set[int]:
-    """Return the operations between known taps and `end` from which no right number is computed."""
+    """Return the operations between known taps and `end` whose results lead to no right number."""
     segment = segment_of(operations, end, known - {end})
-    flows: set[int] = set()  # operations that depend on a tap; the others build tables of angles or masks
+    flows: set[int] = set()  # operations that depend on a tap; other operations compute angles or masks
     for index in segment:
         if any(each in known or each in flows for each in operations[index].inputs):
             flows.add(index)
@@ -83,24 +83,21 @@ def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _R
 
 
 def segment_of(operations: Sequence[Operation], end: int, known: Collection[int]) -> list[int]:
-    """Return `end`, and the operations that lead to it without passing through a known operation, in order."""
+    """Return, in order, `end` and all operations that lead to `end` without passing through a `known` operation."""
     return sorted(ancestors([end], lambda index: operations[index].inputs, known))
 
 
 def behind_taps(
     operations: Sequence[Operation], numbers: Mapping[str, int], taps: Collection[str]
 ) -> Iterator[Operation]:
-    """Yield the operations that compute `taps` from the taps before them."""
+    """Yield the operations that compute `taps` from the taps directly before."""
     known = set(numbers.values())
     for index in {each for tap in taps for each in segment_of(operations, numbers[tap], known - {numbers[tap]})}:
         yield operations[index]
 
 
 def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
-    """Return whether an operation only selects numbers of its inputs.
-
-    A value that stacks a loop's growing results, such as a cache, selects numbers of all its inputs.
-    """
+    """Return whether an operation only selects numbers of its inputs, as slices and growing caches do."""
     value, grows = operation.value, operation.grows
     is_part = len(operation.inputs) == len(given) == 1 and value.size < given[0].size
     if not given or not (grows or is_part):
@@ -119,9 +116,9 @@ class _Right:
         self.sketches: dict[int, list[np.ndarray]] = {}
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
-        """Return whether the numbers are right, within `tolerance` times the largest number.
+        """Return whether a value is right, within `tolerance` times the largest number.
 
-        A table is looked up number by number. Integer tables, such as positions, and constant tables count as right.
+        A table is right if each of its numbers is in a table of the reference. Integers and constants are right.
         """
         sketch = _sketch(value)
         allowed = tolerance * (largest(sketch) or 1.0)
@@ -134,7 +131,7 @@ class _Right:
             return self._has_masked(value, allowed)
         same = (is_near(each, sketch, allowed) for each in self.sketches[value.size])
         ours = [each for each, is_same in zip(self.by_size.get(value.size, []), same, strict=True) if is_same]
-        ways = ((each, layouts(each.shape, value.shape, self.heads)) for each in ours)  # at the same positions
+        ways = ((each, layouts(each.shape, value.shape, self.heads)) for each in ours)  # compare positions, too
         return any(
             not fits or any(is_near(_hidden(each), _hidden(fit.to_ours(value)), allowed) for fit in fits)
             for each, fits in ways
@@ -143,7 +140,7 @@ class _Right:
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
         """Return whether masked scores are right.
 
-        Some mask of the reference must hide the same keys. All other scores must equal the reference's scores.
+        A mask of the reference must hide the same keys, and the visible scores must equal the reference's scores.
         """
         same_size = self.by_size.get(value.size, [])
         ways = [
@@ -167,11 +164,11 @@ def _sketch(value: np.ndarray) -> np.ndarray:
 
 
 def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:
-    """Return whether each of the sorted `values` is in the sorted `table`, possibly repeatedly."""
+    """Return whether each of the sorted `values` is in the sorted `table`."""
     if not table.size:
         return False
     behind = np.searchsorted(table, values).clip(1, max(table.size - 1, 1)) if table.size > 1 else np.zeros(1, int)
     around = np.stack([table[behind % table.size], table[behind - 1]])
-    with np.errstate(invalid="ignore"):  # masked scores are −∞ on both sides
+    with np.errstate(invalid="ignore"):  # −∞ − (−∞) is NaN
         near = (around == values) | (np.abs(around - values) <= allowed)
     return bool(near.any(0).all())

@@ -1,4 +1,4 @@
-"""The plan of a port: the operation that computes each tap, found on one call and used on every other call."""
+"""The plan of a port: which operation computes which tap. It is found with one call, and used to read all calls."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from transparity_conformance.oracle.probes import Probe
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The operation of each tap in the aligned call, which has one row without padding."""
+    """The operations that compute the taps in the aligned call: a call with one row without padding."""
 
     port: Recorded
     """The operations of the aligned call."""
     matches: Matches
     in_order: Matches
-    """For some taps, a later operation that puts the tap's numbers into the order of the tap's axes."""
+    """For some taps, a later operation with the tap's numbers, in which the axes have the tap's order."""
     unchanged: Mapping[str, Sequence[Match]]
-    """For each tap, the operations directly after it that leave it unchanged, such as a mask without padding."""
+    """For each tap, the operations directly after it that leave the value unchanged, such as a mask without padding."""
     known: Combination
-    """The faults that the reference applied in the aligned call."""
+    """The known faults that the reference applied in the aligned call."""
 
 
 def plan_of(
@@ -44,15 +44,15 @@ def plan_of(
     """Align the operations of a call with the reference.
 
     Args:
-        probe: the model, and the tokens of the call: one row without padding.
-        known: faults of the port that the reference applies too.
+        probe: the model, and the inputs of the call: one row without padding.
+        known: known faults of the port, which the reference also applies.
     """
     port = recorded(probe, operations, answer, dtype)
     return planned(port, align(probe, port, clock, known), known)
 
 
 def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Recorded:
-    """Return the recorded call, with each repeated head of keys and values only once."""
+    """Return the recorded call; where the port repeats heads of keys and values, keep each head only once."""
     heads, shared = probe.config.num_heads, probe.config.key_value_heads
     once = [dataclasses.replace(each, value=unrepeated(each.value, heads, shared)) for each in operations]
     return Recorded(once, answer, heads, dtype)
@@ -66,7 +66,7 @@ def planned(port: Recorded, matches: Matches, known: Combination) -> Plan:
 
 
 def _unchanged(port: Recorded, match: Match) -> list[Match]:
-    """Return the operations after a match that leave its value unchanged, as long as each has only one reader."""
+    """Return the operations that directly follow a match and leave its value unchanged, up to a branch."""
     found: list[Match] = []
     index, value = match.index, port.values[match.index]
     while len(users := set(port.readers.get(index, ()))) == 1:
@@ -79,9 +79,9 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """Return the first operation, starting with `match`, that has the tap's axes in order, or None.
+    """Return the first operation with the numbers of `match` and with the tap's order of axes, or None.
 
-    With axes in order, their roles are known in every call, even if two axes have the same length.
+    In this order, the axes cannot be confused in other calls, in which two axes may have the same length.
     """
     if match.layout.is_in_order:
         return match
@@ -99,7 +99,7 @@ def read(
 ) -> tuple[Arrays, dict[str, int]]:
     """Return the taps of another call of the same port, and the index of the operation that computed each tap.
 
-    A port that loops over the rows of a batch repeats its operations for each row.
+    If the port loops over the rows of a batch, join the operations of all rows.
     """
     lengths = lengths_of(probe.config, probe.inputs)
     rows = len(next(iter(probe.inputs.values())))
@@ -121,7 +121,7 @@ def read(
                 indices = [each.index + row * count for row in range(repeats)] if repeats > 1 else [moved[each.index]]
                 ways += [(way, indices[-1]) for way in _ways(probe, operations, indices, tap, shape, each.layout)]
         ways = [way for i, way in enumerate(ways) if not any(np.array_equal(way[0], other[0]) for other in ways[:i])]
-        if len(ways) > 1:  # take the reading nearest to the reference, run on the port's own activations
+        if len(ways) > 1:  # take the value nearest to the reference, which continues from the port's earlier values
             before = {name: value for name, value in taps.items() if name != "logits"}
             ours = walk(probe, before, plan.known, until=tap)[tap]
             with np.errstate(invalid="ignore"):
@@ -140,10 +140,10 @@ def _ways(
     shape: tuple[int, ...],
     learned: Layout,
 ) -> list[np.ndarray]:
-    """Return the value of a tap for each possible order of its axes; empty for masked scores.
+    """Return the possible values of a tap, one for each order of axes; no values for masked scores.
 
     Args:
-        indices: the operations; each computes a part of the rows, and this part has the shape `shape`.
+        indices: the operations; each of them computes some rows, with the shape `shape`.
     """
     values, config = [unmasked(operations, index) for index in indices], probe.config
     heads = config.num_heads, config.key_value_heads
@@ -158,13 +158,13 @@ def _ways(
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
-    """Return, for each tap, the operation whose value is read.
+    """Return, for each tap, the operation from which to read it in another call.
 
-    An operation with the tap's axes in order is preferred. If the call lacks the operation, a later operation with the
-    same value replaces it. For example, a framework may run a product as another operation if there are several rows.
+    Prefer an operation with the tap's order of axes. If the other call lacks an operation, use a later one with the
+    same value. For example, a framework may multiply matrices by another operation if there are several rows.
 
     Args:
-        moved: the operations of the aligned call that the other call also has; None if it has all of them.
+        moved: the operations of the aligned call that the other call also has; None for all operations.
     """
     placed: dict[str, Match] = {}
     for tap, match in plan.matches.items():
@@ -178,8 +178,8 @@ def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
 def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: Mapping[int, int]) -> dict[str, Match]:
     """Return the taps that depend on the same other taps in both calls.
 
-    If the other call skips code, such as an expert without tokens, `moved` may map an operation to the same code of
-    another layer. Such a tap depends on other taps, and is left out.
+    If the other call skips code, such as an expert without tokens, `moved` may map an operation to another layer. Taps
+    of such operations depend on other taps, and are left out.
     """
     taps = sorted(placed, key=lambda tap: placed[tap].index)
     learned = _sources(plan.port.inputs, [placed[tap].index for tap in taps])
@@ -192,7 +192,7 @@ def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: 
 
 
 def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[int]:
-    """Return, for each operation of `indices`, a bit set of the other operations that it depends on."""
+    """Return, for each of the operations `indices`, a bit set of the operations among `indices` that lead to it."""
     own: dict[int, int] = {}
     for number, index in enumerate(indices):
         own[index] = own.get(index, 0) | 1 << number
@@ -203,9 +203,8 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
     """Return the value in the shape of its tap, for each order of axes that agrees with the learned layout.
 
-    Without such an order, the least permuted layout is used. The learned layout comes from one row, so the layout does
-    not show the position of the batch axis. With another number of features, the learned order of features does not
-    apply.
+    The learned layout comes from a call with one row, so it does not show the position of the batch axis. If no order
+    agrees, use the least permuted layout. Return nothing if features are reordered and their number differs.
     """
     if learned.features and len(learned.features) != shape[-1]:
         return []
@@ -222,8 +221,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
     """Map operations of the aligned call to their counterparts in another call.
 
-    If an operation reads a tap, the operation's counterpart in the other call reads the tap's counterpart. For example,
-    a loop over experts may run more often in one call than in another. The last sum is then the tap."""
+    The counterpart of a tap is the operation that the counterparts of the tap's readers read. For example, a loop over
+    experts may run more often in another call; the tap is then the sum after the last iteration."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

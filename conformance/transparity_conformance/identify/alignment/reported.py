@@ -1,4 +1,4 @@
-"""Add lines of the port to a report, and swaps of weights that explain the same numbers as the reported cause."""
+"""Add the port's lines to a report, and swaps of weights that explain the same numbers as the reported cause."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from transparity_conformance.report.report import Cause, Divergence, Report
 
 
 def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
-    """Add the port's line to every divergence with a recorded operation, and the notes of the recording."""
+    """Add the port's line to each divergence with a recorded operation, and add the notes of the recording."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults)
     changes = [note for fault in faults if not fault.causes for note in _partly_changed(fault, heard)]
     return dataclasses.replace(report, faults=faults, notes=(*report.notes, *dict.fromkeys(changes), *heard.notes))
 
 
 def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
-    """Describe which part of an otherwise right activation a wrong line changes."""
+    """Yield a note that a wrong line changes only a part of an activation, if this is so."""
     call = heard.calls.get(fault.probe)
     if call is None or fault.source is None or fault.where not in call.numbers:
         return
@@ -53,7 +53,7 @@ def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
 
 
 def with_first_line(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
-    """Add the line of the first divergence only; the other lines would take longer."""
+    """Add only the line of the first divergence, to save time."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults[:1])
     return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
 
@@ -63,7 +63,7 @@ def _with_line(fault: Divergence, report: Report, heard: RecordedPort, probes: M
     if call is None or fault.where not in call.numbers:
         return fault
     site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
-    if site in call.numbers:  # only the logits show the fault: use its tap's operation
+    if site in call.numbers:  # only the logits show the fault: use the line at which the fault acts
         source = call.operations[call.numbers[site]].source
     else:
         source = _line(fault, fault.causes[:1], report, call, probes[fault.probe])
@@ -81,12 +81,12 @@ def _line(
 ) -> Source | None:
     """Return the line of the first wrong number of a segment.
 
-    If this line computes right numbers elsewhere, return the line that called it with wrong arguments.
+    If the line also computes right numbers, return the caller's line, which passed wrong arguments.
     """
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
     source = call.operations[index].source
     size = largest(np.nan_to_num(call.taps[fault.where]))
-    # A line with so large an error would show it at every tap that the line computes.
+    # Rounding cannot hide such a large error at the other taps that the line computes.
     if source is not None and fault.error > epsilon(report.dtype) ** HALF_OF_THE_DIGITS * size:
         right = _right_alike(fault, causes, report, probe, call.numbers)
         source = call.operations[index].line_apart(behind_taps(call.operations, call.numbers, right))
@@ -94,7 +94,7 @@ def _line(
 
 
 def _whole(source: Source, segment: Sequence[Operation]) -> Source:
-    """Return the line with the columns of all its operations in a segment: any of them may be wrong."""
+    """Return the line with the columns of all its operations in a segment, because any of them may be wrong."""
     lines = (line for each in segment for line in each.stack if line == source)
     columns = [line.columns for line in lines if line.columns is not None]
     if not columns:
@@ -103,7 +103,7 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """Add a line for each of several causes: the first wrong number if the reference has all other causes."""
+    """If several causes act together, add a line for each: the first wrong number if all other causes are applied."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [hypothesis_of(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:
@@ -121,7 +121,7 @@ def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe:
 
 
 def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
-    """Return the catalogue's hypothesis for a cause at the tap `where`, or None."""
+    """Return the fault of the catalogue for a cause, applied at the tap `where`; None if there is no such fault."""
     known = (each for each in faults_at(probe.config, where) if each.id == cause.mistake)
     fitted: Iterator[Fault] = iter(())
     if cause.value is not None:
@@ -133,7 +133,7 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 def _right_alike(
     fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
 ) -> list[str]:
-    """Return the right taps of the same kind where the causes could act; all such taps if there are no causes."""
+    """Return the right taps of the same kind as the wrong tap; with causes, only taps at which the causes can act."""
     wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
     alike = [tap for tap in numbers if tap_kind(tap) == tap_kind(fault.where)]
     right = [tap for tap in alike if numbers[tap] not in wrong]
@@ -142,10 +142,10 @@ def _right_alike(
 
 
 def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
-    """Extend each divergence by the swaps of weights that explain the same numbers.
+    """Add to each divergence the swaps of two weights that explain the same numbers.
 
     Args:
-        actual: the activations that the port showed by name.
+        actual: the activations that the port returned by name.
     """
     named = {tap for shown in actual.values() for tap in shown}
     faults = [_with_exchanges(fault, report.dtype, heard, probes, named) for fault in report.faults]
@@ -171,9 +171,9 @@ def _with_exchanges(
 
 
 def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[str]) -> Iterator[Hypothesis]:
-    """Yield each swap of two weights whose taps are before `where` in the same sublayer.
+    """Yield the swaps of two weights whose taps are before `where` in the same sublayer.
 
-    Taps that the port showed by name are left out.
+    Leave out taps that the port returned by name.
     """
     sublayer, order = where.rpartition(".")[0], list(call.taps)
     before = [tap for tap in order[: order.index(where)] if tap.rpartition(".")[0] == sublayer and tap not in named]
@@ -185,7 +185,7 @@ def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[st
 def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
     """Return whether the reference with swapped weights computes the port's value at `where`.
 
-    The reference continues from the port's values, except at taps computed by the swapped weights.
+    The reference continues from the port's values, except at the taps that the swapped weights compute.
     """
     given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
     ours = walk(probe, given, (rival,), until=where)[where]

@@ -1,1 +1,1 @@
-"""Find the configuration of a module."""
+"""Find the configuration with which the reference computes the same outputs as a module (`transparity fit`)."""

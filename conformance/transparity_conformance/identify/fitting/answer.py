@@ -1,6 +1,6 @@
-"""The answer of `transparity fit`: the nearest template, the fields that differ, and sentences on the evidence.
+"""The answer of `transparity fit`: the nearest template, the fields that differ, and sentences about the evidence.
 
-Templates are the presets of documents, the imported families, and the model of the original paper.
+Templates are the presets, the families, and the model of the original Transformer paper.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from transparity_conformance.oracle.reach.features import replaced
 OF_KINDS = frozenset(
     ["bos_id", "eos_id", "kv_lora_rank", "num_experts", "pad_id", "position_offset", "q_lora_rank", "router_groups"]
 ) | {"query_temperature_first", "query_temperature_length", "shared_expert_dim", "sliding_window", "topk_groups"}
-"""Fields with whole numbers that are not sizes: models with different numbers are of different kinds."""
+"""Integer fields that are not sizes, because models that differ in such a field are models of different kinds."""
 
 WHOLE = {name for name, kind in FIELD_TYPES.items() if kind in (int, int | None)}
 SIZES = WHOLE - OF_KINDS - {"value_head_dim"} | {"rotary_short_factors", "rotary_long_factors"}
-"""Fields that are sizes of a model, such as `embed_dim`. Models of one family may differ in these fields."""
+"""Fields that are sizes, such as `embed_dim`. Models of the same family may have different sizes."""
 
 NOT_RUN = {"dropout", "dropout_at", "norm_momentum", "bos_id", "eos_id"}
-"""Fields that a forward pass in evaluation mode does not read."""
+"""Fields without an effect on a forward pass in evaluation mode."""
 
 VANILLA = dataclasses.replace(
     PRESETS["translation"].config,
@@ -52,20 +52,20 @@ VANILLA = dataclasses.replace(
 
 @functools.cache
 def templates() -> Mapping[str, TransformerConfig]:
-    """Return every template by name; a family's template is its small example model."""
+    """Return all templates by name; the template of a family is its small example model."""
     families = {name: example_config(name) for name in EXAMPLES}
     return {"vanilla": VANILLA, **families, **{name: each.config for name, each in PRESETS.items()}}
 
 
 def differences(config: TransformerConfig, template: TransformerConfig) -> Differences:
-    """Return the fields, except sizes, that differ. The number of experts counts as a size if both have experts."""
+    """Return the differing fields, except sizes; the number of experts is a size if both models have experts."""
     both_have_experts = config.num_experts and template.num_experts
     ignored = SIZES | NOT_RUN | ({"num_experts"} if both_have_experts else set())
     return apart({name: getattr(config, name) for name in FIELD_TYPES if name not in ignored}, template)
 
 
 Differences = dict[str, tuple[object, object]]
-"""The pairs (template's value, own value) of the fields that differ."""
+"""The fields that differ, with pairs (template's value, own value)."""
 
 
 def apart(fields: Mapping[str, Any], template: TransformerConfig) -> Differences:
@@ -74,7 +74,7 @@ def apart(fields: Mapping[str, Any], template: TransformerConfig) -> Differences
 
 
 def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[str, Differences]:
-    """Return the nearest template's name and its differences, ignoring undetermined fields."""
+    """Return the name of the nearest template, and the differences from it; ignore the undetermined fields `untold`."""
     every = {
         name: {field: pair for field, pair in differences(config, template).items() if field not in untold}
         for name, template in templates().items()
@@ -83,7 +83,7 @@ def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[st
 
 
 def changed(config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig | None:
-    """Replace fields of `config`; return None if this is invalid or changes the parameters or inputs."""
+    """Return `config` with other values of fields; None if that is invalid, or changes the parameters or inputs."""
     made = replaced(config, **fields)
     if made is None or made.further_inputs != config.further_inputs:
         return None
@@ -92,22 +92,22 @@ def changed(config: TransformerConfig, fields: Mapping[str, Any]) -> Transformer
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The configuration of a module, and the evidence for it."""
+    """The configuration of a module, and the evidence for this configuration."""
 
     config: TransformerConfig
     share: float
-    """The largest difference between the module and the reference with this configuration, as a share of the budget."""
+    """The largest difference between the module and the reference with this configuration, divided by the budget."""
     template: str
     """The name of the nearest preset or family."""
     differences: Differences
     untold: dict[str, str]
-    """Fields for which other values give the same outputs, each with the reason."""
+    """Undetermined fields, for which other values give the same outputs; each with the reason."""
     parameters: Arrays
     """The module's random parameters, by the reference's names."""
     unused: tuple[str, ...] = ()
     """The module's parameters that no recognized operation uses."""
     remarks: tuple[str, ...] = ()
-    """Differences that no configuration expresses; empty if the fit is confirmed."""
+    """Properties of the module that no configuration expresses; empty if the fit is confirmed."""
 
     @property
     def is_confirmed(self) -> bool:
@@ -115,7 +115,7 @@ class Fit:
 
 
 def sentences(fit: Fit, port: str) -> Iterator[str]:
-    """Yield sentences: the nearest template, the differences from it, the evidence, and undetermined fields."""
+    """Yield sentences about the nearest template, the differing fields, the evidence, and undetermined fields."""
     pairs = fit.differences.items()
     fields = "; ".join(f"{name} is {_shown(ours)}, not {_shown(theirs)}" for name, (theirs, ours) in pairs)
     yield f"{port} is {fit.template}{f', but {fields}' if fields else ', apart from its sizes'}."
@@ -138,9 +138,9 @@ AGAINST = "If another implementation is at hand, `check PORT --against REFERENCE
 
 
 def unfinished(error: FitError) -> tuple[str, str]:
-    """Return the incomplete configuration of a fit that stopped, and a sentence with the nearest template.
+    """Return the incomplete configuration of a failed fit as JSON, and a sentence with the nearest template.
 
-    If the templates differ in an unknown field, its value is "?".
+    The value "?" marks unknown fields in which the templates differ.
     """
     known = {name: value for name, value in error.known.items() if name not in SIZES}
     others = {name: each for name, each in templates().items() if each.architecture == known.get("architecture")}

@@ -1,4 +1,4 @@
-"""Determine the fields of a configuration from the parts of a call, and name the parameters as in the reference."""
+"""Determine the fields of a configuration from the parts of a recorded call, and rename the module's parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.logits import HEADS
 
 FEW = 3
-"""A multiplier with at most this number of digits is as plausible as the found multiplier."""
+"""An equivalent multiplier counts as plausible if it has at most this number of digits."""
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
@@ -153,7 +153,7 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) -> tuple[str, float]:
     """Return the kind and the eps of all norms.
 
-    Record the factor after the last norm, and a remark for each norm with another eps.
+    Also record the factor after the final norm, and a remark for each norm with another eps.
     """
     final = f"{last.name}.final_norm"
     kind, eps = kind_and_eps([norm for name, norm in named.items() if name != final] or list(named.values()))
@@ -167,7 +167,7 @@ def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) ->
 
 
 def _scaled(factor: float, root: float) -> dict[str, float]:
-    """Return the possible forms of a factor, directly or as a multiple of √embed_dim, the simplest first."""
+    """Return the two forms of a factor, as a plain number and as a multiple of `root`; the simpler form first."""
     options = {"none": factor, "embed_dim": settled(factor / root)}
     return dict(sorted(options.items(), key=lambda each: (each[1] != 1, digits(each[1]))))
 
@@ -193,7 +193,7 @@ def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _token_scale(found: FoundFields, last: Embedding) -> None:
-    """Determine the factor that multiplies token embeddings, and express the factor by the simplest fields."""
+    """Express the factor of token embeddings by the simplest fields."""
     options = _scaled(last.scale, last.value.shape[1] ** 0.5)
     (name, multiplier), (other, another) = options.items()
     found.fields |= {"embedding_scale": name, "embedding_multiplier": multiplier}
@@ -252,7 +252,7 @@ def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _pooling(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    """Find the first pooling that gives the output of every call."""
+    """Find the first kind of pooling that gives the output of every call."""
     head = parts.head
     if not head.is_pooled:
         return

@@ -1,4 +1,4 @@
-"""Find the configuration of a module: sizes from its parameters, all other fields from the values of its operations."""
+"""Find the configuration of a module: sizes from its parameters, and other fields from the values of its operations."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_numpy.transformer import transformer
 
 LEAST_EPS, MOST_EPS = 1e-14, 1e-1
-"""The range in which eps is searched if the first calls do not show it."""
+"""The range in which the norms' eps is searched if the first calls do not show its value."""
 
 
 def fit_port(spec: str, timeout: float | None = None) -> Fit:
-    """Find the configuration of the module that `path/to/file.py:Model` makes, in a separate process.
+    """Find the configuration of the module that `path/to/file.py:Model` creates, in a separate process.
 
-    Raise `PortError` if no module is found, or if `timeout` seconds pass without an answer.
+    Raises `PortError` if there is no module, or if the process gives no answer within `timeout` seconds.
     """
     build = isolated_build(spec, timeout, "")
     try:
@@ -61,7 +61,7 @@ def fit_port(spec: str, timeout: float | None = None) -> Fit:
 def fit(module: Any, seed: int = 0) -> Fit:
     """Find the configuration of a module, or of the module that a function without arguments returns.
 
-    The module's weights stay unchanged. Raise a `FitError` that names the first part that no configuration
+    The module's weights stay unchanged. Raises a `FitError`, which names the first part that no configuration
     expresses.
     """
     with kept(module):
@@ -69,10 +69,10 @@ def fit(module: Any, seed: int = 0) -> Fit:
 
 
 def fitted(subject: FittedModel) -> Fit:
-    """Find the configuration of a model: the first confirmed interpretation, or else the nearest.
+    """Find the configuration of a model: the first one that is confirmed, or else the one with the smallest error.
 
-    Interpretations differ in loops over heads or rows, and in whether keys are computed before queries. If no
-    interpretation succeeds, raise the first error.
+    Try several interpretations of the recording: with or without loops over heads or rows, and with queries or keys
+    first. If all interpretations fail, raise the first error.
     """
     errors: list[FitError] = []
     made: list[Fit] = []
@@ -102,9 +102,9 @@ def _collected(errors: list[FitError]) -> Iterator[None]:
 
 
 def _readings(subject: FittedModel) -> Iterator[Fit]:
-    """Yield the fit in which the module computes queries before keys, then the fit with keys first.
+    """Yield the fit that assumes that the module computes queries before keys, and then the fit with keys first.
 
-    If either fit fails, raise the first error.
+    At the end, raise the first error if one of the fits failed.
     """
     sizes, plain = inputs.first_answer(subject)
     if "pixels" in plain:
@@ -142,7 +142,7 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
 
 
 def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], causal: bool) -> dict[str, Any]:
-    """Determine the fields that depend only on tables and attention weights."""
+    """Determine the fields that tables and attention weights show; an error message can then name these fields."""
     found = softmaxes(heard)
     heads = {softmax.weights.shape[1] for softmax in found}
     names = ("encoder", "decoder") if len(subject.inputs) == 2 else ("decoder" if causal else "encoder",)
@@ -158,10 +158,9 @@ def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], c
 
 
 def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
-    """Return whether the attentions of the last stack hide later tokens.
+    """Return whether the attention of the last stack hides later tokens.
 
-    If every token attends only to itself, the model counts as causal, unless it has token types: only encoders have
-    token types.
+    If each token sees only itself, the model counts as causal, except with token types, which only encoders have.
     """
     found, lengths = softmaxes(heard), list(heard.lengths.values())
     own = [softmax for softmax in found if softmax.weights.shape[2:] == (lengths[-1], lengths[-1])]
@@ -175,9 +174,9 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
 
 
 def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
-    """Compare the fit with all calls and with the probes of a check.
+    """Compare the module with the reference, on the recorded calls and on the probes of a check.
 
-    Set undetermined fields to the nearest template's values if the module still agrees.
+    Set undetermined fields to the values of the nearest template if the module then still agrees.
     """
     config, untold = found.config(), dict(found.untold)
     share = _share(_probes(config, found, calls), calls)
@@ -201,7 +200,7 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
 def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) -> Proof:
     """Compare the module with the reference on the weights and probes of a check.
 
-    The module runs in float64 or, if the module then differs, in its own precision.
+    Run the module in float64; if it differs, run it in its own precision.
     """
     written: dict[int, tuple[Arrays, Arrays]] = {}
     probes = own_probes(config)
@@ -218,7 +217,7 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
 
     try:
         proof = proved(probes, answer)
-        if proof.share > 1:  # for example, transformers uses infinite masks in float64
+        if proof.share > 1:  # float64 may change a module: for example, transformers then uses infinite masks
             subject.narrow()
             proof = proved(probes, answer)
         return proof
@@ -230,9 +229,9 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
 
 
 def _eps_of(probe: Probe, answer: np.ndarray) -> float:
-    """Return the eps with which the reference gives the module's answer to a probe.
+    """Return the eps with which the reference is nearest to the module on a probe with small activations.
 
-    Small activations make eps visible, unless the module computes its norms in float32.
+    Small activations show eps, unless the module computes its norms in float32.
     """
     parameters = probe.exact
     row: dict[str, Any] = {name: value[:1] for name, value in probe.inputs.items()}
@@ -264,7 +263,7 @@ def _probes(config: TransformerConfig, found: FoundFields, calls: Sequence[Recor
 
 
 def _share(probes: Sequence[Probe], calls: Sequence[RecordedCall]) -> float:
-    """Return the largest difference of a call's output from the reference, as a share of its budget."""
+    """Return the largest difference of a call's output from the reference, divided by the budget."""
     budgets = [probe.oracle.budget("logits", "float32") for probe in probes]
     errors = (gap(call.output, probe.oracle.expected["logits"]) for probe, call in zip(probes, calls, strict=True))
     return max(error / budget if budget else math.inf for error, budget in zip(errors, budgets, strict=True))

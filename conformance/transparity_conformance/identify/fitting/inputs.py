@@ -1,4 +1,4 @@
-"""Inputs for the model that `fit` examines: masks, images, audio, and tokens with or without padding."""
+"""Create inputs for the model that `fit` examines: tokens with or without padding, masks, images and audio."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from transparity_conformance.identify.fitting.values.signals import frame_shapes
 from transparity_conformance.oracle.oracle import Arrays
 
 LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
-"""Lengths of the source (or the only stack) and the target; the first pair that the module accepts is used."""
+"""Lengths of the source (or of a single stack) and of the target; the first pair that the module accepts is used."""
 
 MULTIPLES = (64, 128)
-"""Lengths for models that split their input into chunks of 64 or 128 tokens."""
+"""Lengths for modules that split their input into chunks of 64 or 128 tokens."""
 
 FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spectrogram")
 """Names of inputs that contain frames of audio."""
 
 FIRST, LAST = 12, 4
-"""The number of tokens at each end of a large vocabulary that are tried as padding."""
+"""The numbers of first and last tokens of a large vocabulary that may be the padding token."""
 
 MOST = 512
-"""The largest number of table rows that is tried as a length."""
+"""The largest number of table rows to try as a length."""
 
 Option = TypeVar("Option")
 Taken = TypeVar("Taken")
 
 
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Return the number of rows of each table that an input looks up, and inputs that the module accepts."""
+    """Return the number of rows of each table that inputs look up, and inputs that the module accepts."""
     if "pixels" in subject.names:
         return {}, {"pixels": take_image(subject)}
     if subject.names.get("source") in FRAMES:
@@ -42,9 +42,9 @@ def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
     try:
         return _of_tokens(subject)
     except FitError as error:
-        if not subject.values or "attention_mask" in subject.names:  # only a model of tokens has an attention_mask
+        if not subject.values or "attention_mask" in subject.names:  # certainly a model of tokens
             raise
-        # The names of one or two unnamed inputs do not show whether the first input is an image or audio.
+        # The first input may be an image or audio under an unknown name.
         other = _as_image if subject.inputs == ("tokens",) else _with_frames
         try:
             return other(subject)
@@ -82,7 +82,7 @@ def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
     """Return the number of rows of each input's table, and the inputs: `given`, and random tokens.
 
-    Lengths of the tokens are tried in turn, until the module accepts one.
+    Try several lengths of the tokens until the module accepts one.
     """
 
     def taken(most: tuple[int, int]) -> tuple[dict[str, int], Arrays]:
@@ -92,7 +92,7 @@ def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[
         inputs = {name: subject.random.integers(0, 2, (BATCH, length)) for name, length in lengths.items()}
         sizes = _tables(subject, subject.hear(with_further(subject, {**(given or {}), **inputs}, {})))
         plain: Arrays = {}
-        for name, length in lengths.items():  # tokens that are unlikely to be padding, distinct in a row if possible
+        for name, length in lengths.items():  # no likely padding; distinct tokens in a row if possible
             usual = np.arange(4, sizes[name] - 1) if sizes[name] > 8 else np.arange(sizes[name])
             rows = (np.resize(subject.random.permutation(usual), length) for _ in range(BATCH))
             plain[name] = np.stack([subject.random.permutation(row) for row in rows])
@@ -108,7 +108,7 @@ def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[
 def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], without: str = "") -> Taken:
     """Return the result of `taken` for the first option that the module accepts.
 
-    If the module accepts none, raise the first error; if there are no options, raise an error with the text `without`.
+    If the module accepts no option, raise the first error; without options, raise an error with the text `without`.
     """
     errors = [FitError(without)]
     for each in options:
@@ -128,7 +128,7 @@ def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
     for name in (*subject.tokens, *(["token_types"] if "token_types" in subject.names else [])):
         left = {each: value for each, value in subject.values.items() if name in subject.tokens or each not in used}
         table = table_of(heard.operations, heard.inputs[name], left)
-        if table is None and name == "token_types":  # the module accepts token types, but has no table for them
+        if table is None and name == "token_types":  # the module ignores its token types
             del subject.names[name]
             continue
         if table is None:
@@ -154,7 +154,7 @@ def with_further(subject: FittedModel, inputs: Arrays, sizes: Mapping[str, int])
 
 
 def masked(inputs: Arrays) -> Arrays:
-    """Return the inputs with a mask that hides different tokens in each row."""
+    """Return the inputs with an attention mask that hides other tokens in each row."""
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask)):
         mask[row, 1 + row :: 3] = 0
@@ -162,7 +162,7 @@ def masked(inputs: Arrays) -> Arrays:
 
 
 def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
-    """Return tokens in which every possible padding token follows another token. Flip an image instead."""
+    """Return rows in which each token that may be padding follows another token. For images, return flipped images."""
     if not sizes:
         return {name: value[::-1, :, ::-1] for name, value in plain.items()}
     rows: dict[str, list[np.ndarray]] = {}
@@ -206,7 +206,7 @@ def take_image(subject: FittedModel) -> np.ndarray:
 
 
 def count_patches(subject: FittedModel, pixels: np.ndarray) -> None:
-    """Set the number of an image's positions on `subject`, and whether the module accepts other sizes."""
+    """Store in `subject` the number of an image's positions, and whether the module accepts images of other sizes."""
     found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
     subject.positions = {"pixels": found.length(BATCH)}
     more = found.fields["patch_size"]

@@ -1,4 +1,4 @@
-"""Determine the fields of masks from the masked scores: the value, windows and padding tokens."""
+"""Determine the fields of masks from the masked scores: the number of masked scores, windows, and padding tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
 
 LOWEST = float(np.finfo(np.float32).min) / 4
-"""Masks below this number count as the dtype's lowest number or −inf."""
+"""A mask below this number counts as the dtype's lowest number or −inf."""
 
 
 def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    """Add the fields of masks from a plain call, a padded call and, if possible, a call with a mask."""
+    """Add the fields of masks, given a plain call, a call with padding and, if possible, a call with a mask."""
     every = [each for stack in parts.stacks.values() for each in stack.sublayers]
     named = [name for name, each in every if isinstance(each, Attention)]
     scores: list[dict[str, Scores]] = []
@@ -47,7 +47,7 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
 
 
 def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) -> None:
-    """Determine the sliding window, and which layers have it."""
+    """Determine the sliding window, and the layers that have a window."""
     for stack in parts.stacks:
         own = [each.masked for name, each in plain.items() if name.startswith(stack) and "self" in name]
         if windowed := layers_with([window_of(masked) for masked in own]):
@@ -65,7 +65,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
 def _read_padding(
     found: FoundFields, parts: Parts, call: RecordedCall, plain: dict[str, Scores], padded: dict[str, Scores]
 ) -> None:
-    """Determine the padding token from the masked keys, and whether padding in the target is masked too."""
+    """Determine the padding token from the masked keys, and whether padding in the target is masked, too."""
     pads: dict[str, list[int]] = {}
     for stack in [name for name, each in parts.stacks.items() if each.embedding.reads_tokens]:
         first = next(name for name in padded if name.startswith(stack) and "self" in name)
@@ -90,7 +90,7 @@ def _read_padding(
 
 
 def _read_counting(found: FoundFields, parts: Parts, call: RecordedCall) -> None:
-    """Determine whether positions count padding, and which token is padding, from a padded call."""
+    """Determine from a call with padding whether positions count padding, and which token is padding."""
     stack = next(iter(parts.stacks))
     if parts.last.embedding.position_table is None or not parts.stacks[stack].embedding.reads_tokens:
         return
@@ -105,12 +105,12 @@ def _read_counting(found: FoundFields, parts: Parts, call: RecordedCall) -> None
 
 
 def is_causal(masked: np.ndarray) -> bool:
-    """Return whether every later key is masked in (batch, queries, keys)."""
+    """Return whether a mask (batch, queries, keys), True for hidden keys, hides all later keys."""
     return bool(masked[:, np.triu(np.ones(masked.shape[1:], bool), 1)].all())
 
 
 def window_of(masked: np.ndarray) -> int | None:
-    """Return the distance from which every row masks all earlier keys; None without a window."""
+    """Return the size of the sliding window: the distance beyond which all keys are hidden; None without a window."""
     length = masked.shape[1]
     hidden = [np.diagonal(masked, -distance, 1, 2).all() for distance in range(length)]
     window = next((distance for distance in range(length) if all(hidden[distance:])), None)
@@ -118,13 +118,13 @@ def window_of(masked: np.ndarray) -> int | None:
 
 
 def in_chunks(masked: np.ndarray, size: int) -> bool:
-    """Return whether every row of (batch, queries, keys) masks the keys in other chunks of `size` positions."""
+    """Return whether a mask (batch, queries, keys) hides all keys in other chunks of `size` positions."""
     chunk = np.arange(masked.shape[1]) // size
     return bool(masked[:, chunk[:, np.newaxis] != chunk].all())
 
 
 def layers_with(windows: Sequence[int | None]) -> dict[str, Any]:
-    """Return the fields of the window, with layer kinds if only some layers have a window."""
+    """Return the fields of the window; if only some layers have a window, include fields of layer kinds."""
     window = next((each for each in windows if each is not None), None)
     if window is None:
         return {}
@@ -139,7 +139,7 @@ def layers_with(windows: Sequence[int | None]) -> dict[str, Any]:
 
 
 def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, axis: int) -> list[int]:
-    """Return the tokens whose keys (axis 1) or queries (axis 2) are masked only as padding."""
+    """Return the tokens that are masked as padding, as keys (axis 1) or as queries (axis 2)."""
     seen = np.broadcast_to(~plain.all(0), masked.shape)
 
     def is_hidden(token: int) -> bool:
@@ -150,9 +150,9 @@ def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, ax
 
 
 def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
-    """Return the number that replaces masked scores, and whether scores are replaced before or after the scale.
+    """Return the number that replaces masked scores, and whether this happens before or after scaling the scores.
 
-    If both orders are possible, return the number with fewer digits.
+    The data fits both orders, so choose the order that needs the number with fewer digits.
     """
     if value is None or value < LOWEST:
         return -np.inf, "after-scale"
@@ -164,7 +164,7 @@ def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
 
 
 def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: Sequence[RecordedCall]) -> None:
-    """Add the padding fields of a model without attention, by comparing the outputs of all calls."""
+    """Add the padding fields of a model without attention: compare the outputs of all calls."""
     reasons = {"mask_value": "no scores are masked", "mask_order": "no scores are masked"}
     found.untold |= {**reasons, "sliding_window": "no layer has scores"}
     options: list[dict[str, Any]] = [{"padding": "attention-mask"}] if "attention_mask" in subject.names else []

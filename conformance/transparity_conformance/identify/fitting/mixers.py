@@ -1,6 +1,7 @@
-"""Determine the fields of recurrences, and which layers have one.
+"""Determine the fields of recurrences, and which layers have a recurrence.
 
-The features of a recurrence are split by role. A split is right if the reference then computes the same result.
+The features of a recurrence's input are assigned to roles, such as query or gate. An assignment is right if the
+reference then computes the same result.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from transparity_numpy.mixers import MIXERS
 from transparity_numpy.state.context import Context
 
 USUAL = (("query", "key", "value"), ("value", "key", "query"))
-"""The orders in Qwen3-Next and Mamba-2, which are tried first."""
+"""The orders of query, key and value in Qwen3-Next and in Mamba-2, which are tried first."""
 
 NEITHER = "A layer with a convolution over time is neither a gated delta network (Qwen3-Next) nor Mamba-2: "
 
@@ -62,11 +63,11 @@ class Rates:
     """The time steps of all heads, and the parameters of the decay."""
 
     features: list[int]
-    """The features of the linear maps from which the time steps are computed."""
+    """The indices of the linear maps' features from which the time steps are computed."""
     names: tuple[str, str]
-    """The names of two parameters in the module: the bias of the time steps, and the logarithm of the decay rates."""
+    """The module's names of the bias of the time steps, and of the logarithm of the decay rates."""
     step: np.ndarray
-    """The time step before it is bounded (batch, length, heads)."""
+    """The time steps before clipping (batch, length, heads)."""
     bounded: np.ndarray
 
 
@@ -76,11 +77,11 @@ class Taken:
     linears: Mapping[str, Linear]
     parameters: Arrays
     used: set[str]
-    """The names, in the module, of all parameters of the recurrence."""
+    """The module's names of all parameters of the recurrence."""
     rates: Rates
 
     def context(self, found: FoundFields, rows: int) -> np.ndarray:
-        """Return the reference's input of the output map, for the first `rows` rows of the batch."""
+        """Return the input of the output map, computed by the reference, for the first `rows` rows of the batch."""
         bounds = {"time_step_min": self.rates.bounded.min(), "time_step_max": self.rates.bounded.max()}
         config = found.config(**{**self.fields, **bounds})
         own = FoundFields(parameters=dict(self.parameters))
@@ -96,7 +97,7 @@ class Taken:
 
 
 def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operation], values: Arrays) -> Taken:
-    """Return the fields and parameters of a recurrence; raise a `ForeignError` with the first missing part.
+    """Return the fields and parameters of a recurrence; raise a `ForeignError` that names the first missing part.
 
     Args:
         found: the known fields, including the eps of norms.
@@ -105,7 +106,7 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
     left = {name: value for name, value in values.items() if name not in found.used}
     given = np.concatenate([each.given for each in one.convolutions], axis=2)
     rows = given.reshape(-1, given.shape[2])
-    read = ((columns, columns.matching(rows)) for columns in _readings(one.maps))  # what the convolutions read
+    read = ((columns, columns.matching(rows)) for columns in _readings(one.maps))  # the convolutions' inputs
     layers = [_Layer(one, columns, convolved, own, left) for columns, convolved in read if convolved is not None]
     if not layers:
         raise ForeignError("The convolutions of a recurrence do not read the linear maps of its input.")
@@ -124,7 +125,7 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
-    """Yield the linear maps unchanged, then without each bias in turn: a bias may belong to the time steps."""
+    """Yield the linear maps, first unchanged, then without one bias each, which may belong to the time steps."""
     yield Columns(maps)
     for place, one in enumerate(maps):
         if one.bias is not None:
@@ -152,9 +153,9 @@ class _Layer:
         return np.concatenate([each.kernel for each in every]), np.concatenate(biases) if has_bias else None
 
     def time_steps(self) -> Iterator[tuple[list[int], str]]:
-        """Yield the features that may be time steps, and the name of the vector that may be their bias.
+        """Yield features that may give the time steps, with the name of a vector that may be their bias.
 
-        An operation must add the vector, which has one number for each head, to these features.
+        The vector has one number for each head, and some operation adds this vector to the features.
         """
         rows = len(self.one.given)
         tried: set[tuple[str, tuple[int, ...]]] = set()
@@ -169,7 +170,7 @@ class _Layer:
                     yield steps, name
 
     def rates(self, features: list[int], bias: str) -> Iterator[Rates]:
-        """Yield the rates for which an operation computes the decay, with the bounds of the time step."""
+        """Yield the rates that explain the decay in some operation, and the clipped time steps."""
         step = softplus(self.columns.made[:, features] + self.values[bias])
         step = step.reshape(*self.one.convolutions[0].made.shape[:2], -1)
         seen = [each.value.reshape(step.shape) for each in self.operations if each.value.size == step.size]
@@ -189,7 +190,7 @@ class _Layer:
                     break
 
     def ways(self, rates: Rates) -> Iterator[Taken]:
-        """Yield every assignment of features and vectors to roles, for a layer with the given rates.
+        """Yield every assignment of the remaining features and vectors to roles.
 
         In a gated delta network, the features of beta are before or after the gate's features. Mamba-2 has no beta, but
         a vector for its skip connection.
@@ -249,7 +250,7 @@ class _Layer:
 
 
 LINEAR = "linear_attention"
-"""The kind of a layer with a recurrence, named as in Qwen3-Next."""
+"""The name of the layer kind with a recurrence, as in Qwen3-Next."""
 
 
 def read_recurrences(
@@ -259,10 +260,10 @@ def read_recurrences(
     named: Sequence[tuple[str, Recurrence]],
     mixers: Sequence[object],
 ) -> None:
-    """Add the fields and parameters of recurrences, if there are any.
+    """Add the fields and parameters of the recurrences, if there are any.
 
     Args:
-        mixers: the mixer of each layer: a recurrence, or attention.
+        mixers: the mixer of each layer: a recurrence or attention.
     """
     if not named:
         return
@@ -288,7 +289,7 @@ def read_recurrences(
 
 
 def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
-    """Return the bounds of the time step; a bound is known only if several time steps would exceed it."""
+    """Return the fields of the time step's bounds; a bound is known only if several time steps are clipped."""
     step = np.concatenate([each.rates.step.ravel() for each in every])
     bounded = np.concatenate([each.rates.bounded.ravel() for each in every])
     fields: dict[str, Any] = {"time_step_min": 0.0, "time_step_max": None}

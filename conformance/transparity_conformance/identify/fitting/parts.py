@@ -1,4 +1,4 @@
-"""Split one call of a module into stacks, sublayers, norms and the head."""
+"""Split a recorded call of a module into stacks, sublayers, norms and the head."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from transparity_conformance.identify.fitting.values.signals import frame_embedd
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """An encoder or a decoder: its embedding, its sublayers by the reference's names, and its norms."""
+    """An encoder or a decoder: the embedding, the sublayers by the reference's names, and the norms."""
 
     name: str
     embedding: Embedding
@@ -69,8 +69,8 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
     """Split a call into parts; raise a `FitError` that names the first part that the reference lacks.
 
     Args:
-        causal: whether attention masks later tokens, if there is only one stack.
-        keys_first: whether keys are computed before queries.
+        causal: whether the attention hides later tokens; used if there is only one stack.
+        keys_first: whether the module computes keys before queries.
     """
     values, tokens, lengths = subject.values, subject.inputs, list(heard.lengths.values())
     embeddings = {name: _embedding(subject, heard, name) for name in tokens}
@@ -118,7 +118,7 @@ def _of_width(found: Sequence[Sublayer], width: int) -> Sequence[Sublayer]:
 
 
 def tensor_of(sublayer: Sublayer) -> str:
-    """Return the name of the first tensor of a sublayer, in the module."""
+    """Return the module's name of a sublayer's first tensor."""
     if isinstance(sublayer, Attention):
         return sublayer.query.name
     if isinstance(sublayer, Experts):
@@ -133,7 +133,7 @@ def _streams(
     heard: RecordedCall,
     norms: Norms,
 ) -> dict[str, Stream]:
-    """Return the streams of all stacks; the norms of all stacks are at the same places."""
+    """Return the streams of all stacks; all stacks must have their norms at the same places."""
     *memories, last = named
     options: list[Stream | None] = [None]
     for name in memories:
@@ -169,7 +169,7 @@ def _embedding(subject: FittedModel, heard: RecordedCall, name: str) -> Embeddin
 
 
 def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Sublayer]]:
-    """Return the sublayers of each stack. A feed-forward belongs to the stack of the attention before it."""
+    """Return the sublayers of each stack; a feed-forward is in the same stack as the attention before it."""
     if len(lengths) == 1:
         return [list(found)]
     split: list[list[Sublayer]] = [[], []]
@@ -182,9 +182,9 @@ def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Subla
 
 
 def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
-    """Return the sublayers by the reference's names.
+    """Return the sublayers with the reference's names.
 
-    Raise `FitError` unless every layer has attention and a feed-forward, or no layer has a feed-forward.
+    Raises `FitError` unless each layer ends with a feed-forward, or no layer has a feed-forward.
     """
     named: list[tuple[str, Sublayer]] = []
     layer, position, kinds = 0, 0, ["self_attention", "cross_attention", "feed_forward"]
@@ -208,7 +208,7 @@ def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
 
 
 def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
-    """Return the head: the linear maps after the last sublayer, and the kind of output."""
+    """Return the head: the kind of the output, and the linear maps after the last sublayer."""
     last = rest[-1] if rest else None
     if output.ndim == 2:
         return _pooled_head(rest, output, embed_dim)
@@ -216,7 +216,7 @@ def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
         return Head("hidden")
     if output.size == last.made.size:
         return Head("logits", last)
-    if output.ndim == 3 and output.shape[-1] == last.given.shape[-1]:  # an unused pooler
+    if output.ndim == 3 and output.shape[-1] == last.given.shape[-1]:  # the linear map is an unused pooler
         return Head("hidden")
     raise FitError(
         f"The output has the shape {output.shape}, but the last linear map returns {last.made.shape}; expected logits, "
@@ -225,14 +225,14 @@ def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
 
 
 def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
-    """Return the head of a model with one vector per row: a pooled state or classes, with or without a pooler."""
+    """Return the head of a model that returns a vector per row: a pooled state or classes, possibly with a pooler."""
     for one in reversed(rest):
         activation = activation_between(one, output)
         if activation is not None:
             return Head("pooled", pooler=one, activation=activation)
         is_of_rows = one.made.shape[1] == output.shape[1] and len(one.made) % len(output) == 0
         own = zip(np.split(one.made, len(output)), output, strict=True) if is_of_rows else ()
-        # Each row of the output is the map's result, at one position of that row if there are several.
+        # The map's result may have one vector per row, or several positions, of which one is the output.
         if is_same(one.made, output) or (
             is_of_rows and all(any(is_same(row, wanted) for row in rows) for rows, wanted in own)
         ):

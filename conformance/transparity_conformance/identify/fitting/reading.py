@@ -1,4 +1,4 @@
-"""Determine the fields of attention: norms of queries and keys, rotation, scale, and the effect of positions."""
+"""Determine the fields of attention: norms of queries and keys, the scale, and rotary, relative or ALiBi positions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from transparity_numpy.positions.bias import alibi_slopes, relative_buckets
 USUAL_DISTANCES = (128, 64, 256)
 
 FEW = 4
-"""Up to this number of rotated features, one angle determines both rope_theta and the scaling."""
+"""With at most this number of rotated features, the angles cannot distinguish rope_theta from scaling."""
 
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The first self-attention of a stack: the query and key, after their norms, and the scores with their scale."""
+    """The first self-attention of a stack: the query and key after their norms, the scores, and the scale."""
 
     attention: Attention
     query: np.ndarray
@@ -35,13 +35,13 @@ class Heads:
     scale: Scale
     raw: np.ndarray
     own: np.ndarray
-    """The score of each token with itself: `raw` is the product query · key, and `own` the score without its bias."""
+    """The score of each token with itself: `raw` is the product query · key, and `own` the score without a bias."""
     table: str | None
-    """The name of the module's table of relative positions, if it has one."""
+    """The name of the module's table of relative positions; None without such a table."""
 
     @property
     def left(self) -> np.ndarray:
-        """Return the term that positions add to the scores; 0 where scores are masked."""
+        """Return the scores minus the scaled query · key, which is the effect of positions; 0 for masked scores."""
         left = self.scores.values - self.scale(raw_scores(self.query, self.key))
         return np.where(np.broadcast_to(self.scores.masked[:, None], left.shape), 0.0, left)
 
@@ -55,7 +55,7 @@ def read_attention(found: FoundFields, subject: FittedModel, parts: Parts) -> No
 
 
 def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str, np.ndarray]:
-    """Return the query and key of every attention, after any norms, by the reference's names."""
+    """Return the query and key of each attention, after their norms, by the reference's names; record the norms."""
     result: dict[str, np.ndarray] = {}
     taken = {id(value) for value in found.parameters.values()}
     vectors = {name: value for name, value in subject.values.items() if value.ndim == 1 and id(value) not in taken}
@@ -75,7 +75,7 @@ def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str,
 def _norms_of(
     found: FoundFields, heard: RecordedCall, x: np.ndarray, vectors: Arrays
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield each vector that is the gain of a norm of queries or keys, with the norm's axis and result."""
+    """Yield the vectors that are gains of a norm of queries or keys: name, axis of the norm, and result."""
     sizes = {"head": x.shape[3]}
     if found.fields["projection"] == "full":
         sizes["projection"] = x.shape[1] * x.shape[3]
@@ -114,7 +114,7 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
 
 
 def read_scale(found: FoundFields, heads: Heads) -> None:
-    """Determine the factor of scores, and write it with the simplest multiplier."""
+    """Determine the factor of the scores; choose the field values with the simplest multiplier."""
     fields, factor = found.fields, heads.scale.factor
     options = []
     bases = (("head_dim", heads.attention.head_dim**-0.5), ("embed_dim", fields["embed_dim"] ** -0.5), ("none", 1.0))
@@ -182,7 +182,7 @@ def _read_relative(
     is_left: Callable[[np.ndarray], bool],
     distances: np.ndarray,
 ) -> bool:
-    """Add the fields of relative positions if the bias consists of rows of `table`; return whether it does."""
+    """If the bias of the scores consists of rows of `table`, add the fields of relative positions and return True."""
     rows = subject.values[table]
     buckets, both = len(rows), stack.name == "encoder"
     exact = buckets // (4 if both else 2)

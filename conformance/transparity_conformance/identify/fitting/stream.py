@@ -1,4 +1,4 @@
-"""Find the norms of a stack: try each position between the sublayers' inputs and outputs."""
+"""Find the residual stream and the norms of a stack: try every placement of norms around the sublayers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity_conformance.identify.fitting.values.numbers import factor_betwe
 from transparity_conformance.listening.operation import Operation
 
 AHEAD = 40
-"""The result of a norm is searched for within this number of operations."""
+"""The number of operations among which the result of a norm is searched."""
 
 PLACES: tuple[NormPosition, ...] = ("pre", "post", "sandwich", "post-branch")
 
@@ -32,9 +32,9 @@ class Stream:
     memory_norm: bool = False
     output: np.ndarray = field(default_factory=lambda: np.empty(0))
     head_factor: float = 1.0
-    """The factor of the head's input, excluding its norm's factor."""
+    """The factor of the head's input, without the factor of the final norm."""
     multiplier: float = 1.0
-    """The factor of a sublayer's output before it is added to the residual."""
+    """The factor of a sublayer's output when it is added to the residual."""
 
 
 WAYS: tuple[tuple[NormPosition, Branches], ...] = (
@@ -46,14 +46,14 @@ WAYS: tuple[tuple[NormPosition, Branches], ...] = (
 
 @dataclass(frozen=True, eq=False)
 class End:
-    """The value that the head reads: all states, or one vector per row of the batch."""
+    """The input of the head: all states, or one vector per row of the batch."""
 
     value: np.ndarray
     choices: tuple[np.ndarray, ...] = ()
-    """Matrices that may pool the states; empty if all states are read."""
+    """Matrices that may pool the states; empty if the head reads all states."""
 
     def of(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yield the values that the head may read from the states `x`, and whether each is a state, not a mean."""
+        """Yield the values that the head may read if the states are `x`; True marks states, and False means."""
         if self.value.shape[1] != x.shape[1]:
             return
         if not self.choices and self.value.shape == x.shape:
@@ -64,24 +64,24 @@ class End:
 
 @dataclass
 class Walk:
-    """One stack, from its embedding to the value that the head reads."""
+    """A walk through a stack, from the embedding to the input of the head."""
 
     embedded: np.ndarray
     sublayers: Sequence[tuple[str, Sublayer]]
     end: End | None
-    """The value that the head reads; None for an encoder whose output is a memory."""
+    """The input of the head; None for the encoder of an encoder-decoder."""
     operations: Sequence[Operation]
     memory: np.ndarray | None = None
     """The encoder's output, for a decoder with cross-attention."""
     reached: int = 0
-    """The largest number of sublayers that any norm placement explains."""
+    """The largest number of sublayers that a placement of norms explains."""
 
     @property
     def width(self) -> int:
         return self.embedded.shape[1]
 
     def streams(self, norms: Norms) -> Iterator[Stream]:
-        """Yield every norm placement that explains the values; the first complete placement is right."""
+        """Yield every placement of norms that explains all values, the most plausible first."""
         rows, every = self.embedded, enumerate(self.operations)
         self.values = [(i, each.value.reshape(rows.shape)) for i, each in every if each.value.size == rows.size]
         for (place, branches), with_norm in itertools.product(WAYS, (False, True)):
@@ -98,13 +98,13 @@ class Walk:
                     yield from self._ends(made, own, output)
 
     def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
-        """Return the stream after the last sublayer, or None if the norm placement is wrong."""
+        """Return the residual stream after the last sublayer, or None if the placement of norms is wrong."""
         entered, attended, added = x, x, np.zeros_like(x)
         for index, (name, sublayer) in enumerate(self.sublayers):
             self.reached = max(self.reached, index)
             given, (at, y) = sublayer.given.reshape(-1, self.width), sublayer.result
             is_beside = made.branches != "sequential" and isinstance(sublayer, FeedForward | Experts)
-            if not is_beside:  # otherwise, the feed-forward is parallel to the attention before it
+            if not is_beside:  # a feed-forward beside attention reads the same input
                 entered, attended, added = x, given, np.zeros_like(x)
             if is_beside and made.branches == "parallel-one-norm":
                 is_read = is_same(attended, given)
@@ -128,16 +128,16 @@ class Walk:
         return x
 
     def _is_normed(self, made: Stream, norms: Norms, name: str, x: np.ndarray, given: np.ndarray) -> bool:
-        """Record the norm that maps `x` to `given`; return whether one exists."""
+        """Record the norm that maps `x` to `given`, and return True; return False if there is no such norm."""
         norm = norms.between(x, given)
         if norm is not None:
             self._take(norms, made, name, norm)
         return norm is not None
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
-        """Return the residual stream plus `y`.
+        """Return the residual stream `x` plus a sublayer's output `y`.
 
-        If a later value is the residual plus a multiple of `y`, record the factor and return that value.
+        If a later value is `x` plus a multiple of `y`, record the factor, and return that value.
         """
         behind = [value for index, value in self.values if at < index < at + AHEAD]
         if any(is_same(x + y, value) for value in behind):
@@ -160,7 +160,7 @@ class Walk:
         return True
 
     def _ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
-        """Yield the possible ends of a stack, with or without a final norm."""
+        """Yield the stream with each possible end of the stack, with or without a final norm."""
         if self.end is None:
             yield dataclasses.replace(made, output=x)
             for norm, value in self._after(norms, x, 0, len(self.operations)):
@@ -169,7 +169,7 @@ class Walk:
         yield from itertools.islice(self._read_ends(made, norms, x, self.end), 1)
 
     def _read_ends(self, made: Stream, norms: Norms, x: np.ndarray, end: End) -> Iterator[Stream]:
-        """Yield the ends of a stack whose output, up to a factor, is the input of the head."""
+        """Yield the ends of a stack whose output is the input of the head, except for a factor."""
         normed = (self._normed(made, *each) for each in self._after(norms, x, 0, len(self.operations)))
         for ended in itertools.chain([dataclasses.replace(made, output=x)], normed):
             for given, _ in end.of(ended.output):

@@ -1,6 +1,6 @@
 """Find the sublayers of a module from its linear maps and attention weights.
 
-Attention has linear maps before a softmax and one after it. A feed-forward follows.
+Attention consists of linear maps before a softmax, and a linear map after the softmax. A feed-forward follows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Attention:
     gate: Linear | None = None
     """The linear map whose sigmoid multiplies the context."""
     packed: tuple[str, ...] = ()
-    """The names of the module's parameters that contain several of the query, key, value and gate."""
+    """The names of fused parameters, which contain several of query, key, value and gate."""
 
     @property
     def given(self) -> np.ndarray:
@@ -76,11 +76,11 @@ Mixer = Attention | Recurrence
 Sublayer = Mixer | FeedForward | Experts
 
 Anchor = Softmax | tuple[list[Convolution], list[Linear]]
-"""The operations by which a mixer is recognized: attention weights, or a recurrence's convolutions with their maps."""
+"""The operations that reveal a mixer: attention weights, or a recurrence's convolutions and their linear maps."""
 
 
 def softmaxes(heard: RecordedCall) -> list[Softmax]:
-    """Return every attention's weights: nonnegative values whose rows have one number per key and sum to 1."""
+    """Return the weights of all attentions: nonnegative values whose rows have one number per key and sum to 1."""
     found: list[Softmax] = []
     copies: set[int] = set()
     batch, lengths = heard.batch, heard.lengths.values()
@@ -117,8 +117,8 @@ def sublayers(
     """Return the sublayers in execution order, and the linear maps after the last sublayer.
 
     Args:
-        keys_first: whether keys are computed before queries, if both have the same shape.
-        recurrences: the convolutions of every recurrence, and the linear maps of its input.
+        keys_first: whether the module computes keys before queries; used if both have the same shape.
+        recurrences: for each recurrence, the convolutions and the linear maps of their input.
     """
     found: list[Sublayer] = []
     routed = {each.router: each for each in experts}
@@ -144,7 +144,7 @@ def sublayers(
 
 
 def _end_of(anchor: Anchor) -> int:
-    """Return the index of the operation after which a mixer's output map must follow."""
+    """Return the index of a mixer's last known operation; the output map of the mixer comes later."""
     if isinstance(anchor, Softmax):
         return anchor.at
     convolutions, maps = anchor
@@ -157,13 +157,10 @@ _FORMS = "expected separate maps, or one for query, key and value in this order.
 def _feed_forward(
     rest: Sequence[Linear], width: int, routed: Mapping[Linear, Experts], *, is_last: bool
 ) -> tuple[list[Sublayer], list[Linear]]:
-    """Return the feed-forward or experts that follow a mixer, and the remaining linear maps.
-
-    Without a feed-forward, the first result is empty.
-    """
+    """Return the feed-forward or the experts after a mixer, as a list that may be empty; and the remaining maps."""
     if rest and rest[0] in routed:
         return [routed[rest[0]]], list(rest[1:])
-    groups: list[list[Linear]] = []  # the maps that read one input
+    groups: list[list[Linear]] = []  # maps with the same input
     for one in rest:
         if groups and is_same(groups[-1][0].given, one.given):
             groups[-1].append(one)
@@ -182,9 +179,9 @@ def _feed_forward(
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
 ) -> Attention:
-    """Return the attention of `softmax`; its query, key and value are among `projections`.
+    """Return the attention with the weights `softmax`; its query, key and value are among `projections`.
 
-    The value is the map for which weights · value is the input of the output map.
+    The value is recognized because weights · value is the input of the output map.
     """
     heads, width = softmax.weights.shape[1], output.weight.shape[1]
     if width % heads:
@@ -240,7 +237,7 @@ def _gated_attentions(
 
 
 def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]]:
-    """Yield the query, key and value of a map whose rows are groups of several query heads, a key and a value head."""
+    """Split a fused map whose rows are groups of query heads, a key head and a value head; try all group sizes."""
     for groups in range(1, heads + 1):
         size = heads // groups + 2
         if heads % groups or len(packed.weight) != groups * size * head_dim:
@@ -250,7 +247,7 @@ def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]
 
 
 def _separate(maps: list[Linear], width: int) -> list[Linear]:
-    """Return the query, key and value, split if fused; empty if there are more than three maps."""
+    """Return the maps of query, key and value, and split fused maps; empty if there are more than three maps."""
     if len(maps) == 1:
         rest = (maps[0].weight.shape[0] - width) // 2
         ends = (0, width, width + rest, width + 2 * rest)
@@ -262,7 +259,7 @@ def _separate(maps: list[Linear], width: int) -> list[Linear]:
 
 
 def _context(attention: Attention) -> np.ndarray:
-    """Return the weighted sum of the values; empty if their length or number of heads is wrong."""
+    """Return the weighted sum of the values; empty if the length or the number of heads does not fit."""
     batch, heads, _, keys = attention.softmax.weights.shape
     rows, features = attention.value.made.shape
     shared = rows * features // (batch * keys * attention.head_dim)

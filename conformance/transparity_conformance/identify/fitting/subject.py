@@ -1,4 +1,4 @@
-"""The module to fit: build it, draw random weights that distinguish its parameters, call it, and record the call."""
+"""The module to fit: draw random weights that distinguish its parameters, call the module, and record the call."""
 
 from __future__ import annotations
 
@@ -22,57 +22,56 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.isolation import RemotePort
 
 SPREAD = 0.3
-"""Random vectors have this standard deviation around their mean initial value, clipped to ±1.
+"""The standard deviation of random vectors around their mean initial value, which is clipped to ±1.
 
-Initial values are unsuitable: a recurrence's short time steps and fast decay hardly change its states.
+Initial values themselves are unsuitable, because a recurrence then has short time steps that hardly change its states.
 """
 
 
 Loops = Literal["none", "batch second", "rows", "heads"]
-"""The kind of loop in a model's code: `none`, over the `rows` of a batch, or over `heads`.
+"""The kind of loop in a model's code: `none`, over the `rows` of a batch, or over `heads` (and possibly rows).
 
-A loop over heads may also run over rows. `batch second` means that the code has no loop, and that positions are the
-first axis of activations and rows the second.
+`batch second` means that there is no loop, and that activations have the axes (positions, rows, …).
 """
 
 KERNEL = 4
 """The number of axes of a convolution kernel over images: features, channels, height, width."""
 
 MOST_HEADS = 64
-"""The largest number of heads for which a loop over heads is recognized."""
+"""The largest number of heads in a loop over heads that is recognized."""
 
 
 class FitError(PortError):
-    """An error that says why the module cannot be fitted."""
+    """The module cannot be fitted; the message gives the reason."""
 
     known: Mapping[str, Any] = {}
     """The fields that were found before the error."""
 
 
 class ForeignError(FitError):
-    """An error for a recognized part that no configuration contains; it stops the search."""
+    """The module has a recognized part that no configuration expresses; this error stops the search."""
 
 
 class ModuleError(FitError):
-    """An error for an exception that the module raised."""
+    """The module raised an exception when it was called."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedCall:
-    """A recorded call: its inputs, its output and all its operations."""
+    """A recorded call: the inputs, the output and all operations."""
 
     inputs: Arrays
     output: np.ndarray
     operations: Sequence[Operation]
     lengths: Mapping[str, int]
-    """The number of tokens, patches or audio positions of each stack, by input."""
+    """For each input, the number of positions: tokens, patches, or positions of audio."""
 
     @property
     def batch(self) -> int:
         return len(next(iter(self.inputs.values())))
 
     def shows(self, activation: np.ndarray) -> bool:
-        """Return whether an operation has the numbers of an activation, in any order of its axes."""
+        """Return whether some operation computes an activation, in any order of axes."""
         return self._computed.nearest(activation) is not None
 
     @functools.cached_property
@@ -81,16 +80,16 @@ class RecordedCall:
 
 
 class Fitted(Model, Protocol):
-    """A model to fit."""
+    """The methods that `fit` needs of a model."""
 
     def inputs(self) -> dict[str, str]:
-        """Map our names of the inputs to the model's names."""
+        """Map the reference's names of the inputs to the model's names."""
 
     def widen(self) -> bool:
-        """Switch to float64; return whether this succeeded."""
+        """Convert the model to float64; return whether this succeeded."""
 
     def narrow(self) -> None:
-        """Switch back to the original precision."""
+        """Convert the model back to its original precision."""
 
 
 class FittedModel:
@@ -98,25 +97,22 @@ class FittedModel:
         self.model, self.names = model, model.inputs()
         self.loops: Loops = "none"
         self.positions: dict[str, int] = {}
-        """The number of positions of an image or of frames of audio, by input."""
+        """For each input with images or audio, the number of positions."""
         self.loose: set[str] = set()
-        """Inputs of images or audio for which the model accepts any number of patches or frames."""
+        """The inputs with images or audio for which the model accepts any number of patches or frames."""
         self.renamed: dict[str, str] = {}
-        """The original names of inputs that are images, by their new names."""
+        """The reference's original names of inputs that turned out to be images, by their new names."""
         self.random = np.random.default_rng(seed)
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)
         self.is_low = any((value != self.values[name]).any() for name, value in model.tensors().items())
-        """Whether the model rounds weights to less than float32.
-
-        Rounded values do not show from which parameter they come.
-        """
+        """Whether the model stores weights in less than float32; rounded values could not be matched."""
         if self.is_low and call_port(model.widen):
             model.assign(self.values)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Return the inputs of the stacks: `source` and `target`, `pixels`, or `tokens`."""
+        """Return the names of the stacks' inputs: `source` and `target`, `pixels`, or `tokens`."""
         if "pixels" in self.names:
             return ("pixels",)
         return ("source", "target") if "target" in self.names else ("tokens",)
@@ -129,9 +125,9 @@ class FittedModel:
         return {name: self.positions.get(name) or inputs[name].shape[1] for name in self.inputs}
 
     def widen(self, inputs: Arrays) -> None:
-        """Switch to float64, unless this changes the answer to `inputs`.
+        """Convert the module to float64, unless this changes the output for `inputs`.
 
-        For example, a fused kernel may read a float32 mask as if it were float64.
+        For example, a fused kernel may misread a float32 mask as float64.
         """
         if self.is_low:  # the model already computes in float64, or cannot
             return
@@ -146,7 +142,7 @@ class FittedModel:
         self.model.narrow()
 
     def narrow(self) -> None:
-        """Switch back to the module's original precision, unless its weights require float64."""
+        """Convert the module back to its original precision, unless its weights require float64."""
         if not self.is_low:
             self.model.narrow()
 
@@ -179,7 +175,7 @@ class FittedModel:
         return {self.renamed.get(name, name): value for name, value in inputs.items()}
 
     def _rows_first(self, value: np.ndarray, inputs: Arrays) -> np.ndarray:
-        """Move rows before positions in a value whose first axes are (positions, rows), separate or merged."""
+        """Swap the first axes of a value (positions, rows, …), which may also be merged into a single axis."""
         for name, length in self.lengths(inputs).items():
             rows = len(inputs[name])
             if value.shape[:2] == (length, rows):
@@ -189,7 +185,7 @@ class FittedModel:
         return value
 
     def _together(self, operations: Sequence[Operation], inputs: Arrays) -> Sequence[Operation]:
-        """Stack the results of loops over heads and of loops over rows; the rows become the first axis."""
+        """Stack the results of loops over heads and over rows; rows become the first axis."""
         shapes = [(len(inputs[name]), length) for name, length in self.lengths(inputs).items()]
         found = stacked(operations, shapes, range(2, MOST_HEADS + 1))
         if self.loops == "rows":
@@ -201,7 +197,7 @@ class FittedModel:
 
     @contextlib.contextmanager
     def _described(self, inputs: Arrays) -> Iterator[None]:
-        """Raise `ModuleError` with the shapes of the inputs if the model raises an exception."""
+        """If the model raises an exception within the context, raise `ModuleError` with the shapes of the inputs."""
         try:
             yield
         except PortCallError as error:
@@ -212,7 +208,7 @@ class FittedModel:
             raise ModuleError(f"The module raised {error} when it was called with {shapes}{hint}.") from error
 
     def _drawn(self, name: str, tensor: np.ndarray) -> np.ndarray:
-        """Draw distinct float32 numbers, small enough that no activation saturates."""
+        """Draw random float32 numbers that are so small that no activation saturates."""
         value = self.random.normal(size=tensor.shape)
         if tensor.ndim < 2:
             value = np.clip(tensor.mean(dtype=np.float64), -1, 1) + SPREAD * value

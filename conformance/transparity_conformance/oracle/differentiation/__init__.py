@@ -1,1 +1,1 @@
-"""Derivatives of the loss; a port's gradients are compared with them."""
+"""Derivatives of the loss, with which the checker compares a port's gradients."""

@@ -1,12 +1,12 @@
-"""Derivatives of the loss with respect to every parameter, by the complex step, and their error from rounding.
+"""Derivatives of the loss with respect to every parameter, by the complex step, and their rounding error.
 
-A gradient is tested along random directions: its product with a direction must equal the derivative of the loss along
-this direction. Any wrong number changes the product. Parameters of the same kind have similar rounding and share a
-tolerance. `Leaning` perturbs each row of the batch along another direction, so that one forward pass gives many
-derivatives. A large model spends most of its time on reading its matrices.
+A gradient is tested along random directions: the product of the gradient and a direction must equal the derivative of
+the loss along the direction. Any wrong number changes the product. Parameters of the same kind share a tolerance,
+because they have similar rounding errors. With `Leaning` parameters, each row of the batch has its own direction, so
+that one forward pass gives many derivatives.
 
-For whole gradients, the reference slowly changes one entry of a parameter at a time. Here, `Leaning` changes another
-entry in each row of the batch.
+For a whole gradient, the reference changes one entry of a parameter at a time, which is slow. `loss_and_gradients` of
+this file changes another entry in each row of the batch.
 """
 
 from __future__ import annotations
@@ -42,21 +42,20 @@ from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
 
 AT_LEAST = 16
-"""The smallest number of directions for each kind of parameter: a few may have a small error by chance.
-"""
+"""The smallest number of directions for each kind of parameter; with fewer, the error may be small by chance."""
 
 OF_A_LARGE_ONE, POINTS_OF_A_LARGE_ONE = 8, 2
-"""The smallest number of directions, and the number of points for measuring rounding, for a large model."""
+"""For a large model: the smallest number of directions, and the number of points at which rounding is measured."""
 
 AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
-"""The number of complex logits in one forward pass: 1 MB, which fits a cache, or 256 MB for a large model."""
+"""The largest number of complex logits in one forward pass: 1 MB, to fit a CPU cache, or 256 MB for a large model."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
-"""Computes the loss of logits (batch, length, vocab), possibly complex, targets (batch, length) and a padding token."""
+"""Computes the loss from logits (batch, length, vocab), which may be complex, targets (batch, length) and padding."""
 
 
 def projection_of(name: str) -> str:
-    """Return the kind of a parameter, such as `query`, which its weight and its bias share."""
+    """Return the kind of a parameter, such as `query`; a weight and its bias have the same kind."""
     return name.split(".")[-2]
 
 
@@ -100,7 +99,7 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return the float64 derivatives by parameter, one per direction, in the order of the forward pass."""
+        """Return each parameter's derivatives in float64, one per direction; the first parameter used comes first."""
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
@@ -110,7 +109,7 @@ class Derivatives:
         return budget_of(noise, max(np.abs(self.expected[each]).max() for each in alike), dtype)
 
     def along(self, gradients: Mapping[str, np.ndarray]) -> Arrays:
-        """Return the products of `gradients` with the directions; gradients of a wrong shape are left out."""
+        """Return the products of `gradients` and the directions; leave out gradients with a wrong shape."""
         shapes = {name: tuple(part.shape[1] for part in found) for name, found in self.directions.items()}
         given = {name: gradients[name] for name in shapes if name in gradients}
         return {
@@ -119,7 +118,7 @@ class Derivatives:
 
     @property
     def _at_once(self) -> int:
-        """Return the number of derivatives per forward pass: one if batch statistics or experts combine rows."""
+        """Return the number of derivatives per forward pass: one if the rows of a batch influence each other."""
         if not rows_are_apart(self.config, training=self.training):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE
@@ -136,7 +135,7 @@ class Derivatives:
             tap(name, np.array(values))
 
     def _derivatives(self, arrays: Arrays, some: Sequence[tuple[str, int]]) -> list[float]:
-        """Return the derivatives of the loss along directions, each given by a parameter and a direction number."""
+        """Return the derivatives of the loss along some directions: pairs of a parameter and the direction's number."""
         size, parameters = len(self.targets), dict[str, Any](arrays)
         if self._at_once == 1:
             ((name, index),) = some
@@ -161,28 +160,28 @@ class Derivatives:
 
 
 def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
-    """Return the target tokens: the inputs, shifted by one position; padding is included."""
+    """Return the targets of the loss: the input tokens shifted by one position, including padding."""
     return np.roll(inputs[config.input_names[-1]], -1, axis=1)
 
 
 ALL_AT_ONCE = 8
-"""The number of directions that change all parameters; nearly every one shows a wrong gradient."""
+"""The number of directions that change all parameters at once; a wrong gradient shows along nearly all of them."""
 
 FAINTEST = 1e-2
-"""Directions are divided by the gradient's norm, or by at least this share of the median norm.
+"""Directions are divided by the norm of the parameter's gradient, or by this share of the median norm if it is larger.
 
-The true gradient of a key's bias may be 0. Division by its norm would amplify rounding.
+The true gradient of a key's bias is often 0, and division by a tiny norm would amplify rounding.
 """
 
 POINTS = 3
-"""The largest number of points for measuring rounding; the first one is enough for most right gradients."""
+"""The largest number of points at which rounding is measured; most right gradients need only the first."""
 
 
 class Together:
     """The derivatives of the loss along a few directions, each of which changes all parameters.
 
     Args:
-        each: The derivatives of the same model, batch and loss along other directions.
+        each: The derivatives of the same loss along directions that change one parameter.
         gradients: The port's gradients, whose norms scale the directions.
     """
 
@@ -210,7 +209,7 @@ class Together:
 def loss_and_gradients(
     config: TransformerConfig, parameters: Parameters, targets: np.ndarray, *, training: bool = False, **tokens: Any
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the loss and its gradients, as the reference's function of the same name does."""
+    """Return the loss and its gradients, like the reference's function of the same name, but faster."""
     if not rows_are_apart(config, training=training):
         return of_reference.loss_and_gradients(config, parameters, targets, training=training, **tokens)
     sizes = {name: value.size for name, value in parameters.items() if is_learned(name)}
@@ -235,7 +234,7 @@ def loss_and_gradients(
 
 
 def _unit_vectors(shape: tuple[int, ...]) -> Directions:
-    """Return the directions of the entries of a parameter, in order; each is a product of unit vectors."""
+    """Return a direction for each entry of a parameter, in order: the outer product of unit vectors."""
     numbers = np.indices(shape).reshape(len(shape), -1)
     return tuple(np.eye(size)[index] for size, index in zip(shape, numbers, strict=True))
 
@@ -250,9 +249,9 @@ def training_oracle(
     training: Training,
     by: Callable[..., tuple[list[float], Arrays]] | None = None,
 ) -> Oracle:
-    """Return the expected `losses` and learned parameters of a training run from `parameters`, with one step per batch.
+    """Return the oracle of a training run with one step per batch; its results are `losses` and learned parameters.
 
-    `by` is a function that trains instead of the reference.
+    `by` trains in place of the reference.
     """
 
     def run(arrays: Arrays, tap: Tap) -> None:

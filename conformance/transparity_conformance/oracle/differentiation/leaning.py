@@ -1,8 +1,8 @@
 """Parameters with another perturbation in each row of a batch, so that one forward pass gives many derivatives.
 
-A large model spends most of its time on reading its matrices; here, each is read once for all directions. A matrix is
-perturbed by the product of two vectors. The effect is added to the matrix product, so that no perturbed matrix is
-stored.
+Reading the matrices takes most of a large model's time; here, each matrix is read once for all directions. A matrix is
+perturbed by the outer product of two vectors. No perturbed matrix is stored, because the effect of the perturbation is
+added to the matrix product.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from transparity.limits.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
 Directions = tuple[np.ndarray, ...]
-"""An array (directions, size) for each axis of a parameter; a direction is the outer product of a row of each array."""
+"""For each axis of a parameter, an array (directions, size). Direction k is the outer product of the arrays' rows k."""
 
 
 class Leaning(NDArrayOperatorsMixin):
-    """A parameter with another perturbation in each row of a batch, with which NumPy can compute.
+    """A parameter with another perturbation in each row of a batch, for use in NumPy operations.
 
     For row k of the batch, the parameter is w + i·h·v, where v is the outer product of the k-th vectors. A matrix
     supports the product with its transpose, and the lookup of rows. A vector supports sums, products and the
-    exponential. The batch must be the first axis of activations. Any other operation raises `TypeError`, because it
-    would lose the derivative.
+    exponential. Other operations would lose the derivative, so they raise `TypeError`. The batch must be the first axis
+    of activations.
 
     Args:
-        value: The real parameter, a matrix (out, in) or a vector (out,).
-        vectors: The vectors (rows, out) and, for a matrix, (rows, in). They are zero in rows without a perturbation.
-        is_transposed: Whether this is the transpose of `value`.
-        used: Called whenever an operation uses the parameter.
+        value: The unperturbed parameter w, a matrix (out, in) or a vector (out,).
+        vectors: The vectors (rows, out) and, for a matrix, (rows, in); zeros in rows without a perturbation.
+        is_transposed: Whether this object represents the transpose of `value`.
+        used: A function to call whenever an operation uses the parameter.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Leaning(NDArrayOperatorsMixin):
         return Leaning(self.value, self.vectors, is_transposed=not self.is_transposed, used=self.used)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> Leaning:
-        """Return this object if it has the dtype `dtype`; otherwise raise `TypeError`."""
+        """Return this object unchanged; raise `TypeError` for another dtype than its own."""
         if np.dtype(dtype) != self.dtype:
             raise TypeError(f"a perturbed parameter cannot be cast to {dtype}")
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the rows of a matrix for indices (#batch, …), as (batch, …, in); for a vector, append two axes."""
+        """Look up rows of a matrix: indices (#batch, …) give (batch, …, in). Append two axes to a vector."""
         if self.ndim == 1 and index == (slice(None), None, None):
             return self._leant(self.value[index], self.vectors[0][:, *index])
         is_index = isinstance(index, np.ndarray) and index.dtype.kind in "iu"
@@ -118,9 +118,9 @@ class Leaning(NDArrayOperatorsMixin):
         raise TypeError("a perturbed parameter cannot be converted to an array")
 
     def _product(self, x: np.ndarray) -> np.ndarray:
-        """Return x · valueᵀ, plus (x · right) leftᵀ for the perturbation."""
+        """Return x · wᵀ + i·h · (x · right) leftᵀ, where the vectors `left` and `right` are the perturbation."""
         left, right = self.vectors
-        # Two real products take half the work of one complex product.
+        # Multiply the real and imaginary parts separately: that takes half the time of a complex product.
         parts = np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x[None]
         found = (parts.reshape(-1, parts.shape[-1]) @ self.value.T).reshape(*parts.shape[:-1], -1)
         product = np.empty(found.shape[1:], self.dtype)
@@ -136,16 +136,12 @@ class Leaning(NDArrayOperatorsMixin):
 
 
 def _over(vectors: np.ndarray, ndim: int) -> np.ndarray:
-    """Reshape one vector per row of the batch to `ndim` axes."""
+    """Reshape vectors (batch, size) to `ndim` axes: (batch, 1, …, 1, size)."""
     return vectors.reshape(len(vectors), *[1] * (ndim - 2), -1)
 
 
 def along(gradient: Any, directions: Directions) -> np.ndarray:
-    """Return the products of a gradient with the directions in float64.
-
-    Args:
-        gradient: The gradient, in any precision; it is read in blocks of rows.
-    """
+    """Return the product of a gradient and each direction, in float64; a matrix is read in blocks of rows."""
     if len(directions) == 1:
         return directions[0] @ np.asarray(gradient, np.float64)
     left, right = directions
@@ -161,11 +157,11 @@ def repeated(value: np.ndarray, times: int) -> np.ndarray:
 
 
 def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -> Directions:
-    """Return the vectors for each row of `count` stacked batches of `size` rows; unperturbed batches have zeros.
+    """Return the perturbation vectors for the rows of stacked batches; rows of unperturbed batches get zeros.
 
     Args:
-        mine: The number of the direction for each perturbed batch.
-        size: The number of rows in a batch.
+        mine: For each perturbed batch, the number of the direction.
+        count, size: The number of batches, and the number of rows in a batch.
     """
     found = [np.zeros((count, part.shape[1])) for part in parts]
     for whole, part in zip(found, parts, strict=True):
@@ -174,5 +170,5 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
 
 
 def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
-    """Return whether rows of a batch are independent; batch statistics and the capacities of experts combine rows."""
+    """Return whether rows of a batch are independent. Batch norm in training and limited experts combine rows."""
     return not (training and config.norm == "batch") and not most_experts(config)

@@ -1,1 +1,1 @@
-"""The reach of a verdict: thresholds, calls that cross them, and the configuration fields that calls exercise."""
+"""The reach of a verdict: the lengths, sizes and configuration fields that the compared calls cover."""

@@ -1,8 +1,8 @@
-"""The configuration fields that calls exercise, determined by changing each field in the reference.
+"""Determine which configuration fields the compared calls exercise, by changing each field in the reference.
 
-A field is active if changing it changes the logits of a small model with sizes beyond all thresholds. An active field
-is exercised if changing it changes the logits of a compared call by more than rounding. There is no list of fields: a
-new field is covered as soon as the reference reads it.
+A field is active if a change of the field changes the logits of a small copy of the model. An active field is exercised
+if a change of the field changes the logits of a compared call by more than rounding. There is no list of fields: a new
+field is covered as soon as the reference reads it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ from transparity_conformance.oracle.reach.models import small_system
 from transparity_numpy.transformer import transformer
 
 DTYPE = "float32"
-"""The precision whose rounding decides whether a call exercises a field, for all ports."""
+"""The precision whose rounding decides whether a call exercises a field; it is the same for all ports."""
 
 SHOWS = 1e-5
-"""A field is active if changing it changes a small model's logits by more than this share of the largest logit."""
+"""A field is active if a change of the field changes a small model's logits by more than this share of the largest."""
 
 Change = tuple[str, str]
-"""A field and a change: `=` and another choice, an operation such as `*10` or `off`, or `alike`.
-
-`alike` gives all layers the same kind.
+"""A field and its change: `=` and another choice, an operation such as `*10`, or `alike`: all layers of the same kind.
 """
 
 TIMES = {"*2": 2.0, "/2": 0.5}
-"""The operations on a tuple, which multiply each of its numbers."""
+"""The changes of a tuple: factors for all its numbers."""
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "off": lambda value: None,
@@ -57,7 +55,7 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return every other choice, or every operation on the numbers of a field; empty if the field is switched off."""
+    """Return the possible changes of a field: all other choices, or all operations; none if the field is off."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
     if name == "layer_types":  # `layer_overrides` changes together with this field
         return [(name, "alike")] if value else []
@@ -71,7 +69,7 @@ def changes(config: TransformerConfig, name: str) -> list[Change]:
 
 
 def changed(config: TransformerConfig, change: Change) -> TransformerConfig | None:
-    """Return the configuration with a changed field; None if it is invalid or needs missing parameters."""
+    """Return the configuration with a changed field; None if that is invalid or needs other parameters."""
     name, how = change
     value: Any = getattr(config, name)
     more: dict[str, Any] = {}
@@ -90,7 +88,7 @@ def changed(config: TransformerConfig, change: Change) -> TransformerConfig | No
 
 
 def replaced(config: TransformerConfig, **fields: Any) -> TransformerConfig | None:
-    """Return the configuration with other fields; None if it is invalid or needs other parameters than `config` has."""
+    """Return the configuration with other fields; None if that is invalid or needs parameters that `config` lacks."""
     try:
         other = dataclasses.replace(config, **fields)
     except ConfigError:
@@ -110,7 +108,7 @@ def _fields_of_shapes(config: TransformerConfig) -> frozenset[str]:
 
 
 def logits_with(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the logits of a configuration in float64; None if an input is missing."""
+    """Return the logits of a configuration in float64; None if an input is missing or does not fit."""
     shapes = parameter_shapes(config) if isinstance(config, _Watched) else _shapes(config)
     held = {name: parameters[name].astype(np.float64, copy=False) for name in shapes}
     names = (*config.input_names, *config.further_inputs)
@@ -130,7 +128,7 @@ def _differs(expected: np.ndarray, other: np.ndarray | None, tolerance: float) -
 
 
 class _Watched(TransformerConfig):
-    """A configuration that records which attributes are read, also in its layers' configurations."""
+    """A configuration that records which of its attributes, and of its layers' attributes, the reference reads."""
 
     read: set[str]
 
@@ -157,7 +155,7 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 
 @dataclasses.dataclass(frozen=True)
 class _Small:
-    """A small copy of a configuration, the models and logits of this copy, and the fields that the models read."""
+    """A small copy of a configuration, with weights, inputs and logits, and the fields that its models read."""
 
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]
@@ -167,11 +165,11 @@ class _Small:
 
 @functools.lru_cache(maxsize=64)
 def _small(config: TransformerConfig) -> _Small:
-    # With a single head, fields that separate heads have no effect.
+    # Keep a single head, because some fields have no effect with one head.
     small = small_system(config, **({"num_heads": 1, "num_key_value_heads": None} if config.num_heads == 1 else {}))
     inputs = mixed_inputs(small)
     models = [(probe_parameters(small), inputs), (probe_parameters(small, 3, 1e-3), inputs)]
-    models += [(models[0][0], mixed_inputs(small, source=3, target=3))]  # lengths below the thresholds
+    models += [(models[0][0], mixed_inputs(small, source=3, target=3))]  # shorter than the thresholds
     given = tuple(({name: held.astype(np.float64) for name, held in each.items()}, inputs) for each, inputs in models)
     logits = [logits_with(small, *model) for model in given]
     assert all(each is not None for each in logits)
@@ -196,8 +194,8 @@ def is_active(config: TransformerConfig, change: Change) -> bool:
 def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the active fields that the calls exercise, and the active fields that no call exercises.
 
-    A field with several choices is exercised if every other choice changes logits. A number is exercised if any
-    operation on it changes logits.
+    A choice is exercised if every other choice changes some logits. A number is exercised if any operation on the
+    number changes some logits.
     """
     calls = [None if isinstance(probe, LongProbe) else probe.oracle.identity for probe in probes]
     whole = json.dumps([config.as_dict(), calls])
@@ -216,7 +214,7 @@ def _exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tupl
 
 
 def is_visible(probe: Probe, change: Change) -> bool:
-    """Return whether the reference's logits on a probe change by more than rounding if the field changes."""
+    """Return whether a change of a field changes the reference's logits on a probe by more than rounding."""
     known: dict[Change, bool] = probe.visible_changes
     if change not in known:
         other = changed(probe.config, change)

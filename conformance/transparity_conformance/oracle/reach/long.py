@@ -1,8 +1,8 @@
 """Long prompts: calls with thousands of positions, whose logits are compared in blocks.
 
-The oracle keeps the input of the head, and computes the logits of some positions at a time. Attention is computed in
-blocks of queries, so masks, biases and scores fit into memory. Each query has its own softmax, so the results stay the
-same. Memory therefore grows neither with the square of the length nor with the vocabulary.
+The oracle stores the input of the head, and computes the logits of a few positions at a time. Attention is computed for
+a few queries at a time; each query has its own softmax, so the results stay the same. The memory grows neither with the
+square of the length nor with the vocabulary.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from transparity_numpy.positions.bias import score_bias, window_mask
 from transparity_numpy.transformer import transformer
 
 BLOCK = 128
-"""The number of queries per block, which the reference's fused attention also uses."""
+"""The number of queries per block, as in the reference's fused attention."""
 
 Make = Callable[[slice, slice], np.ndarray]
 
@@ -47,7 +47,7 @@ class Rows:
     keys: int
     make: Make
 
-    __array_ufunc__ = None  # NumPy arrays then use `__rand__` for `&`
+    __array_ufunc__ = None  # makes NumPy arrays use `__rand__` for `&`
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class Rows:
 
 
 def part(value: Rows | np.ndarray, queries: slice, keys: slice) -> np.ndarray:
-    """Return the part of an array (batch, heads, queries or 1, keys) for some queries and keys."""
+    """Return the part of an array (batch, heads, queries, keys) for some queries and keys; one query is broadcast."""
     if isinstance(value, Rows):
         return value.make(queries, keys)
     return value[:, :, queries if value.shape[2] > 1 else slice(None), keys]
@@ -88,10 +88,10 @@ def _score_bias(
 
 
 def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score: float) -> slice:
-    """Return the range of keys that a block of queries may see.
+    """Return a range that contains all keys that a block of queries sees.
 
-    If masked keys have nonzero weights, the range contains all keys. Otherwise, it contains the keys that the block's
-    first or last query sees: no query between these two sees earlier or later keys.
+    If masked keys have nonzero weights, the range contains all keys. Otherwise, the first and the last query of the
+    block determine the range, because no query between them sees earlier or later keys.
     """
     every = slice(0, count)
     if masked_score >= EXACT_MASK_BELOW:
@@ -131,7 +131,7 @@ def _in_blocks(whole: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
 @contextlib.contextmanager
 def blocks_of_queries() -> Iterator[None]:
-    # The reference has no option for this; it is needed only if the scores do not fit into memory.
+    # Patch the reference, which has no option for blocks, because only long prompts need them.
     with (
         mock.patch("transparity_numpy.transformer.target_mask", _target_mask),
         mock.patch("transparity_numpy.transformer.window_mask", _window_mask),
@@ -142,12 +142,12 @@ def blocks_of_queries() -> Iterator[None]:
 
 
 NUMBERS = 2**23
-"""The number of logits in a block, which take 64 MB in float64."""
+"""The largest number of logits in a block; they take 64 MB in float64."""
 
 
 @dataclass(eq=False)
 class LongOracle:
-    """The logits of one call in float64, and the reference's own error in them, computed in blocks of positions."""
+    """The logits of one call in float64, and the reference's own error, computed in blocks of positions."""
 
     config: TransformerConfig
     parameters: Arrays
@@ -156,7 +156,7 @@ class LongOracle:
 
     @functools.cached_property
     def states(self) -> np.ndarray:
-        """Return the input of the head in float64, (batch, length, embed_dim); a pooled state has the length 1."""
+        """Return the input of the head in float64, (batch, length, embed_dim); with pooling, the length is 1."""
         return self._states(self.config, "float64")
 
     @functools.cached_property
@@ -171,11 +171,11 @@ class LongOracle:
             yield slice(begin, min(begin + size, length))
 
     def logits(self, positions: slice) -> np.ndarray:
-        """Return the logits of some positions in float64; a pooled state has one position."""
+        """Return the logits of some positions in float64; with pooling, there is one position."""
         return self._head(self.states[:, positions], "float64")
 
     def errors(self, actual: np.ndarray) -> np.ndarray:
-        """Return the largest error of logits at each position, (length,)."""
+        """Return the largest error of the logits at each position, (length,)."""
         actual = actual[:, None] if self.config.is_pooled else actual
         with np.errstate(all="ignore"):
             apart = (np.abs(less(actual[:, block], self.logits(block))) for block in self.blocks())
@@ -189,7 +189,7 @@ class LongOracle:
     def noise(self, dtype: str) -> float:
         """Return the reference's own error in `dtype`.
 
-        Position tables are computed by the formula with the largest error at these positions.
+        The measurement uses the formula for position tables that has the largest error.
         """
         if dtype not in self._noise:
             measured = "float32" if dtype == "float64" else dtype
@@ -201,16 +201,16 @@ class LongOracle:
         return self._noise[dtype]
 
     def shows(self, other: TransformerConfig, tolerance: float) -> bool:
-        """Return whether the logits of another configuration with these parameters differ by more than `tolerance`."""
+        """Return whether another configuration, with the same parameters, changes a logit by more than `tolerance`."""
         changed = LongOracle(other, self.parameters, self.inputs)
         try:
             with np.errstate(all="ignore"):
                 return any(not gap(changed.logits(block), self.logits(block)) <= tolerance for block in self.blocks())
-        except (IndexError, ValueError):  # such as more tokens than a shorter table of positions has
+        except (IndexError, ValueError):  # for example, a table of positions is too short
             return False
 
     def prefix(self, length: int) -> LongOracle:
-        """Return the oracle of the first tokens of a causal model, whose logits do not depend on later tokens."""
+        """Return the oracle of the first tokens; the model must be causal, so that later tokens do not matter."""
         inputs = {name: value[:, :length] for name, value in self.inputs.items()}
         part = LongOracle(self.config, self.parameters, inputs)
         part.states = self.states[:, :length]
@@ -221,7 +221,7 @@ class LongOracle:
         held = {name: rounded(self.parameters[name], dtype) for name in parameter_shapes(config)}
         tokens: dict[str, Any] = {name: self.inputs[name] for name in (*config.input_names, *config.further_inputs)}
         tap = (lambda name, value: rounded(value, dtype)) if dtype in HALF else identity
-        # The reference has no option for this; `_head` applies the head to blocks.
+        # Patch out the head, which `_head` applies to blocks.
         with blocks_of_queries(), mock.patch.dict(HEADS, {self.config.head: lambda config, tree, x: x}):
             states = transformer(config, held, **tokens, tap=tap)
         return states[:, None] if config.is_pooled else states
@@ -238,7 +238,7 @@ class LongOracle:
 
 @dataclass(frozen=True, eq=False)
 class LongProbe(ReachProbe):
-    """A call with a long prompt of one row."""
+    """A call with one row: a long prompt."""
 
     @functools.cached_property
     def oracle(self) -> LongOracle:  # type: ignore[override]
@@ -256,7 +256,7 @@ class LongProbe(ReachProbe):
 
 
 def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collection[int]) -> list[LongProbe]:
-    """Return the calls of a model with long prompts, shortest first.
+    """Return probes with long prompts of the given lengths, shortest first.
 
     Raises `ConfigError` if a length exceeds `max_length`, or if a prompt does not fit into memory.
     """
@@ -272,7 +272,7 @@ def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collecti
 
 
 def _needed(config: TransformerConfig, length: int) -> int:
-    """Return a lower bound of a prompt's memory: the port's logits, their float64 copy, and one layer."""
+    """Return a lower bound of the bytes for a prompt: the port's logits, their float64 copy, and one layer."""
     width = 0 if config.is_pooled else config.head_size
     of_a_layer = 3 * config.feed_forward_dim + 8 * config.embed_dim
     return length * (width * (4 + 8) + of_a_layer * 8)
@@ -288,8 +288,8 @@ def _named(length: int) -> str:
 
 
 def has_prefixes(config: TransformerConfig) -> bool:
-    """Return whether a prefix of a prompt has the same logits as the whole prompt.
+    """Return whether a position's logits stay the same if the prompt ends at this position.
 
-    The logits agree in a decoder with an exact mask and rotary angles that do not depend on the length.
+    They stay the same in a decoder whose mask is exact and whose rotary angles do not depend on the length.
     """
     return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

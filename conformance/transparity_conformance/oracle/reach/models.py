@@ -1,8 +1,8 @@
-"""Calls with many lengths, batches and widths; only their logits are compared.
+"""Calls with many lengths, batch sizes and widths; only their logits are compared.
 
-The probes in `probes` find faults by comparing all activations of a small model. These calls show how far the agreement
-extends: they have few rows, and their sizes cross the thresholds of a configuration. Each call is fast, so dozens are
-made.
+The probes of `probes` compare all activations of a small model, to find faults. The calls of this file show how far the
+agreement extends, with sizes beyond the thresholds of a configuration. Each call has few rows and is fast, so the
+checker makes dozens of calls.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
 VOCABULARY = 2**16 + 3
-"""A vocabulary of more tokens than 16 bits can index."""
+"""The size of a vocabulary with more tokens than 16 bits can index."""
 
 AFFORDABLE = 2e8
-"""The largest number of parameters × tokens in one call, which takes about 0.2 s; longer calls use a narrower model."""
+"""The largest parameters × tokens of one call, for about 0.2 s; longer calls use a narrower model."""
 
 WITHOUT_LIMIT = 12
-"""The number of calls of a model that the checker makes even after the time limit."""
+"""The number of calls of each model that the checker makes even if the time limit has passed."""
 
 
 ITSELF = "the model itself"
@@ -53,16 +53,16 @@ PURPOSE = "behavior that depends on sizes"
 
 
 class LogitsOracle(Oracle):
-    """The logits of one call; no other activation is kept."""
+    """The oracle of one call that stores only the logits."""
 
     def __init__(self, config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> None:
         self.kind, given = "", dict(inputs)
-        # At late positions, the formula of the tables determines the error.
+        # Position tables cause most of the error at late positions.
         self.has_tables = config.has_tables
         self.points = NEIGHBOURS_OF_RECURRENT if config.is_recurrent else 0
 
         def run(arrays: Arrays, tap: Tap) -> None:
-            # Without a tap, the reference computes attention in blocks, which needs less memory.
+            # Pass no tap if possible: the reference then computes attention in blocks, with less memory.
             inner = (lambda name, value: rounded(value, self.kind)) if self.kind in HALF else identity
             tap("logits", transformer(config, arrays, **given, tap=inner))
 
@@ -91,7 +91,7 @@ class LogitsOracle(Oracle):
         return {"logits": max(errors)}
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
-        """Return the reference's largest error at the first `points` points, with sums over the keys in sequence."""
+        """Return the largest error at the first `points` points, with running totals over the keys (`variants`)."""
         measured = "float32" if dtype == "float64" else dtype
         for index in range(IN_SEQUENCE, points):
             if (dtype, index) not in self._again:
@@ -103,7 +103,7 @@ class LogitsOracle(Oracle):
         return max((error for (kind, _), error in self._again.items() if kind == dtype), default=0.0)
 
     def release(self) -> None:
-        """Free large logits; they are computed again if they are read again, which is rare."""
+        """Free large logits; a later read, which is rare, computes them again."""
         if "expected" in self.__dict__ and self.expected["logits"].size >= LARGE:
             del self.expected
 
@@ -129,10 +129,10 @@ class ReachProbe(Probe):
         return tuple(lengths_of(self.config, self.inputs)[name] for name in self.config.input_names)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
-        """Return the tolerance of the logits, which is at least as large as for short calls of the same model.
+        """Return the tolerance of the logits; it is at least the tolerance of short calls of the same model.
 
-        The error at one point may be small by chance. If `in_sequence` is true, sequential sums over the keys, which
-        are slower, are measured too.
+        The error at one point may be small by chance. With `in_sequence`, also measure running totals over the keys,
+        which takes longer.
         """
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
         noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise
@@ -141,16 +141,16 @@ class ReachProbe(Probe):
 
 @dataclass(eq=False)
 class ReachModel:
-    """A model, and the calls that are tried with it."""
+    """A model, and the calls in which a port is compared with the reference."""
 
     name: str
     """One of `ITSELF`, `given a mask`, `long`, `deep`, `wide` and `vocabulary`."""
     config: TransformerConfig
     parameters: Arrays
     calls: list[tuple[int, tuple[int, ...]]]
-    """The batch, and the length of each input, for every call."""
+    """For every call: the batch size, and the length of each input."""
     is_asked: bool = False
-    """Whether the user checks this model, as opposed to a model derived from it."""
+    """Whether this is the user's own model; False for a model that is derived from the user's model."""
     _noise: dict[str, float] = field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -167,7 +167,7 @@ class ReachModel:
         )
 
     def typical_noise(self, dtype: str) -> float:
-        """Return the largest error of the reference in the logits of short calls."""
+        """Return the reference's largest error in the logits of short calls."""
         if dtype not in self._noise:
             short = [probe for probe in self.probes if max(probe.lengths) <= SHORT][:6]
             self._noise[dtype] = max((probe.oracle.noise(dtype)["logits"] for probe in short), default=0.0)
@@ -175,10 +175,10 @@ class ReachModel:
 
 
 def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]) -> Arrays:
-    """Draw random tokens that include the first and last tokens of the vocabulary.
+    """Draw random inputs; their tokens include the first and last tokens of the vocabulary.
 
-    Some rows have padding on the right, and others have padding inside, but none at position 0. Each input has another
-    pattern of padding.
+    Some rows have padding on the right, other rows have padding inside, and no row starts with padding. Inputs of the
+    same model have different patterns of padding.
     """
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, batch, batch)}
@@ -202,10 +202,10 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
 
 
 def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
-    """Write padding into some rows of `tokens`, which are the input with index `number`.
+    """Write padding into some rows of `tokens`; `number` is the index of this input.
 
-    Consecutive padding is shorter than a sliding window, so that every query sees a token. If the length just exceeds a
-    threshold, the last input does not end with padding, which might cover all positions beyond the threshold.
+    Consecutive padding is shorter than a sliding window, so that every query sees a token. Some calls are just longer
+    than a threshold. Their last input does not end with padding, which might cover all positions beyond the threshold.
     """
     windows = [own.sliding_window or LONGEST_THRESHOLD for own in config.layer_kinds.values()]
     (batch, length), window = tokens.shape, min(windows)
@@ -219,10 +219,9 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 
 
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
-    """Return the attention mask and the token types.
+    """Return an attention mask and token types, if the model reads them.
 
-    Depending on the sizes, the mask hides padding and one other token, nothing, or the first tokens of all rows but
-    one.
+    Depending on the sizes, the mask hides nothing, padding and one other token, or padding and some first tokens.
     """
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
@@ -251,13 +250,13 @@ def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
         _model("long", narrow(config, LONGEST)),
         *deep_models(config),
         ReachModel("wide", wide, probe_parameters(wide, 7), few_calls(wide)),
-        # the logits of each position take 0.5 MB
+        # few positions, because the logits of each position take 0.5 MB
         ReachModel("vocabulary", many, probe_parameters(many, 8), [(1, _sides(many, 9, 8)), (2, _sides(many, 2, 3))]),
     )
 
 
 Accepts = Callable[[TransformerConfig], bool]
-"""Returns whether a port accepts a configuration: a loader accepts only what its family can express."""
+"""Returns whether a port accepts a configuration; a loader accepts only configurations that its family can express."""
 
 
 def reach_of(
@@ -265,7 +264,7 @@ def reach_of(
 ) -> tuple[ReachModel, ...]:
     """Return the model itself, a narrow model for longer sequences, and a deep model.
 
-    If `parameters` come from the user (`is_drawn` is false), return only the model itself.
+    If the user provides the `parameters` (`is_drawn` is false), return only the model itself.
     """
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
@@ -284,7 +283,7 @@ def reach_of(
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
     """Return a model and its calls.
 
-    If `reached` is not 0, return only a few calls, and the calls across larger thresholds.
+    If `reached` is not 0, calls of that length exist already. Return few calls, and longer calls across thresholds.
     """
     calls = list(_calls(config, config.max_length))
     if reached:
@@ -295,11 +294,11 @@ def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel
 
 
 RAGGED = 100
-"""The length of a padded batch that is longer than short calls."""
+"""The length of a batch with padding, for a call longer than `SHORT`."""
 
 
 def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
-    """Return the same model with an attention mask as an input: all ones, one hidden token, or padding on the left.
+    """Return the model with an attention mask as a further input; its calls have different masks.
 
     Return None for a large model, and for a model that always or never reads an attention mask.
     """
@@ -313,11 +312,12 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
 
 
 DEPTH = 6
-"""The number of layers of the deep model: each of up to three kinds of layers occurs at least twice."""
+"""The number of layers of the deep model, in which each of up to three kinds of layers occurs at least twice."""
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
-    """Return models with more layers than the configuration and few calls: a fault may show only in later layers."""
+    """Return a model with more layers and few calls, because a fault may show only in later layers. Return no model if
+    the port accepts none."""
     for types in _deep_types(config):
         depth = max(DEPTH, len(types))
         layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}
@@ -329,7 +329,7 @@ def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: Tru
 
 
 def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
-    """Yield the kinds of a deep model's layers in several orders, because a family may not express the first one."""
+    """Yield the layers' kinds of a deep model, in several orders, because a family may not express every order."""
     kinds = tuple(config.layer_kinds) if config.layer_types else ()
     depth = max(DEPTH, 2 * len(kinds))
     if not kinds:
@@ -341,7 +341,7 @@ def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
 
 
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
-    """Return the configuration with a probe's sizes or given `sizes`; vocabularies contain the special tokens."""
+    """Return the configuration with small sizes or the given `sizes`; vocabularies still contain the special tokens."""
     special = [token + 2 for token in (config.pad_id, config.bos_id, config.eos_id) if token is not None]
     vocabularies: dict[str, Any] = {}
     for name in ("source_vocab_size", "target_vocab_size"):
@@ -354,10 +354,9 @@ def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
 
 
 def narrow(config: TransformerConfig, longest: int, **others: Any) -> TransformerConfig:
-    """Return the configuration with few features and layers, but with all thresholds.
+    """Return the configuration with few features and layers, but with all its thresholds.
 
-    Args:
-        others: Further sizes to replace. Rotary heads keep their width, because angles depend on it.
+    Rotary heads keep their width, because angles depend on the width. `others` are further sizes to replace.
     """
     sizes: dict[str, Any] = {"max_length": longest, "sliding_window": config.sliding_window}
     for name in (
@@ -393,7 +392,7 @@ def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the calls up to a length; calls just beyond a threshold or a power of two come first."""
+    """Yield the calls up to a length: a few short calls, calls just beyond thresholds and powers of two, the rest."""
     if config.reads_pixels:
         yield from ((batch, (config.max_length,)) for batch in BATCHES)
         return
@@ -430,7 +429,7 @@ def _crossing(config: TransformerConfig, longest: int) -> list[int]:
 def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:
     """Return each model's longest call, and its calls just beyond a threshold, in ascending order of length.
 
-    Capabilities other than the forward pass are compared in these calls.
+    In these calls, the checker also compares capabilities such as generation.
     """
     chosen: dict[tuple[int, int], ReachProbe] = {}
     every = [probe for probe in reached if probe.name.partition(",")[0] not in ("wide", "vocabulary")]

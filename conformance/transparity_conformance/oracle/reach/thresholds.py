@@ -1,8 +1,7 @@
-"""Thresholds: numbers at which a model, or a typical port of a model, may behave differently.
+"""Thresholds: lengths at which a model, or a typical port of a model, starts to behave differently.
 
-Calls have lengths from 1 to 17, powers of two and their neighbors, and the neighbors of all thresholds of a
-configuration. Their tokens include the first, the last and the special tokens, and tokens at the limits of integer
-types.
+The lengths of calls are 1 to 17, and powers of two and the configuration's thresholds with their neighbors. The tokens
+include the first, the last and the special tokens, and tokens at the limits of integer types.
 """
 
 from __future__ import annotations
@@ -12,26 +11,26 @@ from collections.abc import Iterable
 from transparity.config import TransformerConfig
 
 LONGEST = 1025
-"""The longest sequence that is tried, unless a threshold is larger."""
+"""The length of the longest call, unless a threshold is larger."""
 
 LARGEST_POWER = 9
-"""The exponent of the largest power of two that is tried with its two neighbors."""
+"""The exponent of the largest power of two among the lengths."""
 
 LONGEST_THRESHOLD = 4097
-"""The longest sequence that is tried because of a threshold; its scores take 0.13 GB per head."""
+"""The length of the longest call for a threshold; its attention scores take 0.13 GB per head."""
 
 SHORT = 17
 
 BATCHES = (1, 2, 3, 5, 13, 8)
-"""The numbers of rows of short calls, used in turn: one, few, primes, and a power of two."""
+"""The batch sizes of short calls, used in turn: one, few, primes, and a power of two."""
 
 
 CHUNKS = (64, 256)
-"""The tokens per chunk of published recurrences: the gated delta rule, and Mamba-2 (`chunk_size`)."""
+"""The numbers of tokens per chunk in published code: the gated delta rule, and Mamba-2 (`chunk_size`)."""
 
 
 def thresholds(config: TransformerConfig) -> dict[str, int]:
-    """Return the distances and lengths at which a field starts to have an effect, by the name of the field."""
+    """Return the lengths and distances at which a field starts to have an effect, by the field's name."""
     found = {}
     for kind, own in config.layer_kinds.items():
         of_kind = f" of {kind}" if config.layer_types else ""
@@ -53,14 +52,14 @@ def longest_length(config: TransformerConfig) -> int:
 
 
 def lengths_up_to(longest: int, crossed: Iterable[int]) -> list[int]:
-    """Return the lengths to try in ascending order, including the neighbors of the thresholds `crossed`."""
+    """Return the lengths of calls in ascending order; they include the thresholds `crossed` and their neighbors."""
     around = [2**power for power in range(5, LARGEST_POWER + 1)]
     near = {number + step for number in (*around, *crossed) for step in (-1, 0, 1)}
     return sorted({length for length in (*range(1, SHORT + 1), *near, longest) if 1 <= length <= longest})
 
 
 def edge_tokens(config: TransformerConfig, size: int) -> list[int]:
-    """Return the first, last and special tokens, and the tokens at the limits of integer types, without padding."""
+    """Return the first, last and special tokens and the tokens at limits of integer types, except padding."""
     ends = [2**power + step for power in (7, 8, 15, 16) for step in (-1, 0, 1)]
     special = [token for token in (config.bos_id, config.eos_id) if token is not None]
     chosen = dict.fromkeys([size - 1, 0, 1, *special, size - 2, *reversed(ends)])

@@ -1,7 +1,6 @@
-"""Calls that contain every token of a vocabulary, because given weights may be wrong in a single token's row.
+"""Calls that contain every token of a vocabulary, for checkpoints: conversion may have damaged a single token's row.
 
-Drawn weights have the same distribution in every row, so a few tokens suffice. The weights of a checkpoint were
-converted and stored in files.
+Random weights need no such calls, because all their rows have the same distribution.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ ROW = 16
 """The number of tokens per row."""
 
 MOST_CALLS = 4
-"""The largest number of calls; their logits take about a second, and their tolerances take several."""
+"""The largest number of calls. Computing their logits takes about a second; the tolerances take several seconds."""
 
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:
-    """Return the model itself, with calls that contain all tokens in order, or as many as time allows."""
+    """Return the model with calls that contain all tokens in order, or as many tokens as time allows."""
     model = ReachModel(ITSELF, config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
     rows = -(-max((len(_tokens(config, name)) for name in config.token_inputs), default=0) // length)
@@ -54,7 +53,7 @@ def _probe(model: ReachModel, inputs: Arrays) -> ReachProbe:
 
 
 def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[str]:
-    """Return a line for each input with the number of tokens that no call of this model contains."""
+    """Return a line for each input that tells how many tokens no call of this model contains."""
     calls, lines = [probe for probe in probes if probe.config == config], []
     for name in config.token_inputs:
         seen = {int(token) for probe in calls for token in np.unique(probe.inputs[name])}
@@ -72,9 +71,9 @@ def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """Return the tokens of an input for every call: all tokens in order, cyclically.
+    """Return the tokens of an input, (calls, batch, length): all tokens in order, and from the start again.
 
-    If there are too many tokens, evenly spaced tokens are chosen.
+    If the calls have too few positions, return evenly spaced tokens.
     """
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)

@@ -1,1 +1,1 @@
-"""The agreement matrix: how well the backends agree with every claim, as a table for terminals, HTML and JSON."""
+"""The agreement matrix, which shows how well each backend fulfills each claim, as terminal text, HTML and JSON."""

@@ -1,4 +1,4 @@
-"""The agreement matrix: a row for each claim, a column for each backend, dtype and device, and their comparisons."""
+"""The agreement matrix: a row for each claim, and a column for each backend, dtype and device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from transparity_conformance.report.comparison import BackendSubject, ClaimEvide
 from transparity_conformance.report.formatting import format_share, plain
 
 NotCompared = tuple[str, BackendSubject | str, str]
-"""A claim, the subject (or its name) for which the claim was not compared, and the reason."""
+"""A claim, the backend (or its name) for which the claim was not compared, and the reason."""
 
 Kind = Literal["blank", "fails", "breaks", "exact", "share"]
 
 FEWER = "*"
-"""The mark of a cell with fewer cases than another cell of its row."""
+"""The mark of a cell that compares fewer cases than another cell of the row."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -30,7 +30,7 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Group:
-    """All comparisons of one claim for one subject and one case."""
+    """All comparisons of one claim for one backend and one case."""
 
     worst: ClaimEvidence
     comparisons: int
@@ -42,7 +42,7 @@ class Group:
         return self.worst.expectation == "breaks"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the worst comparison and the number of comparisons, as JSON values."""
+        """Return JSON values: the fields of the worst comparison, and the number of comparisons."""
         worst = vars(self.worst) | vars(self.worst.subject) | {"share": self.worst.share}
         del worst["subject"]
         fields: dict[str, Any] = plain(worst | {"comparisons": self.comparisons, "agrees": self.agrees})
@@ -51,13 +51,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Cell:
-    """The comparisons of one claim in one column, for all cases and modes; empty if nothing was compared."""
+    """The comparisons of one claim in one column, over all cases and modes; empty if nothing was compared."""
 
     groups: tuple[Group, ...] = ()
 
     @cached_property
     def worst(self) -> ClaimEvidence | None:
-        """The comparison with the largest share of its budget; None if the claim is expected to break in all cases."""
+        """The comparison that uses the largest share of its budget; None if every case should break the claim."""
         return max((group.worst for group in self.groups if not group.breaks), key=badness, default=None)
 
     @property
@@ -74,7 +74,7 @@ class Cell:
 
     @property
     def exact(self) -> bool:
-        """Return whether every budget is 0, so that no rounding is allowed."""
+        """Return whether all budgets are 0, so that no rounding is allowed."""
         return self.worst is not None and all(group.exact for group in self.groups if not group.breaks)
 
     @property
@@ -83,7 +83,7 @@ class Cell:
 
     @property
     def share(self) -> float:
-        """The largest share of a budget; 0 if the cell has none."""
+        """The largest share of a budget; 0 without a comparison."""
         return self.worst.share if self.worst else 0.0
 
     @property
@@ -103,9 +103,9 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """`43 %`, `exact`, `FAILS 3.2×`, `breaks` for an expected break, or `·` if nothing was compared."""
+        """`43 %`, `exact`, `FAILS 3.2×`, `breaks` (as expected), or `·` if nothing was compared."""
         if self.kind == "fails":
-            # An exact or wrongly unbroken claim has no budget of which the error could be a multiple.
+            # Show no multiple of the budget if the budget is 0, or if the claim holds although it should break.
             worst = None if self.exact else self.worst
             return "FAILS" if worst is None or worst.agrees else f"FAILS {format_share(worst.share)}"
         return {"blank": "·", "share": format_share(self.share)}.get(self.kind, self.kind)
@@ -116,7 +116,7 @@ BLANK = Cell()
 
 @dataclass(frozen=True)
 class Footnote:
-    """A mistake that a document prints, and the claims that this mistake breaks."""
+    """A mistake in a document, and the claims that this mistake breaks."""
 
     mark: str
     case: str
@@ -129,13 +129,13 @@ class Footnote:
 
     @property
     def agrees(self) -> bool:
-        """Return whether the mistake breaks all claims that it should break."""
+        """Return whether the mistake breaks all claims that are expected to break."""
         return all(group.agrees for group in self.groups)
 
     def __str__(self) -> str:
         preset = PRESETS.get(self.case)
 
-        # A document is given as "001, the language model"; only the number is shown.
+        # `document` is a text such as "001, the language model", of which only the number is shown.
         printed = f"document {preset.document.partition(',')[0]} prints it" if preset else "it is printed"
         note = f": {self.note}" if self.note else ""
         held = [f"{group.worst.claim} ({group.worst.subject})" for group in self.groups if not group.agrees]
@@ -145,7 +145,7 @@ class Footnote:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows of claims, sorted by topic, and columns of backends; a cell exists only if something was compared."""
+    """Rows for claims, sorted by topic, and columns for backends; `cells` contains only cells with comparisons."""
 
     claims: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -164,13 +164,13 @@ class Matrix:
 
     @property
     def disagreements(self) -> list[Group]:
-        """The groups with an unexpected result, the worst first."""
+        """The groups whose result is not the expected one, the worst first."""
         failing = (group for group in self.groups if not group.agrees)
         return sorted(failing, key=lambda group: badness(group.worst), reverse=True)
 
     @cached_property
     def footnotes(self) -> list[Footnote]:
-        """One footnote for each mistake of a document; claims that the same mistake breaks share a footnote."""
+        """One footnote for each mistake of a document, with all claims that the mistake breaks."""
         cells = (self.cells[where] for where in product(self.claims, self.columns) if where in self.cells)
         breaks = (group for cell in cells for group in cell.groups if group.breaks)
         reasons = grouped(((group.worst.case, group.worst.note), group) for group in breaks)
@@ -184,7 +184,7 @@ class Matrix:
         return {column: self.cells.get((claim, column), BLANK) for column in self.columns}
 
     def mark(self, claim: str, cell: Cell) -> str:
-        """Return a cell's footnote marks, and `FEWER` if it has fewer cases than another cell."""
+        """Return the footnote marks of a cell, and `FEWER` if another cell of the row compares more cases."""
         reasons = {(group.worst.case, group.worst.note) for group in cell.groups if group.breaks}
         marks = ",".join(note.mark for note in self.footnotes if (note.case, note.note) in reasons)
         return marks + FEWER * (0 < len(cell.cases) < self.most_cases(claim))
@@ -206,7 +206,7 @@ def column_of(subject: BackendSubject) -> Column:
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """Return the values of each key, in the order in which the keys first appear."""
+    """Group values by key; the keys keep the order in which they first appear."""
     values: dict[Key, list[Value]] = {}
     for key, value in pairs:
         values.setdefault(key, []).append(value)
@@ -221,10 +221,7 @@ def _groups(evidence: Iterable[ClaimEvidence]) -> Iterator[Group]:
 
 
 def badness(item: ClaimEvidence) -> tuple[float, float]:
-    """Return a sort key, largest for the worst comparison.
-
-    If the claim is expected to break, the smallest error is the worst.
-    """
+    """Return a sort key that is largest for the worst comparison; if a claim should break, small errors are worst."""
     share, error = (math.inf if math.isnan(number) else number for number in (item.share, item.error))
     return (share, error) if item.expectation == "holds" else (1 / share if share else math.inf, -error)
 

@@ -1,4 +1,4 @@
-"""The agreement matrix for terminals: several tables if one is too wide, footnotes, and what was not compared."""
+"""Print the agreement matrix in a terminal: tables that fit the width, footnotes, and what was not compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
 
 
 def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> Table:
-    """Return a table of claims and columns (by default all columns); each cell shows the worst share of its budget."""
+    """Return a table of claims × columns (default: all); a cell shows the largest share of a budget that is used."""
     matrix = agreement.matrix
     columns = matrix.columns if columns is None else columns
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="")
@@ -36,7 +36,7 @@ def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> T
 
 
 def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
-    """Return the header of each column; neighboring columns share one backend and device."""
+    """Return the lines of each column's header; only the first of several neighboring columns names their backend."""
     headers: dict[Column, list[str]] = {}
     somewhere, family = any(column.device != "cpu" for column in columns), ""
     for column in columns:
@@ -47,11 +47,11 @@ def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
 
 
 def _column_texts(matrix: Matrix, column: Column, header: list[str]) -> dict[str, Text]:
-    """Return the right-aligned cells of a column by claim, with space for footnote marks; "" is the header."""
+    """Return the right-aligned cells of a column by claim, with space for footnote marks; the key "" is the header."""
     cells = {claim: matrix.row(claim)[column] for claim in matrix.claims}
     marks = {claim: matrix.mark(claim, cell) for claim, cell in cells.items()}
     room = max(map(len, marks.values()), default=0)
-    # Cells are aligned here because rich strips trailing spaces in right-aligned columns.
+    # Align the cells here, because rich strips trailing spaces in right-aligned columns.
     gap = len(header[-1]) - len(header[-1].lstrip())
     width = max(*map(len, header), *(gap + len(cell.text) + room for cell in cells.values())) - room
     texts = {
@@ -85,7 +85,7 @@ class Printout:
 
 
 def _fitting(agreement: Agreement, console: Console, options: ConsoleOptions) -> list[list[Column]]:
-    """Split the columns into tables that fit the terminal, if possible between columns of different backends."""
+    """Split the columns into tables that fit the terminal; keep the columns of a backend together if possible."""
 
     def fits(columns: list[Column]) -> bool:
         wide = options.update(width=10_000)

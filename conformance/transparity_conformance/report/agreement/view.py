@@ -1,4 +1,4 @@
-"""The content of an agreement matrix, and its files: JSON, and a self-contained HTML page with a heat map."""
+"""The agreement matrix with its environment and omissions, and its files: JSON and a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from transparity_conformance.report.formatting import count, format_share, plain
 
 @dataclass(frozen=True)
 class Agreement:
-    """The result of a test session: its matrix, the environment, and what was skipped or not compared."""
+    """The result of a test session: the matrix, the environment, and what was skipped or not compared."""
 
     matrix: Matrix
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Agreement:
 
     @cached_property
     def extent(self) -> list[str]:
-        """The number of comparisons, the worst comparison, and how much was skipped or not compared."""
+        """The number of comparisons, the worst comparison, and the numbers of skipped and omitted comparisons."""
         cells = self.matrix.cells.values()
         backends = len({column.backend for column in self.matrix.columns})
         comparisons = sum(cell.comparisons for cell in cells)
@@ -102,7 +102,7 @@ def write_json(path: str | Path, agreement: Agreement) -> None:
 
 
 def as_json(agreement: Agreement) -> dict[str, Any]:
-    """Return JSON values: the verdict, the cells of each claim, and the evidence by claim, subject and case."""
+    """Return JSON values: the verdict, the cells of each claim, and the worst comparison by claim, backend and case."""
     matrix = agreement.matrix
     fields: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -149,7 +149,7 @@ def write_html(path: str | Path, agreement: Agreement) -> None:
 
 
 def as_html(agreement: Agreement) -> str:
-    """Return the page: the verdict, the environment, the heat map, mistakes of documents, and what was not compared."""
+    """Return an HTML page with the verdict, the environment, a heat map, mistakes of documents, and omissions."""
     matrix = agreement.matrix
     functions: dict[str, Any] = {"joined": _joined, "comparison": _comparison, "sizes": _sizes, "name_of": name_of}
     functions |= {"place": functools.partial(_place, matrix), "column_of": column_of}
@@ -158,7 +158,7 @@ def as_html(agreement: Agreement) -> str:
 
 
 def _joined(value: object) -> str:
-    """Return an entry of the environment as text; the items of a nested entry are joined."""
+    """Return an entry of the environment as text; join the items of a nested entry."""
     if isinstance(value, Mapping):
         value = [f"{key} {item}" for key, item in value.items()]
     return " · ".join(map(str, value if isinstance(value, list | tuple) else [value]))
@@ -186,7 +186,7 @@ def _details(matrix: Matrix, agreement: Agreement) -> dict[str, dict[str, Any]]:
 
 
 def _detail(claim: str, column: Column, cell: Cell, reasons: Sequence[str]) -> dict[str, Any]:
-    # Lists, not objects: repeating the names of the entries in thousands of rows would double the size of the page.
+    # Use lists instead of objects: repeating the keys in thousands of rows would double the size of the page.
     worst_first = sorted(cell.groups, key=lambda group: (not group.agrees, group.worst.share), reverse=True)
     rows = [list(_comparison(group).values()) for group in worst_first]
     return {"claim": claim, "column": str(column), "comparisons": cell.comparisons, "rows": rows, "reasons": reasons}
@@ -208,7 +208,7 @@ def _comparison(group: Group) -> dict[str, Any]:
 
 
 def _outcome(item: ClaimEvidence) -> str:
-    """Return the share of the budget; if the claim is exact, or expected to break, return words."""
+    """Return the used share of the budget, or words if the claim is exact or expected to break."""
     if item.expectation == "breaks":
         return "breaks, as printed" if item.agrees else "does not break"
     if item.budget == 0:

@@ -1,1 +1,1 @@
-"""The result of a check, as sentences, as text for terminals, as Markdown, and as an HTML page."""
+"""Show the result of a check as sentences, text for terminals, Markdown or an HTML page."""

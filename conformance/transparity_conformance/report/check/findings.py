@@ -1,4 +1,4 @@
-"""The findings of a report: divergences grouped by line and cause, sentences about them, and the verdict."""
+"""Group the divergences of a report into findings, by line and cause; and state findings and verdicts as sentences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from transparity_conformance.report.report import (
 )
 
 PRACTICALLY_ALL = 0.99
-"""A difference is fully explained if its causes explain at least this share of the difference."""
+"""A difference counts as explained if its causes account for at least this share."""
 
 _MOST_SPANS = 5
 _LAYER = re.compile(r"\.layers\.(\d+)")
@@ -56,11 +56,11 @@ class Finding:
 
     @property
     def left(self) -> float | None:
-        """The difference that remains with all causes in the reference; None if it was not computed.
+        """The difference that remains if the reference has all these faults; None if it was not computed.
 
-        No difference is computed if a cause, such as dropout, cannot be put into the reference.
+        The reference cannot imitate some causes, such as dropout.
         """
-        # Each residual is computed with this cause and all previous causes in the reference.
+        # A cause's residual is computed with this cause and all previous causes in the reference.
         left = max((fault.causes[-1].residual for fault in self.faults if fault.causes), default=0.0)
         return None if self.explained <= 0 or (left == 0 and self.explained == 1) else left
 
@@ -70,7 +70,7 @@ class Finding:
 
     @property
     def profile(self) -> dict[str, list[float]]:
-        """The largest errors along each axis longer than 1."""
+        """The largest errors along each axis of size 2 or more."""
         return {axis: list(errors) for axis, errors in self.worst.profile.items() if len(errors) > 1}
 
     @property
@@ -79,12 +79,12 @@ class Finding:
 
     @property
     def lines(self) -> tuple[PortLine, ...]:
-        """The lines of the port that compute the first wrong values; empty if they are unknown."""
+        """The port's lines that compute the first wrong values; empty if the lines are unknown."""
         return lines_of(*(fault.source for fault in self.faults))
 
     @property
     def departs_from(self) -> tuple[PortLine, ...]:
-        """The lines of the other implementation with which `--against` compares."""
+        """With `--against`, the corresponding lines of the other implementation."""
         return lines_of(*(fault.reference_source for fault in self.faults))
 
     @property
@@ -93,7 +93,7 @@ class Finding:
 
     @property
     def unexplained(self) -> str:
-        """The size and place of an error without a cause."""
+        """A clause with the size and place of an error that has no known cause."""
         if not math.isfinite(self.worst.error):
             return immeasurable(self.worst)
         where = "; ".join(self.spread)
@@ -101,10 +101,10 @@ class Finding:
 
 
 def findings(report: Report) -> list[Finding]:
-    """Return the divergences in the order of the forward pass, grouped by the line of the port and by cause.
+    """Return the divergences in the order of the forward pass, grouped by the port's line and by cause.
 
-    If the line is unknown, divergences are grouped by cause and kind of tap. In a graph with separate lines for each
-    layer, corresponding lines of different layers are one finding.
+    If the line is unknown, divergences are grouped by cause and kind of activation. An exported graph may have separate
+    lines for each layer; corresponding lines of all layers then form one finding.
     """
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:
@@ -121,9 +121,9 @@ def findings(report: Report) -> list[Finding]:
 
 
 def sentence(report: Report) -> str:
-    """Return the verdict: the causes and their places, or how much of the tolerance the worst rounding uses.
+    """Return the verdict: causes and their places, or the used share of the tolerance if only rounding differs.
 
-    Comparisons of ranks or of a third implementation come first.
+    Sentences about several ranks or a third implementation come first.
     """
     return "".join([*beginnings(report), _verdict(report)])
 
@@ -156,7 +156,7 @@ def unlocated(report: Report) -> str:
 
 
 def another_model(report: Report) -> str:
-    """Return a sentence that names fields in which the port's model has other values; empty if there are none."""
+    """Return a sentence about fields that have other values in the port's model; empty without such fields."""
     if not report.other_fields:
         return ""
     fields = listed([f"{name} {port} (not {given})" for name, (given, port) in report.other_fields.items()])
@@ -165,7 +165,7 @@ def another_model(report: Report) -> str:
 
 
 def remedy(report: Report) -> str:
-    """Return `With this fixed, the rest agrees (remaining error 9e-07).`, or "" if something else is wrong."""
+    """Return `With this fixed, the rest agrees (remaining error 9e-07).`; empty if the causes explain only a part."""
     found = findings(report)
     if not found or any(finding.explained < PRACTICALLY_ALL for finding in found):
         return ""
@@ -176,7 +176,7 @@ def remedy(report: Report) -> str:
 
 
 def located(report: Report) -> str:
-    """Return where a port differs, before causes are known: `differs at decoder.layers.0.output, my.py:7`."""
+    """Return the place of the first difference: `differs at decoder.layers.0.output, my.py:7`."""
     found = findings(report)[0]
     return f"differs at {found.faults[0].where}" + "".join(f", {line.place}" for line in found.lines[:1])
 
@@ -213,7 +213,7 @@ def immeasurable(fault: Divergence) -> str:
 
 
 def worst_share(report: Report) -> str:
-    """Return a clause about the largest used share of a tolerance, and its place."""
+    """Return a clause about the largest used share of a tolerance, with the place."""
     used, where = worst(report)
     if not where:
         return "nothing was compared"
@@ -223,14 +223,14 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest used share of a tolerance, and its activation or claim; empty if nothing was compared."""
+    """Return the largest used share of a tolerance, and the activation or claim; (0, "") if nothing was compared."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(each.share, _place(each)) for each in report.claims]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return a place, such as `logits, length 5, batch 2`; with the claim, if not of the forward pass."""
+    """Return a claim's place, such as `logits, length 5, batch 2`; except for the forward pass, with the claim."""
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 
@@ -265,7 +265,7 @@ def _spans(numbers: Iterable[int]) -> list[str]:
 
 
 def places(taps: Iterable[str]) -> list[str]:
-    """Return the taps, with several layers in one name: `decoder.layers.0–1.self_attention.scores`."""
+    """Return the activations, with several layers in one name: `decoder.layers.0–1.self_attention.scores`."""
     layers: dict[str, list[int]] = {}
     for tap in taps:
         pattern, layer = layer_pattern(tap)
@@ -280,7 +280,9 @@ def layer_pattern(tap: str) -> tuple[str, int | None]:
 
 
 def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
-    """Return the worst share of a segment in each layer, for every kind of tap that several layers have."""
+    """Return, for each kind of activation in several layers, the largest share of a tolerance that each layer uses.
+
+    The share is measured from the port's previous activations."""
     patterns: dict[str, dict[int, float]] = {}
     for item in measured:
         pattern, layer = layer_pattern(item.tap)
@@ -291,7 +293,7 @@ def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
 
 
 def ties(report: Report) -> str:
-    """Return a sentence: which other faults explain a divergence, and which probe would distinguish them."""
+    """Return sentences about other faults that explain a divergence equally well, with a probe that separates them."""
     return " ".join(dict.fromkeys(filter(None, map(_tie, report.faults))))
 
 

@@ -1,4 +1,4 @@
-"""Lines of a port that compute wrong values, and the part of each line that computes them."""
+"""Show lines of a port that compute wrong values, with carets below the wrong expression."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 from transparity.text import safe
 
 AROUND = 3
-"""The number of lines that are shown before and after a line."""
+"""The number of lines to show before and after a wrong line."""
 
 
 @dataclass(frozen=True)
 class PortLine:
-    """The line of an operation, and its statement."""
+    """A line of the port that ran an operation."""
 
     file: str
     line: int
     code: str
     columns: tuple[int, int] | None = field(default=None, compare=False)
-    """The first and last column of the expression in the line."""
+    """The expression's start and end in the line."""
 
     @property
     def place(self) -> str:
@@ -33,7 +33,7 @@ class PortLine:
 
     @property
     def around(self) -> list[tuple[int, str]]:
-        """The line and the lines around it, with their numbers; empty if the file cannot be read."""
+        """The line and its neighbors, with line numbers; empty if the file cannot be read."""
         lines = linecache.getlines(self.file)
         first = max(self.line - AROUND, 1)
         shown = textwrap.dedent("".join(lines[first - 1 : self.line + AROUND]).expandtabs()).splitlines()
@@ -44,7 +44,7 @@ class PortLine:
 
     @property
     def marked(self) -> tuple[str, str]:
-        """The line without its indent, and carets below the expression; otherwise the statement without carets."""
+        """The dedented line, and carets below the expression; or the statement and "" if the columns are unknown."""
         written = linecache.getline(self.file, self.line).rstrip().expandtabs()
         text = written.strip()
         if self.columns is None or not text or safe(text) != text or "\t" in linecache.getline(self.file, self.line):
@@ -55,7 +55,7 @@ class PortLine:
 
 
 def _carets(expression: str) -> str:
-    """Return `~~~^~~~` for a binary operation, as in Python's tracebacks, otherwise `^^^`."""
+    """Return `~~~^~~~` for a binary operation, as in Python's tracebacks, and `^^^` for other expressions."""
     with contextlib.suppress(SyntaxError, ValueError):
         tree = ast.parse(expression, mode="eval").body
         if isinstance(tree, ast.BinOp) and expression.isascii():
@@ -68,5 +68,5 @@ def _carets(expression: str) -> str:
 
 
 def lines_of(*sources: Mapping[str, Any] | None) -> tuple[PortLine, ...]:
-    """Return the distinct lines of the `source` of several divergences or causes, in order."""
+    """Return the distinct lines of several divergences or causes, given the `source` of each."""
     return tuple(dict.fromkeys(PortLine(**source) for source in sources if source is not None))

@@ -1,7 +1,7 @@
-"""The result of a check as a file: an HTML page, or Markdown for a pull request.
+"""Write the result of a check as an HTML page, or as Markdown for a pull request.
 
-The page shows faults and causes, a heat map of taps and probes, and the spread of errors. Markdown has all that is
-needed to repeat the check.
+The page shows faults and causes, a heat map of activations × probes, and the errors along each axis. The Markdown
+contains the command, the versions and the hashes that are needed to repeat the check.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from transparity_conformance.report.formatting import format_share, height, scie
 from transparity_conformance.report.report import VERBS, Measured, Report, environment
 
 MOST_BARS = 128
-"""The largest number of bars; beyond it, each bar shows the largest error of several positions."""
+"""The largest number of bars; if there are more positions, each bar shows the largest error of several."""
 
 AXES = ("layer", "head", "position", "row", "feature")
 
 
 def as_html(reports: Sequence[Report]) -> str:
-    """Return the page: a section for each report; sections of wrong ports are open."""
+    """Return the page, with a section for each report; the sections of wrong ports are open."""
     functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "shade": _shade}
     functions |= {"summary": _summary, "next_step": _next, "meanings": meanings(), "page_of": page_of}
     functions |= {"notes_on": notes_on, "ties": ties, "worst_share": worst_share}
@@ -52,7 +52,7 @@ def as_html(reports: Sequence[Report]) -> str:
 def _summary(view: CheckView) -> str:
     """Return the verdict as a sentence.
 
-    If findings follow, return only sentences about ranks, implementations and fields.
+    If the page lists findings, return only sentences about ranks, a third implementation and differing fields.
     """
     if view.report.verdict != "diverges" or not view.findings:
         return sentence(view.report)
@@ -60,7 +60,7 @@ def _summary(view: CheckView) -> str:
 
 
 def _next(view: CheckView) -> str:
-    """The next step: fix all places if that suffices, else the first place."""
+    """Return the next step: fix all places if this makes the port right, otherwise the first place."""
     places = [(finding.lines[0].place if finding.lines else finding.places[0]) for finding in view.findings]
     if enough := remedy(view.report):
         return f"fix {listed(list(dict.fromkeys(places)))}, and run the check again. {enough}"
@@ -69,7 +69,7 @@ def _next(view: CheckView) -> str:
 
 
 def headline(reports: Sequence[Report]) -> dict[str, str]:
-    """Return the worst verdict, and a sentence with the number of reports that have it."""
+    """Return the worst verdict, and a sentence with the number of reports that have this verdict."""
     verdicts: list[str] = [report.verdict for report in reports]
     worst = next((verdict for verdict in VERBS if verdict in verdicts), "inconclusive")
     if len(reports) == 1:
@@ -90,7 +90,7 @@ def _heat_map(report: Report) -> list[dict[str, Any]]:
     cells = {(item.tap, item.probe): item for item in report.measured}
     rows, before, is_red = [], "", False
     for tap in dict.fromkeys(item.tap for item in report.measured):
-        # A gap separates the rows of different layers, and the rows of a stack outside its layers.
+        # A gap separates layers, and the part of a stack outside its layers.
         part = tap.partition(".layers.")[0] + str(layer_pattern(tap)[1])
         shown = [cells.get((tap, probe)) for probe in _probes(report)]
         is_first = not is_red and any(cell and cell.segment_share > 1 for cell in shown)
@@ -110,7 +110,7 @@ def _shade(error: float, budget: float) -> dict[str, Any]:
 
 
 def _profiles(report: Report) -> list[dict[str, Any]]:
-    """Return the bars of each kind of tap: errors of segments by layer, and end-to-end errors along the other axes."""
+    """Return bars for each kind of activation: the errors of single steps by layer, and end-to-end errors by axis."""
     layers = shares_by_layer(report.measured)
     worst: dict[str, Measured] = {}
     patterns = dict.fromkeys(layer_pattern(item.tap)[0] for item in report.measured)
@@ -150,10 +150,10 @@ def _bars(axis: str, errors: Sequence[float], budget: float) -> dict[str, Any]:
 
 
 FILES = ("--json", "--html", "--markdown")
-"""The options that take the path of a file to write."""
+"""The options whose values are paths of files to write."""
 
 DIGITS = 16
-"""The number of digits of a hash that are shown."""
+"""The number of digits of a hash in the report."""
 
 
 def as_markdown(reports: Sequence[Report], *, weights: Path | None = None) -> str:
@@ -186,7 +186,7 @@ def _provenance(reports: Sequence[Report], weights: Path | None) -> Iterator[str
 
 
 def _without_files(options: Sequence[str]) -> Iterator[str]:
-    """Yield the options that another machine needs: all options except `FILES` and the paths that follow them."""
+    """Yield the command's options without `FILES` and their paths, which other machines do not need."""
     is_path = False
     for option in options:
         if not is_path and not option.startswith(tuple(f"{name}=" for name in FILES)) and option not in FILES:

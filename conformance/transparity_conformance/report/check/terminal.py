@@ -1,4 +1,4 @@
-"""The result of a check for terminals: the verdict, a block for each wrong line and its cause, and what to do next."""
+"""Print the result of a check in a terminal: the verdict, a block for each wrong line and cause, and next steps."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
 BARS = "▁▂▃▄▅▆▇█"
 
 WIDTH = 80
-"""The width, in columns, for which results are laid out."""
+"""The number of columns for which the layout of results is made."""
 
 MOST_FINDINGS = 12
 MOST_OPEN = 4
-"""The number of findings that are shown if later findings may follow from the first."""
+"""The number of findings to show if later findings may be consequences of the first."""
 MOST_PLACES = 4
 MOST_REASONS = 4
 MOST_BARS = 48
 
 
 def answer(report: Report, *, verbose: bool = False, ways: bool = True, alike: Sequence[str] = ()) -> RenderableType:
-    """Return the result of one check, which other configurations, `alike`, share. With `verbose`, list every claim,
-    activation, note and omission. With `ways`, end with options of the command that show more."""
+    """Return the result of one check; `alike` names other configurations with the same result. With `verbose`, list
+    every claim, activation, note and omission. With `ways`, end with options of the command that show more."""
     view = CheckView(report, alike)
     parts = [*_parts(view, verbose), *(_next(view, verbose) if ways else [])]
     spaced = (Padding(part, (int(number > 0), 0, 0, 0), expand=False) for number, part in enumerate(parts))
@@ -68,8 +68,8 @@ def as_text(reports: Sequence[Report], width: int = 100, *, verbose: bool = Fals
 
 
 class Headline:
-    """The first line, `✗ my.py:load differs from the reference llama, float32`; a long path is not wrapped. A long list
-    of configurations has its own lines."""
+    """The first line: `✗ my.py:load differs from the reference  llama, float32`. A long path is not wrapped. A long
+    list of configurations starts on a new line."""
 
     def __init__(self, view: CheckView) -> None:
         self.view = view
@@ -86,7 +86,7 @@ class Headline:
 
 
 def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> RenderableType:
-    """Return the result of one check, or the distinct disagreeing results of several checks and a summary."""
+    """Return the result of one check; for several checks, the distinct results that disagree, and a summary."""
     if len(reports) == 1:
         return answer(reports[0], verbose=verbose)
     shown: dict[Any, list[Report]] = {}
@@ -98,14 +98,14 @@ def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> R
 
 
 def _content(report: Report) -> object:
-    """Return the lines, causes and places of a result, or else its sentence, all without numbers."""
+    """Return the lines, causes and places of a result, or its sentence without findings; equal for equal results."""
     found = findings(report)
     told = ((each.lines, tuple((cause.says, cause.at) for cause in each.causes), *each.places) for each in found)
     return tuple(told) or sentence(report)
 
 
 def one_line(report: Report) -> RenderableType:
-    """Return a line for one of several configurations: the verdict, and causes or the used share of the tolerance."""
+    """Return a line for one of several configurations: the verdict, and the causes or the used share of a tolerance."""
     causes = dict.fromkeys(cause.mistake for finding in findings(report) for cause in finding.causes)
     unknown = too_little(report) if report.verdict == "inconclusive" else "unexplained"
     right = f"{format_share(worst(report)[0])} of the tolerance"
@@ -174,7 +174,7 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
 
 
 def _code(lines: Sequence[PortLine], before: str, *, around: bool) -> Iterator[RenderableType]:
-    """Yield each line with its place and carets below the wrong part; without a cause, also the lines around it."""
+    """Yield each line with its place, and carets below the wrong part; with `around`, also the lines around it."""
     shown = lines[: MOST_PLACES if around else 1]
     others = "".join(f", {line.place}" for line in lines[len(shown) :][:MOST_PLACES])
     for line in shown:
@@ -197,7 +197,7 @@ def _code_line(text: str, style: str) -> Text:
 
 
 def _cut(text: str, carets: str, width: int = 74) -> list[tuple[str, str]]:
-    """Return a line and its carets, without the line's start if the carets would not fit."""
+    """Return a line and its carets; cut off the start of the line if the carets would not fit otherwise."""
     start = len(carets) - len(carets.lstrip())
     if len(text) > width and len(carets) > width:
         text, carets = f"… {text[start:]}", f"  {carets[start:]}"
@@ -211,7 +211,7 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """Yield whether fixing the findings suffices, and how a single finding changes the logits."""
+    """Yield the end of a wrong port's result: whether fixing the findings suffices, and a fault's effect on logits."""
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))
@@ -226,9 +226,9 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
 
 
 def _strength(view: CheckView, verbose: bool) -> RenderableType:
-    """Return what was compared, the used share of the tolerance, and what was not compared.
+    """Return rows about what was compared, the used share of the tolerance, and what was not compared.
 
-    Values in files are listed only if `verbose`.
+    Only with `verbose`, list every omitted value of a field.
     """
     report = view.report
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", worst_share(report))] * bool(report.measured)
@@ -243,7 +243,7 @@ def _strength(view: CheckView, verbose: bool) -> RenderableType:
 
 
 def named(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names and texts; a repeated name is written once."""
+    """Return a table of names and texts; write a repeated name only once."""
     table, before = Table.grid(padding=(0, 3, 0, 0)), ""
     for name, text in rows:
         table.add_row(Text("" if name == before else name, style="bold"), Text(text, overflow="fold"))
@@ -252,7 +252,7 @@ def named(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _details(view: CheckView) -> Iterator[RenderableType]:
-    """Yield all other details: coverage, claims, every activation, omissions and notes."""
+    """Yield the details of a verbose report: coverage, claims, every activation, omissions, notes and times."""
     report = view.report
     if view.coverage:
         yield named([("Covers", view.coverage)])
@@ -269,7 +269,7 @@ def _details(view: CheckView) -> Iterator[RenderableType]:
 
 
 def _activations(report: Report) -> Iterator[tuple[str, Text, str, str]]:
-    """Yield each activation with the probe on which it uses the largest share of its tolerance."""
+    """Yield each activation with the probe on which its error uses the largest share of the tolerance."""
     for tap in dict.fromkeys(item.tap for item in report.measured):
         worst = max((item for item in report.measured if item.tap == tap), key=lambda item: item.share)
         used = Text(format_share(worst.share), STYLES["diverges" if worst.is_wrong else "agrees"])
@@ -277,7 +277,7 @@ def _activations(report: Report) -> Iterator[tuple[str, Text, str, str]]:
 
 
 def _times(timing: Mapping[str, Timing]) -> Table:
-    """Return the seconds of each stage, except stages below a tenth of a second, and their sum."""
+    """Return the seconds of each stage, and the total; leave out stages below a tenth of a second."""
     known = [time for time in timing.values() if time.port is not None]
     whole = Timing(
         sum(time.seconds for time in timing.values()),
@@ -292,7 +292,7 @@ def _times(timing: Mapping[str, Timing]) -> Table:
 
 
 NUMBERS = ("share, end to end", "end to end", "this step", "seconds", "checker's processor", "port's processor")
-"""The columns of numbers, which are aligned on the right."""
+"""The names of columns with numbers, which are right-aligned."""
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
@@ -305,7 +305,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Tabl
 
 
 def _profile(finding: Finding) -> Iterator[Text]:
-    """Yield bars of the errors along each axis, unless there are too many bars or all exceed the tolerance."""
+    """Yield bars of the errors along each axis; skip an axis with too many bars, or with only wrong ones."""
     budget = finding.worst.budget
     for axis, errors in finding.profile.items():
         if (drawn := bars(errors, budget)) and "·" in drawn:
@@ -313,7 +313,7 @@ def _profile(finding: Finding) -> Iterator[Text]:
 
 
 def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
-    """Yield next steps: `explain` for the cause, the verbose report, and the HTML page."""
+    """Yield commands to try next: `explain` for the cause, the verbose report, and the HTML page."""
     causes = dict.fromkeys(cause.mistake for finding in view.findings for cause in finding.causes)
     is_wrong = view.report.verdict == "diverges"
     rows = [(f"transparity explain {cause}", "what it is, and how to fix it") for cause in [*causes][: int(is_wrong)]]
@@ -327,7 +327,7 @@ def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
 
 
 def bars(errors: Sequence[float], budget: float) -> str:
-    """Return `··▃█`: the logarithm of each error, or a dot within the budget; empty if there are too many errors."""
+    """Return `··▃█`: a bar for each error on a logarithmic scale, or a dot within the budget; "" for many errors."""
     if len(errors) > MOST_BARS:
         return ""
     largest, tall = max(errors, key=lambda error: share(error, budget)), len(BARS) - 1

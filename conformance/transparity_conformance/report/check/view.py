@@ -1,4 +1,4 @@
-"""The content of a check's result as plain data, from which terminal text, Markdown and HTML are made."""
+"""The content of a check's result as plain data, which terminal text, Markdown and HTML have in common."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ CAPABILITIES = {
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
-"""The verb for each verdict. `AGAINST` is for a comparison with another implementation, which may itself be wrong."""
+"""The verb for each verdict; `AGAINST` is for comparisons with another implementation, which may be wrong itself."""
 
 
 NAME_AND_REASON = re.compile(r"(?P<name>(\{.*?\}(?=: | \()|[^{:]|:(?! ))+): (?P<reason>.+)", re.DOTALL)
-"""`NAME: REASON`; a name may end with the JSON of a field's value."""
+"""Matches `NAME: REASON`; the name may end with the JSON of a field's value."""
 
 
 @dataclass(frozen=True)
 class CheckView:
     report: Report
     alike: Sequence[str] = ()
-    """The names of other configurations that have the same result."""
+    """The names of other configurations with the same result."""
 
     @property
     def title(self) -> str:
@@ -44,7 +44,7 @@ class CheckView:
 
     @property
     def system(self) -> str:
-        """`llama, float32`; only `float32` if the title names another implementation."""
+        """The configuration and the precision, `llama, float32`; with `--against`, only the precision."""
         if self.alike:
             return f"{self.report.preset} (also {', '.join(self.alike)}), {self.report.dtype}"
         name = "your configuration" if self.report.preset == "config" else self.report.preset
@@ -56,7 +56,7 @@ class CheckView:
 
     @property
     def first_divergence(self) -> str:
-        """The first tap beyond its budget; empty if a finding names this tap, or if the findings explain all errors."""
+        """The first activation beyond its budget; empty if a finding names it, or if the findings explain the rest."""
         first = self.report.first_divergence
         is_named = first in {fault.where for fault in self.report.faults} or bool(remedy(self.report))
         return "" if is_named else first or ""
@@ -67,7 +67,7 @@ class CheckView:
 
     @property
     def not_compared_in_short(self) -> list[str]:
-        """The omissions, except fields that the audit names; values that the port refuses are only counted."""
+        """The omissions in short: without fields that the audit names, and with only the number of refused values."""
         audit, lines = self.report.audit, self.report.not_compared
         if audit is None:
             return self.not_compared
@@ -85,7 +85,7 @@ class CheckView:
 
     @property
     def compared(self) -> str:
-        """The compared values: `27 activations on 25 lengths from 1 to 1,025; loss, generation`."""
+        """The compared values: `27 activations at 25 lengths from 1 to 1,025; loss, generation`."""
         taps = dict.fromkeys(item.tap for item in self.report.measured)
         forward = "the logits" if list(taps) == ["logits"] else count(len(taps), "activation")
         where = f" at {self.report.coverage.inputs}" if self.report.coverage.inputs else ""
@@ -95,13 +95,13 @@ class CheckView:
 
     @property
     def coverage(self) -> str:
-        """The sizes and calls for which the verdict holds, in one line; empty if they are not known."""
+        """A line with the sizes and calls for which the verdict holds; empty if they are unknown."""
         reaches = [f"{each.id}: {each.reach}" for each in self.report.claims if each.reach and each.verdict == "agrees"]
         return "; ".join([self.report.coverage.line, *reaches]) if self.report.coverage.line else ""
 
     @property
     def audit(self) -> list[str]:
-        """The lines of an audit; for a wrong forward pass, only the unread tensors, which may be the reason."""
+        """The lines of an audit; if the forward pass is wrong, only the unread tensors, which may be the reason."""
         audit = self.report.audit
         if audit is None:
             return []
@@ -113,7 +113,7 @@ class CheckView:
 
 
 def notes_on(finding: Finding, report: Report) -> list[str]:
-    """The notes on an unexplained finding: the part that its line changes, and its shape."""
+    """Return the report's notes that name a line, or a misshapen activation, of an unexplained finding."""
     if finding.causes:
         return []
     about = (*(line.place for line in finding.lines), *(fault.where for fault in finding.faults if fault.is_misshapen))
@@ -121,7 +121,7 @@ def notes_on(finding: Finding, report: Report) -> list[str]:
 
 
 def one_line_a_reason(lines: Sequence[str]) -> list[str]:
-    """Join the lines `NAME: REASON` that have the same reason: `loss, generate: the port has no such method`."""
+    """Join lines `NAME: REASON` with the same reason: `loss, generate: the port has no such method`."""
     names: dict[str, list[str]] = {}
     for line in lines:
         parts = NAME_AND_REASON.fullmatch(line)
@@ -130,7 +130,7 @@ def one_line_a_reason(lines: Sequence[str]) -> list[str]:
 
 
 def each_kind_once(lines: Iterable[str]) -> list[str]:
-    """Join lines that differ only in numbers or in the probe, and add their count."""
+    """Keep one of several lines that differ only in numbers or in the probe, and add the number of the others."""
     kinds: dict[str, list[str]] = {}
     for line in lines:
         kinds.setdefault(re.sub(r"\d+|(?<=on the probe )\w+", "#", line), []).append(line)

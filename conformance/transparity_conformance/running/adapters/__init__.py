@@ -1,1 +1,1 @@
-"""Adapters: files that map the reference's parameters to the tensors of a model; and models with readable tensors."""
+"""Adapters, which are files that map the reference's parameters to a model's tensors; and access to these tensors."""

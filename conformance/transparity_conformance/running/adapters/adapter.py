@@ -23,7 +23,7 @@ from transparity_conformance.running.adapters import notation
 from transparity_conformance.running.adapters.notation import AdapterError, Lines, Selection
 
 ASKED = "?"
-"""The line of a parameter whose tensor is not known."""
+"""The line of a parameter whose tensor is unknown, so that the user must name the tensor."""
 
 KEYS = ("parameters", "zero", "unused")
 
@@ -33,13 +33,13 @@ class Adapter:
     """A mapping from the reference's parameters to a port's tensors."""
 
     lines: Lines
-    """The line of each parameter; in names and lines, `{i}` stands for the number of a layer."""
+    """The line of each parameter; in names and lines, `{i}` stands for a layer's number."""
     zero: Sequence[str] = ()
-    """Lines that select the numbers of the port that must be 0, such as biases that the reference lacks."""
+    """Lines that select numbers of the port to set to 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()
-    """Tensors of the port in which some numbers belong to no parameter; these numbers stay unchanged."""
+    """Tensors of the port with numbers that belong to no parameter; these numbers stay unchanged."""
     asked: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The parameters without a known tensor, with the lines that fit their shapes."""
+    """The parameters whose tensor is unknown, with all lines that fit their shapes."""
 
     def tensors(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
@@ -63,7 +63,7 @@ class Adapter:
         return filling.values
 
     def names(self, tensor: str) -> bool:
-        """Return whether a line names the tensor, or names it with `{i}` for the number of a layer."""
+        """Return whether a line contains the tensor's name, possibly with `{i}` for a layer's number."""
         numbers = notation.COUNTED.finditer(tensor)
         general = {tensor, *(f"{tensor[: each.start()]}{{i}}{tensor[each.end() :]}" for each in numbers)}
         return any(notation.parted(line, {tensor: ()})[0] in general for line in self.lines.values() if line)
@@ -81,7 +81,7 @@ class Adapter:
 
 
 class _Filling:
-    """A copy of the port's tensors that receives the parameters; each number is written at most once."""
+    """A copy of the port's tensors, into which the parameters are written; a number may be written only once."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
         self.values = {name: np.array(value) for name, value in tensors.items()}
@@ -90,7 +90,7 @@ class _Filling:
         self.sizes = notation.sizes_of(config)
 
     def every(self, line: str) -> list[str]:
-        """Return the lines of the adapter for every layer, with the number of the layer in place of `{i}`."""
+        """Return a line for each layer that has the line's tensors, with the layer's number in place of `{i}`."""
         numbers = range(
             1 + max((int(each) for name in self.shapes for each in notation.COUNTED.findall(name)), default=0)
         )
@@ -105,7 +105,7 @@ class _Filling:
         return found
 
     def put(self, ours: str, text: str, value: np.ndarray | None, shape: tuple[int, ...] | None) -> None:
-        """Write the parameter `value`, or 0 without a value, to the numbers that the line selects."""
+        """Write a parameter's `value` (None: 0) to the numbers that the line `text` selects."""
         if text == notation.ABSENT:
             if value is not None and np.any(value):
                 raise AdapterError(
@@ -135,7 +135,7 @@ class _Filling:
             self.values[name], self.written[name] = part.reshape(self.shapes[name]), mark
 
     def check_complete(self, unused: Sequence[str]) -> None:
-        """Raise `AdapterError` for a tensor with numbers that no line selects."""
+        """Raise `AdapterError` if a tensor has numbers that no line selects, unless the tensor is in `unused`."""
         left = [name for name, written in self.written.items() if not written.all() and name not in unused]
         if left:
             name = left[0]
@@ -166,7 +166,7 @@ def read_adapter(path: str | Path) -> Adapter:
 
 
 def written(adapter: Adapter, remarks: Sequence[str]) -> str:
-    """Return the text of an adapter's file, which starts with `remarks` as comments."""
+    """Return the text of an adapter's file; `remarks` become comments at the start."""
     text = "".join(f"# {safe(line)}\n" for line in remarks)
     for key, names in (("zero", adapter.zero), ("unused", adapter.unused)):
         if names:

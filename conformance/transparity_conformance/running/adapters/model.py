@@ -1,4 +1,4 @@
-"""A port's model: it is built, its tensors are read and written, and it is called with token ids."""
+"""Build a port's model, read and write its tensors, and call it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from transparity_conformance.running.frameworks.modules import ModuleTensor
 from transparity_conformance.running.inputs import FRAMEWORKS, is_instance
 
 Make = Callable[..., Any]
-"""Builds a model: a class, a function with no argument or with a configuration, or a `build(config, parameters)`."""
+"""Builds a model: a class or function without arguments or with a configuration, or a `build(config, parameters)`."""
 
 
 @dataclass(eq=False)
@@ -34,17 +34,17 @@ class Model:
     _tensors: Mapping[str, ModuleTensor]
     _buffers: Mapping[str, ModuleTensor] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
-    """The model's name of each input, if the model was built without a configuration."""
+    """If the model was built without a configuration: the model's own name of each input."""
     module: Any = None
-    """The PyTorch module that computes the forward pass, if any."""
+    """The PyTorch module that computes the forward pass; None for other models."""
     memory: Any = None
-    """The object that holds the tensors, if known: a module, or nested dicts and lists."""
+    """The object that contains the tensors: a module, or nested dicts and lists; None if it is unknown."""
     _narrow: Callable[[], None] | None = None
     _kept: dict[str, np.ndarray] | None = None
 
     def own(self) -> None:
-        """Mark this model as the owner of the shared memory. Save the previous owner's tensors, because the previous
-        owner may be called again.
+        """Make this model the owner of `memory`, which several models may share. First save the previous owner's
+        tensors, so that the previous owner can still be called.
         """
         if self.memory is None:
             return
@@ -64,7 +64,7 @@ class Model:
         return {name: tensor.read() for name, tensor in self._tensors.items()}
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return the buffers by name, which may be parameters of the reference, such as a bias that is not learned."""
+        """Return the buffers by name; a bias that is not learned may be a buffer, but a parameter of the reference."""
         return {name: tensor.read() for name, tensor in self._buffers.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
@@ -76,7 +76,7 @@ class Model:
         return dict(self.names)
 
     def widen(self) -> bool:
-        """Convert the model to float64 if it is a PyTorch module; return whether it is."""
+        """Convert a PyTorch module to float64; return whether the model is a PyTorch module."""
         if self.module is not None:
             self._narrow = modules.widened(self.module)
             self._tensors = modules.tensors_of(self.module)
@@ -89,12 +89,12 @@ class Model:
 
 
 _OWNERS: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
-"""The model whose tensors are in a shared memory, by the `id` of the object that holds them."""
+"""For each object that contains tensors, by `id`: the model whose weights the tensors have at the moment."""
 
 
 def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray] | None = None) -> Model:
-    """Build the model of a port, or of a module; raise `PortError` if building fails or the model has no tensors. A
-    port without arguments has no configuration. Only a `build(config, parameters)` takes the parameters."""
+    """Build a port's model, or open a module; raise `PortError` if building fails or the model has no tensors. Pass the
+    configuration if the port takes an argument, and the parameters to a `build(config, parameters)`."""
     if modules.is_module(make):
         return _opened(make, config)
     count = required_arguments(signature_of(make))
@@ -169,7 +169,7 @@ def _called(
 
 
 def adapted(make: Make, adapter: Adapter) -> Callable[..., Model]:
-    """Return `build(config, parameters)` for a port's model whose tensors an adapter maps to the parameters."""
+    """Return `build(config, parameters)`, which builds a port's model and fills its tensors by an adapter."""
 
     @functools.wraps(make, updated=())
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Model:

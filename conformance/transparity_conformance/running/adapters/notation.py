@@ -1,13 +1,13 @@
-"""The notation of a line in an adapter, which selects the port's numbers for one parameter of the reference.
+"""The notation of an adapter's lines; a line selects the port's numbers for one parameter of the reference.
 
     h.{i}.attn.c_attn.weight.T[0:N*H]
     layers.{i}.query_key_value.weight.view(N, 3, H, -1)[:, 0]
     blocks.{i}.heads.{n}.key.weight
 
-A line is the name of a tensor, followed by any of `.T`, `.view(…)`, `.permute(…)` and `[…]`, which mean the same as in
-PyTorch. The selected numbers are reshaped to the parameter. Sizes are numbers, letters (`SIZES`), and sums,
-differences, products and quotients of these. `{n}` stands for any number: the tensors with these names are stacked.
-`{i}` is the number of a layer, in the line and in the name of the parameter. No other code is evaluated.
+A line is a tensor's name, followed by any of `.T`, `.view(…)`, `.permute(…)` and `[…]`, with the same meaning as in
+PyTorch. The selected numbers are reshaped to the parameter's shape. Sizes are numbers, letters (`SIZES`), and sums,
+differences, products and quotients. `{n}` stands for every number: the tensors with such names are stacked. `{i}` is a
+layer's number, in the line and in the parameter's name. No other code is evaluated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZES = {
     "H": "head_dim",
     "F": "feed_forward_dim",
 }
-"""The letters for sizes, and the configuration fields with these sizes."""
+"""The letters for sizes; each stands for a field or property of the configuration."""
 
 OF_IMAGES = {"C": "image_channels", "P": "patch_size"}
 OF_FRAMES = {"M": "mel_bins"}
@@ -43,43 +43,43 @@ OF_RECURRENCES = {
     "S": "recurrent_key_dim",
     "V": "recurrent_value_dim",
 }
-"""The letters for sizes of images, audio frames and recurrences, which only some models have."""
+"""Further letters, for models with images, audio frames or recurrences."""
 
 STEPS = re.compile(r"(?P<name>.+?)(?P<steps>(?:\.T|\.view\([^()]*\)|\.permute\([^()]*\)|\[[^\[\]]*\])*)")
 STEP = re.compile(r"\.(?P<method>T|view|permute)(?:\((?P<sizes>[^()]*)\))?|\[(?P<index>[^\[\]]*)\]")
 
 ABSENT = ""
-"""The line of a parameter that the port lacks, and that must therefore be 0."""
+"""The line of a parameter that the port lacks; the parameter must be 0."""
 
 NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
-"""A number that is a whole part of a tensor's name, or an index."""
+"""Matches a number between dots in a tensor's name, or an index."""
 
 COUNTED = re.compile(r"(?<![^._\[])\d+(?![^.\]])")
-"""A number that may be a layer's number; it may also follow an underscore, as in flax's `h_0`."""
+"""Matches a number that may be a layer's number; it may also follow an underscore, as in flax's `h_0`."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 class AdapterError(PortError):
-    """Error for an adapter that cannot be read, or that does not fit the port or the configuration."""
+    """An adapter cannot be read, or does not fit the port or the configuration."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The numbers of one tensor, or of several concatenated tensors, that form a parameter of the reference."""
+    """The numbers of a tensor, or of several concatenated tensors, that form a parameter of the reference."""
 
     names: tuple[str, ...]
     index: np.ndarray | None
-    """The index of each selected number among the flattened tensors, as an array; None selects all numbers in order."""
+    """The indices of the selected numbers among all numbers of the tensors; None selects all numbers in order."""
 
     def read(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the selected numbers, flat if all are selected."""
+        """Return the selected numbers, with the shape of `index`; flat without an `index`."""
         flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
         return flat if self.index is None else flat[self.index]
 
 
 def letters_of(config: TransformerConfig) -> dict[str, str]:
-    """Return the letters for sizes of a model with this configuration, and the fields with these sizes."""
+    """Return the letters that apply to a configuration, with the fields for which they stand."""
     of_images = OF_IMAGES if config.reads_pixels else {}
     of_frames = OF_FRAMES if config.reads_frames else {}
     return {**SIZES, **of_images, **of_frames, **(OF_RECURRENCES if config.is_recurrent else {})}
@@ -90,9 +90,8 @@ def sizes_of(config: TransformerConfig) -> dict[str, int]:
 
 
 def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
-    """Parse a line into the tensors that it names and the indices of the selected numbers. The line has the number of a
-    layer in place of `{i}`; `sizes` has the size for each letter. Raise `AdapterError` if the port has no such tensor,
-    or if a step does not fit the tensor's shape."""
+    """Parse a line of an adapter, in which a number already replaces `{i}`. `sizes` maps letters to sizes. Raise
+    `AdapterError` if the port has no such tensor, or if a step such as `.view(…)` does not fit the tensor's shape."""
     name, steps = parted(text, shapes)
     names = stacked(name, shapes) if "{n}" in name else (name,)
     if not names or names[0] not in shapes:
@@ -113,7 +112,7 @@ def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
 
 
 def parted(text: str, names: Shapes) -> tuple[str, str]:
-    """Split a line into the tensor's name and the steps; a name in `names` may itself end like a step."""
+    """Split a line into a tensor's name and the steps after the name; names in `names` may end like a step."""
     if text in names:
         return text, ""
     found = STEPS.fullmatch(text.strip())
@@ -128,7 +127,7 @@ def parted(text: str, names: Shapes) -> tuple[str, str]:
 
 
 def stacked(name: str, shapes: Shapes) -> tuple[str, ...]:
-    """Return the tensors whose names have a number in place of `{n}`, sorted by it."""
+    """Return the tensors whose names have a number in place of `{n}`, sorted by this number."""
     pattern = re.compile(re.escape(name).replace(r"\{n\}", r"(\d+)"))
     found = {int(match[1]): each for each in shapes if (match := pattern.fullmatch(each))}
     return tuple(found[number] for number in sorted(found))
@@ -190,7 +189,7 @@ Lines = dict[str, str]
 
 
 def templates(text: str, layer: int, names: Shapes) -> Iterator[str]:
-    """Yield copies of a line in which `{i}` replaces a number `layer`, or `{i+1}` a number `layer + 1`."""
+    """Yield copies of a line in which `{i}` replaces an occurrence of `layer`, or `{i+1}` replaces `layer + 1`."""
     name, steps = parted(text, names)
     for match in COUNTED.finditer(name):
         offset = int(match[0]) - layer
@@ -205,7 +204,7 @@ def at_layer(template: str, layer: int) -> str:
 
 
 def for_all_layers(lines: Mapping[str, str], names: Shapes) -> Lines:
-    """Return the lines with `{i}` in place of the layer's number, wherever one line serves all layers."""
+    """Merge the lines of all layers into one line with `{i}`, where this is possible."""
     found: Lines = {}
     for ours, text in lines.items():
         match = LAYER.match(ours)
@@ -226,7 +225,7 @@ def _layers(lines: Mapping[str, str], before: str, rest: str) -> list[int]:
 
 
 def line_of(ours: str, lines: Mapping[str, str]) -> str | None:
-    """Return the parameter's own line, or else its line for all layers."""
+    """Return a parameter's own line, or its line for all layers with the layer's number; None without a line."""
     if ours in lines:
         return lines[ours]
     match = LAYER.match(ours)

@@ -1,1 +1,1 @@
-"""Support for frameworks whose modules are called in their own way; each file implements `modules.Kind`."""
+"""Support for modules of several frameworks; the files `equinox` and `keras` implement `modules.Kind`."""

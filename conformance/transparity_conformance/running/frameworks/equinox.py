@@ -1,4 +1,4 @@
-"""Equinox modules, which take one sequence, as Equinox's manual recommends, or a batch."""
+"""Call Equinox modules, which take a batch or, as Equinox's manual recommends, a single sequence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_conformance.running.inputs import add_mask, arguments, taps_in
 class EquinoxForward:
     """The forward pass of an Equinox module in inference mode.
 
-    A module that takes one sequence is mapped over the batch. All other attributes are the module's own.
+    If the module takes a single sequence, the call is mapped over the batch. Other attributes are the module's.
     """
 
     def __init__(self, model: Any, config: TransformerConfig) -> None:
@@ -42,7 +42,7 @@ class EquinoxForward:
 
 
 def _called(model: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return the arrays of a module in inference mode, and a function that calls the module with such arrays."""
+    """Return the arrays of a module in inference mode, and a function that calls the module with given arrays."""
     arrays, rest = eqx.partition(eqx.nn.inference_mode(model), eqx.is_array)
 
     def call(arrays: Any, args: list[Any], named: dict[str, Any]) -> Any:
@@ -54,10 +54,10 @@ def _called(model: Any) -> tuple[Any, Callable[..., Any]]:
 def _as_its_users_do(
     call: Callable[..., Any], arrays: Any, args: list[Any], named: dict[str, Any], config: TransformerConfig
 ) -> Callable[..., Any]:
-    """Return the compiled call, mapped over the batch if it takes one sequence.
+    """Return the compiled call; if the module takes a single sequence, map the call over the batch.
 
-    A module takes one sequence if it rejects a batch, or if its result for one sequence lacks the axis of the batch. An
-    untraceable call stays unchanged.
+    A module takes a single sequence if it raises for a batch, or if its result for a sequence has no batch axis. If
+    tracing fails, return the call unchanged.
     """
     row = functools.partial(jax.tree.map, lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype))
     for_one, for_all = _axes(call, arrays, row(args), row(named), config), _axes(call, arrays, args, named, config)
@@ -69,7 +69,7 @@ def _as_its_users_do(
 
 
 def _axes(call: Callable[..., Any], arrays: Any, args: Any, named: Any, config: TransformerConfig) -> int | None:
-    """Return the number of axes of the result; None if the module raises an exception."""
+    """Return the number of axes of a call's result; None if the module raises an exception."""
     try:
         answer = taps_in(eqx.filter_eval_shape(call, arrays, args, named), config).get("logits")
     except Exception:  # noqa: BLE001 - any exception means that the module rejects such arrays
@@ -85,7 +85,7 @@ forward_of = EquinoxForward
 
 
 def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
-    """Yield the floating-point arrays by path; an array in two places is yielded once, under its first path."""
+    """Yield the floating-point arrays by path; yield an array at several paths only once, under the first path."""
     places: dict[int, list[list[Any]]] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]:
         if eqx.is_inexact_array(leaf) and leaf.size:
@@ -113,7 +113,7 @@ def _write(model: Any, paths: list[list[Any]], numbers: np.ndarray) -> None:
 
 
 def _put(node: Any, path: list[Any], value: Any) -> Any:
-    """Replace the value at a path, also in frozen modules; return the changed node, which is new if it is a tuple."""
+    """Replace the value at a path, even in frozen modules; return the changed node (a new one for tuples)."""
     if not path:
         return value
     step, rest = path[0], path[1:]

@@ -1,4 +1,4 @@
-"""Models and layers of Keras 3, with any of its backends."""
+"""Call models and layers of Keras 3, with any of Keras's backends."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ INPUTS = {
     "attention_mask": ("padding_mask",),
     "token_types": ("segment_ids",),
 }
-"""Further names of inputs in functional models, in addition to `NAMES`."""
+"""Names of inputs in functional models, in addition to `NAMES`."""
 
 OF_KERAS = ("_layers", "_operations", "_functional", "_modules")
-"""Attributes in which Keras and PyTorch store layers; they are ignored."""
+"""Attributes in which Keras and PyTorch store layers for themselves; names of variables do not contain them."""
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
-    """Return the forward pass of a model or a layer, called as `model(inputs)` without gradients."""
+    """Return a forward pass that calls a model or a layer as `model(inputs)`, without gradients."""
     functional = [each.name for each in getattr(model, "inputs", None) or ()]
     parameters = _parameters(model)
     is_one = len(parameters) == 1 and len(config.input_names) > 1
@@ -47,10 +47,10 @@ def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
 
 
 def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
-    """Yield each floating-point variable with the attributes that lead to it, as in `blocks.0.attention.query.kernel`.
+    """Yield the floating-point variables, named by the path of attributes, such as `blocks.0.attention.query.kernel`.
 
-    A layer that is not an attribute, as in a functional model, has its Keras name, whose final number becomes an index.
-    Keras numbers its default names per process; here, every model starts at 0.
+    If a layer is in no attribute, as in a functional model, its Keras name is used. A number at the end of the name
+    becomes an index. Keras numbers default names per process; here, the numbers of each model start at 0.
     """
     known: set[int] = set()
     for name, variable in _variables("", model, {id(model)}):
@@ -68,7 +68,7 @@ def _parameters(model: Any) -> list[str]:
 
 
 def _by_input(given: Mapping[str, np.ndarray], names: list[str]) -> Any:
-    """Return the inputs of a functional model: a single input itself, or several inputs by name."""
+    """Return the inputs of a functional model: the array for a single input, or a dict by name for several inputs."""
     if len(names) == 1:
         return next(iter(given.values()))
     known = {theirs: ours for ours in given for theirs in (*NAMES[ours], *INPUTS[ours])}
@@ -93,7 +93,7 @@ def _without_gradients() -> contextlib.AbstractContextManager[Any]:
 
 
 def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield a layer's own variables, then the variables of its inner layers."""
+    """Yield the variables of a layer, followed by the variables of the layers inside; `above` has enclosing layers."""
     children = {name: child for name, child in _children(layer).items() if id(child) not in above}
     inside = {id(variable) for child in children.values() for variable in child.weights}
     named = {id(value): name.lstrip("_") for name, value in vars(layer).items() if isinstance(value, keras.Variable)}
@@ -105,7 +105,7 @@ def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, An
 
 
 def _children(layer: Any) -> dict[str, Any]:
-    """Return the layers inside a layer by attribute, or by their own name if no attribute has them."""
+    """Return the layers inside a layer by attribute; a layer that is in no attribute gets its Keras name."""
     found: dict[str, Any] = {}
     for name, value in {**vars(layer), **vars(layer).get("_modules", {})}.items():
         if name not in OF_KERAS:
@@ -119,7 +119,7 @@ def _children(layer: Any) -> dict[str, Any]:
 
 
 def _name(layer: Any) -> str:
-    """Return the name of a layer: `block.3` for block_3, but `dense` for dense_3, which is a default name."""
+    """Return a layer's name: `block.3` for block_3, but `dense` for dense_3, because Keras made up the 3."""
     found = re.fullmatch(r"(.+)_(\d+)", layer.name)
     if found is None:
         return str(layer.name)
@@ -128,7 +128,7 @@ def _name(layer: Any) -> str:
 
 
 def _under(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the value of an attribute, and the items of a list or dict."""
+    """Yield an attribute's value with its name, and the items of a list or dict with their paths."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     yield name, value
     for key, item in items:

@@ -1,4 +1,4 @@
-"""Modules by framework: the protocol, the search for a module in a function, and PyTorch modules in float64."""
+"""Read and write the tensors of modules, by framework; find the module that a function uses."""
 
 from __future__ import annotations
 
@@ -24,39 +24,38 @@ class ModuleTensor:
 
 
 class Kind(Protocol):
-    """A framework's functions that call a module and find its tensors."""
+    """The functions that call the modules of one framework, and find their tensors."""
 
     def forward_of(self, model: Any, config: TransformerConfig) -> Callable[..., Any]:
-        """Return `forward(**inputs)` of NumPy arrays, which calls the module as the framework's users do."""
+        """Return `forward(**inputs)`, which takes NumPy arrays and calls the module as the framework's users do."""
 
     def tensors_of(self, model: Any) -> Iterator[tuple[str, ModuleTensor]]:
-        """Yield the learned tensors by their path in the module."""
+        """Yield the learned tensors, named by their path in the module."""
 
 
 CLASSES = (("keras", "Layer", "keras"), ("equinox", "Module", "equinox"))
-"""The package and class of modules, and the file in this package that implements their `Kind`. Keras comes first,
-because its layers on PyTorch are also `torch.nn.Module`."""
+"""For each framework with a `Kind`: the package and class of its modules, and the file that implements the `Kind`."""
 
 
 def kind_of(model: Any) -> Kind | None:
-    """Return the `Kind` of a module, or None for a module or function of batches of arrays."""
+    """Return the `Kind` of a module; None for PyTorch, nnx and functions, which need no special treatment."""
     name = next((file for package, kind, file in CLASSES if is_instance(model, package, kind)), None)
     return None if name is None else cast(Kind, importlib.import_module(f"{__package__}.{name}"))
 
 
 def of_build(made: Any, config: TransformerConfig) -> Any:
-    """Return the forward pass of the object that `build(config, parameters)` returned."""
+    """Return the forward pass of an object that `build(config, parameters)` has returned."""
     kind = kind_of(made)
     return made if kind is None else kind.forward_of(made, config)
 
 
 def module_in(function: Any) -> Any:
-    """Return the first PyTorch module among `contents_of(function)`, or None."""
+    """Return the PyTorch module that a function uses, or None."""
     return next((node for node in contents_of(function) if is_instance(node, "torch.nn", "Module")), None)
 
 
 def contents_of(function: Any) -> Iterator[Any]:
-    """Yield a function and all objects that it refers to, directly or indirectly, nearest first."""
+    """Yield a function, and all objects to which it refers directly or indirectly, the nearest first."""
     waiting, seen = [function], set()
     while waiting:
         node = waiting.pop(0)
@@ -74,7 +73,7 @@ def contents_of(function: Any) -> Iterator[Any]:
 
 
 def _named_by(function: Any) -> Iterator[Any]:
-    """Yield the PyTorch modules, and the functions of the same file, whose names a function uses."""
+    """Yield the PyTorch modules, and the functions of the same file, that a function uses as globals."""
     if not isinstance(function, FunctionType):
         return
     for name in function.__code__.co_names:
@@ -111,7 +110,7 @@ def initialised(module: Any) -> tuple[Callable[..., Any], Any]:
 
 @contextlib.contextmanager
 def kept(port: Any) -> Iterator[None]:
-    """Restore the weights and modes of a port's PyTorch module after the context."""
+    """Restore the weights and training modes of a port's PyTorch module after the context."""
     module = module_in(port)
     if module is None:
         yield
@@ -127,14 +126,14 @@ def kept(port: Any) -> Iterator[None]:
 
 
 def widened(module: Any) -> Callable[[], None]:
-    """Convert a PyTorch module to float64; return a function that converts it back."""
+    """Convert a PyTorch module to float64; return a function that undoes the conversion."""
     undo = _undo(module, {})
     module.double()
     return undo
 
 
 def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
-    """Return a function that restores a module's current tensors, from `copies` if possible."""
+    """Return a function that restores a module's current tensors; `copies` has copies of their values by `id`."""
     parameters = [(value, copies.get(id(value), value.data)) for value in module.parameters()]
     buffers = [
         (each, name, copies.get(id(value), value)) for each in module.modules() for name, value in each._buffers.items()
@@ -150,14 +149,14 @@ def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
 
 
 STATISTICS = ("running_mean", "running_var")
-"""Buffers of a batch norm that are parameters of the reference."""
+"""The buffers of a batch norm, which the reference treats as parameters."""
 
 
 def tensors_of(model: Any) -> dict[str, ModuleTensor]:
     """Return the learned tensors of a module, or of nested dicts and lists, by name; empty without tensors.
 
-    Buffers such as masks and rotary tables are left out, except for the statistics of a batch norm. If two names share
-    memory, the tensor is returned once, under its first name.
+    Leave out buffers, such as masks and rotary tables, but keep the statistics of a batch norm. Return a tensor with
+    several names only once, under the first name.
     """
     if (kind := kind_of(model)) is not None:
         return dict(kind.tensors_of(model))
@@ -169,9 +168,9 @@ def tensors_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def buffers_of(model: Any) -> dict[str, ModuleTensor]:
-    """Return the saved buffers and frozen parameters of a PyTorch module, such as Whisper's sinusoids.
+    """Return the buffers in the state dict, and the frozen parameters, of a PyTorch module; empty for other modules.
 
-    The result is empty for any other module.
+    An example are Whisper's sinusoids.
     """
     if not is_instance(model, "torch.nn", "Module"):
         return {}
@@ -186,9 +185,9 @@ def buffers_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
-    """Return the tensors of the first model that a function refers to; empty without a model.
+    """Return the tensors of the model that a function uses; empty without a model.
 
-    The function itself, its bound object, its attributes and its variables are searched.
+    Search the function, its bound object, its attributes and its variables.
     """
     return next((tensors for node in contents_of(function) if (tensors := tensors_of(node))), {})
 
@@ -204,7 +203,7 @@ def package_of(node: Any) -> str:
 def _of_torch(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     every = list(model.named_parameters())
     trained = [(name, value) for name, value in every if value.requires_grad]
-    if not any(value.ndim > 1 for _, value in trained):  # a model for inference, in which all weights are frozen
+    if not any(value.ndim > 1 for _, value in trained):  # all weights are frozen, for inference
         trained = every
     buffers = [(name, value) for name, value in model.named_buffers() if name.endswith(STATISTICS)]
     known = set()
@@ -256,7 +255,7 @@ def _nnx_write(model: Any, path: tuple[Any, ...], numbers: np.ndarray) -> None:
 
 
 def _leaves(name: str, node: Any) -> Iterator[tuple[str, ModuleTensor]]:
-    """Yield the floating-point arrays in nested dicts and lists, which can be replaced in place."""
+    """Yield the floating-point arrays in nested dicts and lists, named by path."""
     items: Any = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         path = f"{name}.{key}" if name else str(key)

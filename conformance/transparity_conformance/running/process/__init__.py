@@ -1,1 +1,1 @@
-"""Processes of ports: start a process, send requests over a socket, and stop it in time."""
+"""Run ports in their own processes: start a process, send requests over a socket, and stop the process in time."""

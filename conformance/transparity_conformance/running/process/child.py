@@ -1,4 +1,4 @@
-"""Child processes: ports that answer requests, and programs that run on a bundle; each has a time limit."""
+"""Child processes with a time limit: ports that answer requests, and programs that read a bundle of inputs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.wire import Closed, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0
-"""The default timeout in seconds for one call of a port, or for a program."""
+"""The default timeout in seconds for a call of a port, or for a program."""
 
 LONGEST_TIMEOUT = 1e6
-"""The longest timeout, 11 days: sockets wait for at most 2³¹ milliseconds."""
+"""The longest timeout, 11 days, because sockets wait for at most 2³¹ milliseconds."""
 
 
 def checked_timeout(seconds: float | None) -> float:
-    """Return the timeout, or the default for None; raise `UsageError` for a value out of range, such as NaN."""
+    """Return a valid timeout, and the default for None; raise `UsageError` for a value out of range, such as NaN."""
     if seconds is None:
         return TIMEOUT
     if not 0 < seconds <= LONGEST_TIMEOUT:
@@ -44,12 +44,12 @@ def checked_timeout(seconds: float | None) -> float:
 
 
 QUIET = {"TQDM_DISABLE": "1"}
-"""Environment variables that hide progress bars; the user's environment overrides them."""
+"""Environment variables that hide progress bars, unless the user's environment sets them."""
 
 
 class PortProcess:
-    """The process of a port, which answers one request at a time. `environment` is added to the environment, and `who`
-    names the process in messages; `ProcessGroup` explains the other arguments."""
+    """The process of a port, which answers one request at a time. `environment` contains additional environment
+    variables. Messages call the process `who`. `ProcessGroup` explains the other arguments."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class PortProcess:
         return self.process.poll() is None
 
     def processor_seconds(self) -> float | None:
-        """Return the processor time of the process and its ended children; None on systems without `/proc`."""
+        """Return the processor time of the process and its finished children; None on systems without `/proc`."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
@@ -92,7 +92,7 @@ class PortProcess:
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def ask(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> None:
-        """Send the request `name`; `received` returns the answer. `what` names the request in messages."""
+        """Send the request `name`, without waiting for the answer; `received` returns it. Messages call it `what`."""
         numbers = [self.released.pop() for _ in range(len(self.released))]
         if numbers:
             self._send(0, "release", numbers)
@@ -103,11 +103,11 @@ class PortProcess:
         try:
             self.connection.settimeout(self.timeout)
             send_request(self.connection, (name, arguments, largest))
-        except OSError:  # the process has ended or is stuck; `received` reports which
+        except OSError:  # the process has ended or does not read; `received` reports the reason
             pass
 
     def received(self, what: str, deadline: float | None = None) -> Any:
-        """Return the answer to a request; raise an exception at `deadline`, by default `timeout` from now."""
+        """Wait for the answer to a request, at most until `deadline` (by default, `timeout` seconds); return it."""
         try:
             deadline = deadline or time.monotonic() + self.timeout
             kind, *content = receive_answer(self.connection, deadline, largest_answer(), lambda: self.is_running)
@@ -138,7 +138,7 @@ class PortProcess:
         return PortProcessError(f"{self.name} {how} at {what}; expected an answer.")
 
     def folder(self) -> str:
-        """Return a folder for the process's inputs, which is removed when the process is stopped."""
+        """Return a temporary folder for files that the process reads; the folder is removed with the process."""
         if not self.folders:
             self.folders.append(tempfile.mkdtemp(prefix="transparity-"))
         return self.folders[0]
@@ -152,11 +152,11 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, folders: l
 
 
 class PortTimeoutError(PortProcessError):
-    """Error for a port that gives no answer in time."""
+    """A port gives no answer within the timeout."""
 
 
 def _how_ended(code: int) -> str:
-    """Return how a process ended, such as `was killed by SIGKILL`; some signals have no name."""
+    """Return a clause about the end of a process, such as `was killed by SIGKILL`."""
     if code >= 0:
         return f"ended with the exit code {code}"
     try:
@@ -166,7 +166,7 @@ def _how_ended(code: int) -> str:
 
 
 def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all its descendants: a descendant could still write files."""
+    """Kill a process and all its descendants, which could otherwise continue to write files."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
@@ -179,28 +179,28 @@ PATIENCE = 0.02
 """The seconds between two polls of running programs."""
 
 TAIL = 2000
-"""The bytes that are kept from the end of a program's standard error."""
+"""The number of bytes to keep from the end of a program's standard error."""
 
 
 @dataclass(frozen=True)
 class Completed:
     actual: Path
-    """The file that the program should have written."""
+    """The file that the program should write."""
     failure: str | None
-    """The reason why the program failed, as a sentence; None if its exit code is 0."""
+    """A sentence with the reason of a failure; None if the program's exit code is 0."""
 
 
 def run_together(
     command: str, bundle: Path, copies: Sequence[tuple[Path, Mapping[str, str]]], timeout: float
 ) -> list[Completed]:
-    """Run a program on a bundle, several times in parallel. If one run fails, the others are stopped, because these may
-    wait for the failed run.
+    """Run a program on a bundle, with several copies in parallel. If one copy fails, stop the others, because they may
+    wait for the failed copy.
 
     Args:
-        command: The program and its arguments, split like a command of a shell; no shell runs it. `{bundle}` and
-            `{actual}` are replaced by the two paths. If neither occurs, the paths are appended as the last arguments.
+        command: The program and its arguments, split as by a shell, but run without a shell. `{bundle}` and `{actual}`
+            are replaced by the two paths. If the command contains neither, both paths are appended.
         bundle: The folder that the program reads.
-        copies: The output file and the additional environment variables of each run.
+        copies: For each copy, the output file and additional environment variables.
         timeout: The number of seconds after which the program and its descendants are stopped.
 
     Raises `BundleError` if the program cannot be started.
@@ -249,7 +249,7 @@ class _Program:
         return bool(self.process.poll())
 
     def completed(self, timeout: float, first: _Program | None) -> Completed:
-        """Return the result; if the failure of the run `first` stopped this program, return that failure."""
+        """Return the result; if this program was stopped because the program `first` failed, return that failure."""
         code, named = self.process.poll(), f"{self.who} {shown(self.command)}"
         if code == 0:
             return Completed(self.actual, None)
@@ -277,7 +277,7 @@ def command_line(command: str, bundle: Path, actual: Path) -> list[str]:
 
 
 class _Tail:
-    """The end of a possibly endless stream, which a thread reads."""
+    """The last bytes of a stream, which a thread reads; the stream may be endless."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.content = b""

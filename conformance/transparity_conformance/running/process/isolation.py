@@ -1,7 +1,7 @@
-"""A port in its own process, which answers every call or is stopped.
+"""Run a port in its own process, so that the port cannot stop or disturb the checker.
 
-If the port exits, crashes, closes streams or patches globals, only its own process is affected. The process and its
-descendants are stopped if an answer is late, and at the end of the check.
+If the port exits, crashes, closes streams or patches globals, only its own process is affected. The checker stops the
+process and its descendants if an answer is late, and at the end of the check.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def isolated_build(
 ) -> IsolatedBuild:
     """Start a process for the port `spec` (`file.py:build`), or one process per rank; return the port's `build`.
 
-    If `adapter` is the path of an adapter, the port builds a model whose tensors the adapter fills. If `adapter` is
-    empty, the model keeps its own weights. The process loads the port in the background, and the first use raises
-    `LoadError` if the port does not exist. A call raises `PortCallError` if the port raises an exception. A call raises
-    `PortProcessError` if the process ends, or gives no answer within `timeout` seconds. With `is_small`, all models are
-    small, and JAX compiles them without slow passes.
+    If `adapter` is the path of an adapter, the port builds a model, and the adapter's lines fill the model's tensors.
+    If `adapter` is empty, the model keeps its own weights. The process loads the port in the background; if the port
+    does not exist, the first use raises `LoadError`. A call raises `PortCallError` if the port raises an exception, and
+    `PortProcessError` if the process ends or gives no answer within `timeout` seconds. Set `is_small` if all models are
+    small, so that JAX compiles without slow passes.
     """
     seconds, is_launched = checked_timeout(timeout), ranks > 1
     return IsolatedBuild(ProcessGroup(spec, seconds, adapter, ranks, is_launched=is_launched, is_small=is_small))
 
 
 def spec_of(build: Callable[..., Any] | str) -> str:
-    """Return the name under which another process can import a function; raise `PortError` if there is no such name."""
+    """Return a name under which another process can import a function; raise `PortError` if that is impossible."""
     if isinstance(build, str):
         return build
     name, module = getattr(build, "__qualname__", ""), getattr(build, "__module__", "") or ""
@@ -59,7 +59,7 @@ def spec_of(build: Callable[..., Any] | str) -> str:
 
 
 class _Described:
-    """An object in another process, which described its signature."""
+    """An object in another process; `_described` is the description of its signature."""
 
     _described: Any
 
@@ -80,7 +80,7 @@ class RemotePort(_Described):
     """A built port in another process; calling it runs the forward pass."""
 
     is_filled = True
-    """Whether the port's tensors were filled with the weights that the caller passed."""
+    """Whether the port's tensors contain the weights that the caller passed."""
 
     def __init__(
         self, process: ProcessGroup, handle: Handle, config: TransformerConfig | None, described: Any = None
@@ -88,7 +88,7 @@ class RemotePort(_Described):
         self._process, self.handle, self._config, self._described = process, handle, config, described
 
     def __call__(self, **tokens: np.ndarray) -> Any:
-        """Run the forward pass; the answer may be as large as all activations together."""
+        """Run the forward pass; the answer may have as many bytes as all activations together."""
         config, largest = self._config, None
         if config is not None:
             largest = 8 * sum(map(math.prod, shapes_of(config, tokens).values())) + MISSHAPEN
@@ -106,7 +106,7 @@ class RemotePort(_Described):
     ) -> tuple[Any, list[Operation]]:
         """Call a method, or by default the forward pass, and record its operations.
 
-        Operations with values larger than half of the largest answer are left out.
+        Operations are left out if all values together would have more than half the bytes of the largest answer.
         """
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
         answer = self._process.answer(method or "forward", "listen", *request)
@@ -118,7 +118,7 @@ class RemotePort(_Described):
         return self._process.sharding_of(self.handle)
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        """Return the values that differed between ranks in the last call: one array per rank, by name."""
+        """Return the values that should have been equal on all ranks in the last call, but differ: arrays by rank."""
         return self._process.differing.last
 
 
@@ -151,7 +151,7 @@ class IsolatedModel(RemotePort):
 
 
 class IsolatedBuild(_Described):
-    """The `build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
+    """The `build` of a port in another process. With a `model_type`, the port is a loader of this family's folders."""
 
     def __init__(self, process: ProcessGroup, model_type: str | None = None, edit: Edit | None = None) -> None:
         self.process, self.model_type, self.edit = process, model_type, edit
@@ -165,21 +165,21 @@ class IsolatedBuild(_Described):
         return runtime_of(self.process.spec) is not None
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
-        """Return the same port as a loader of folders of a family, or as a `build` for None."""
+        """Return the same port as a loader of a family's folders; for None, as a `build`."""
         return IsolatedBuild(self.process, model_type)
 
     def on(self, process: ProcessGroup) -> IsolatedBuild:
         return IsolatedBuild(process, self.model_type, self.edit)
 
     def edited(self, edit: Edit) -> IsolatedBuild:
-        """Return the same loader, for folders with `edit`."""
+        """Return the same loader, with an edit of every folder."""
         return IsolatedBuild(self.process, self.model_type, edit)
 
     def close(self) -> None:
         self.process.stop()
 
     def limits(self) -> dict[str, Any]:
-        """Return the fields of `Limits`: the calls that an exported model accepts."""
+        """Return the fields of `Limits`, which describe the calls that an exported model accepts."""
         return dict(self.process.answer("the request for its limits", "limits", self.process.loaded()[0]))
 
     def __call__(self, *args: Any, **named: Any) -> RemotePort:
@@ -192,7 +192,7 @@ class IsolatedBuild(_Described):
     def model(self, folder: str | None, weights: Mapping[str, np.ndarray] | None = None) -> RemotePort:
         """Load a folder, or build a module; return a forward pass that takes inputs by the model's own names.
 
-        The module's tensors are filled with `weights` if all names are equal.
+        If all names of tensors are equal, fill the module with `weights`.
         """
         what = "load(folder)" if folder is not None else "building the module"
         number, _ = self.process.loaded()
@@ -204,8 +204,7 @@ class IsolatedBuild(_Described):
     def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
         """Build and return a port's model with its own weights.
 
-        A port that takes parameters receives `parameters`. Without a configuration, the inputs have the model's own
-        names.
+        Pass `parameters` if the port takes parameters. Without a configuration, inputs have the model's own names.
         """
         return IsolatedModel(self.process, self._built((config, dict(parameters)), {})[0], config)
 
@@ -226,7 +225,7 @@ class IsolatedBuild(_Described):
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
     """Call a method of a built port.
 
-    `RemotePort` stores partial calls of this function. A stored bound method would keep the object alive.
+    This is a function, because a `RemotePort` that stores its own bound method would never be freed.
     """
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
@@ -234,19 +233,19 @@ def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **name
 
 
 def _keep_track(process: ProcessGroup, value: Any) -> None:
-    """Make the port's process release each object of an answer when the checker releases the object's handle."""
+    """Make the port's process free each object of an answer as soon as the checker frees the object's handle."""
     for item in value if isinstance(value, tuple | list) else [value]:
         if isinstance(item, Handle):
             process.forgotten_with(item)
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of the result's item that stays in the port's process, or None."""
+    """Return the index of the item of a method's result that stays in the port's process, such as a cache; or None."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 
 def _signature(described: Any) -> inspect.Signature:
-    """Return the signature that a port's process described; raise `TypeError` if the function has none."""
+    """Return the signature that a port's process has described; raise `TypeError` if the function has no signature."""
     if described is None:
         raise TypeError("the function has no signature")
     empty = inspect.Parameter.empty

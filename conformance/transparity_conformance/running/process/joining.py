@@ -1,6 +1,7 @@
 """Join the answers of all ranks: arrays by their placements; all other values must be equal.
 
-Only operations with equal values on all ranks are kept: a shard might be mistaken for another activation.
+Recorded operations are kept only if their values are equal on all ranks, because a shard might look like another
+activation.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ Shapes = dict[str, tuple[int, ...]]
 class Replicas:
     name: str
     relative: float
-    """The difference, divided by the largest number."""
+    """`gap`, divided by the largest number."""
     gap: float
     ranks: tuple[int, int]
 
 
 @dataclass
 class Differing:
-    """All values whose replicas were not bitwise equal."""
+    """All values that should be equal on all ranks, but are not bitwise equal."""
 
     worst: dict[str, Replicas] = field(default_factory=dict)
     last: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """The differing values of the last call: one array per rank, by name."""
+    """The differing values of the last call by name: one array per rank."""
 
     def note(self, name: str, values: Sequence[Any], gap: float, rank: int) -> None:
         numbers = [np.asarray(value) for value in values if value is not None]
@@ -49,7 +50,7 @@ class Differing:
 
 
 class RankHandle(Handle):
-    """An object that stays in the process of each rank."""
+    """The handles of one object that stays in the processes of all ranks."""
 
     def __init__(self, handles: Sequence[Handle]) -> None:
         super().__init__(handles[0].number, handles[0].kind)
@@ -57,12 +58,12 @@ class RankHandle(Handle):
 
 
 def joined(name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes, differing: Differing) -> Any:
-    """Join the answers of all ranks to one request; `differing` records the replicas that differ. `name` is an
-    activation, a parameter, or the method that returned the value. Raise `PortError` for inconsistent answers."""
+    """Join the answers of all ranks to one request; `name` is an activation, a parameter, or the called method. Add
+    values that should be equal, but are not, to `differing`. Raise `PortError` for inconsistent answers."""
     placed = sharding.of(name)
     given = [answer for answer in answers if answer is not None]
     if given and all(isinstance(answer, Mapping) for answer in given):
-        if len(given) < len(answers):  # a rank that returned None has no part of any value
+        if len(given) < len(answers):  # None: the rank has no part of any value
             answers = [{} if answer is None else answer for answer in answers]
         names = dict.fromkeys(key for answer in answers for key in answer)
         return {key: joined(key, [answer.get(key) for answer in answers], sharding, shapes, differing) for key in names}
@@ -98,16 +99,16 @@ Names = tuple[str, ...]
 
 
 class Whole:
-    """The operations of built ports whose values are equal on all ranks.
+    """Selects the operations whose values are equal on all ranks.
 
-    The first call selects the operations, because parts of a short input may be equal by chance.
+    The first call of each port decides for all later calls, because shards of a short input may be equal by chance.
     """
 
     def __init__(self) -> None:
         self.are_equal: dict[tuple[int, Names], list[bool]] = {}
 
     def of(self, number: int, by_rank: Sequence[Sequence[Operation]]) -> list[Operation]:
-        """Return the operations of rank 0 whose values are equal on all ranks, with the data flow between them. If the
+        """Return the operations of rank 0 whose values are equal on all ranks, and the data flow between them. If the
         ranks run different operations, as pipeline stages do, return all operations of rank 0."""
         first, names = by_rank[0], [tuple(each.name for each in operations) for operations in by_rank]
         if any(other != names[0] for other in names):

@@ -1,6 +1,6 @@
-"""The processes of a port, one per rank, which the rest of the checker uses as one port.
+"""Run a port on several ranks, with one process per rank; the rest of the checker uses the group like a single port.
 
-A port and its descendants are stopped if an answer is late, and at the end of the check.
+The checker stops all processes and their descendants if an answer is late, and at the end of the check.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class ProcessGroup:
     """The processes of a port, one per rank, which answer every request together.
 
     Args:
-        spec: `file.py:build` or `module:build`.
-        timeout: The number of seconds in which an answer must arrive.
-        adapter: The path of an adapter; empty if the port builds a model with its own weights.
+        spec: The port's name, `file.py:build` or `module:build`.
+        timeout: The number of seconds within which an answer must arrive.
+        adapter: The path of an adapter; empty for a model that keeps its own weights; None for a `build` or a loader.
         ranks: The number of processes.
-        is_launched: Whether each process gets the environment variables of its rank, and the answers are joined. If
-            false, there is one process.
-        is_small: Whether all models are so small that XLA compiles them without its slow passes.
+        is_launched: Whether the port is distributed: each process gets the environment variables of a rank, and answers
+            are joined. If false, there is one process.
+        is_small: Whether all models are small, so that XLA compiles them without its slow passes.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ProcessGroup:
         self.configs: dict[int, TransformerConfig] = {}
         self._loaded: tuple[Any, Any] | None = None
         self.alone = ProcessGroup(spec, timeout, adapter, is_launched=True, is_small=is_small) if ranks > 1 else None
-        """A single rank with the same code, which starts and stops together with the others."""
+        """A group of one rank that runs the same code, to compare several ranks with a single rank."""
 
     def stop(self) -> None:
         for process in self.processes:
@@ -92,7 +92,7 @@ class ProcessGroup:
         return None if None in known else sum(filter(None, known))
 
     def loaded(self) -> tuple[int, Any]:
-        """Return the handle number and signature of the port's function; raise `LoadError` if there is no such port."""
+        """Return the number and the signature of the port's function; raise `LoadError` if there is no such port."""
         if self._loaded is None:
             try:
                 answers = self._together("loading the port")
@@ -102,9 +102,9 @@ class ProcessGroup:
         return self._loaded
 
     def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
-        """Send a request to all ranks, and return the joined answer.
+        """Send a request to all ranks, and return the joined answer, which may have at most `largest` bytes.
 
-        `what` names the request in messages. An answer may have at most `largest` bytes.
+        Messages call the request `what`.
         """
         self.loaded()
         self.differing.last = {}
@@ -164,7 +164,7 @@ class ProcessGroup:
         return self._together(what)
 
     def _together(self, what: str) -> list[Any]:
-        """Return the answers by rank; they are received in any order, because a rank may wait for another."""
+        """Return the answers by rank; receive them in any order, because a rank may wait for another rank."""
         try:
             return SharedCall(self.processes, what).answers()
         except PortCallError:  # no process has ended
@@ -190,7 +190,7 @@ class ProcessGroup:
         return self.forgotten_with(RankHandle([handle] * self.ranks) if self.is_launched else handle)
 
     def forgotten_with(self, handle: Handle) -> Handle:
-        """Make the processes release an object when the checker releases the object's handle."""
+        """Make the processes free an object as soon as the checker frees the object's handle."""
         handles = handle.handles if isinstance(handle, RankHandle) else (handle,)
         for process, each in zip(self.processes, handles, strict=False):
             weakref.finalize(handle, process.released.append, each.number)
@@ -223,12 +223,12 @@ LOCAL = {
     "GLOO_SOCKET_IFNAME": "lo",
     "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
 }
-"""Variables that are set unless the user sets them. As with `torchrun`, each rank has one thread. Collectives use the
-loopback interface."""
+"""Default environment variables of a rank: one thread, as with `torchrun`, and collectives over the loopback interface.
+"""
 
 
 def environments(ranks: int) -> list[dict[str, str]]:
-    """Return each rank's environment variables: `torchrun`'s, and the address for `jax.distributed.initialize`."""
+    """Return each rank's environment variables: those that `torchrun` sets, and the address of JAX's coordinator."""
     with socket.socket() as one, socket.socket() as other:  # two free ports
         for each in (one, other):
             each.bind((ADDRESS, 0))
@@ -245,10 +245,10 @@ def environments(ranks: int) -> list[dict[str, str]]:
 
 
 WAITS = 5.0
-"""After a failure, the other ranks get this number of seconds, plus the time that the failed rank took."""
+"""After a rank has failed, the other ranks get this number of seconds, plus the time that the failed rank took."""
 
 PATIENCE = 0.5
-"""The seconds without an answer after which the checker polls the processes."""
+"""The seconds without an answer after which the checker tests whether the processes still run."""
 
 
 class SharedCall:
@@ -259,9 +259,9 @@ class SharedCall:
         self.waited = self._receive()
 
     def _receive(self) -> list[int]:
-        """Receive the answers, and return the ranks without one.
+        """Receive the answers, and return the ranks that have not answered.
 
-        If a rank fails, the others get a little more time: they may wait for the failed rank forever.
+        After a rank has failed, give the others only a little more time, because they may wait for the failed rank.
         """
         began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(self.processes))
         deadline = began + self.processes[0].timeout
@@ -279,7 +279,7 @@ class SharedCall:
         return list(waiting)
 
     def answers(self) -> list[Any]:
-        """Return the answers by rank; raise the error of the rank that failed first."""
+        """Return the answers by rank. If a rank failed, raise the error that best explains the failure."""
         if len(self.processes) == 1 and self.errors:
             raise self.errors[0]
         if not self.errors:
@@ -300,7 +300,7 @@ class SharedCall:
         raise PortCallError(str(error) if everywhere else f"on rank {rank} of {len(self.processes)}: {error}")
 
     def _late(self, timeouts: Sequence[int]) -> str:
-        """Return the message about ranks without a timely answer."""
+        """Return the message about ranks that did not answer in time."""
         process, answered = self.processes[0], sorted(self.found)
         others = f" ({_named(answered)} answered)" if answered else ""
         return (

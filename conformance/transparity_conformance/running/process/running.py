@@ -1,4 +1,4 @@
-"""Build a port and run it on probes, in this process; every call of the port's code uses `call_port`."""
+"""Build a port, and run it on probes; every call of the port's code uses `call_port`, which catches its exceptions."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from transparity_conformance.running.process.ranks import isolated_of
 from transparity_conformance.running.process.wire import MISSHAPEN, largest_answer
 
 Port = Callable[..., Callable[..., Any]]
-"""`build(config, parameters)`, which returns `forward(source=…, target=…)` or `forward(tokens=…)`."""
+"""A function `build(config, parameters)`, which returns `forward(source=…, target=…)` or `forward(tokens=…)`."""
 
 
 def in_precision(build: Port, dtype: str) -> Port:
-    """Bind `dtype` to a `build` that takes a dtype's name; return other ports unchanged."""
+    """Bind the argument `dtype` of a `build` that takes the name of a dtype; return other ports unchanged."""
     signature = signature_of(build)
     if signature is None:
         return build
     parameter = signature.parameters.get("dtype")
-    # If the default is None, the annotation shows whether the port takes a name.
+    # If the default is no string, the annotation may show that the port takes a name.
     takes_names = parameter is not None and (isinstance(parameter.default, str) or "str" in str(parameter.annotation))
     return functools.partial(build, dtype=str(dtype)) if takes_names else build
 
@@ -60,8 +60,8 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return the argument `parameters` for a port: copies of the parameters. A loader that cannot receive a copy gets
-    the path of the checkpoint's own folder. An exported model gets nothing, because it has its own weights.
+    """Return the argument `parameters` for a port, usually copies of the parameters. An exported model gets nothing,
+    because it has its own weights. A loader gets the path of the checkpoint's own folder if no copy can be written.
     """
     if getattr(isolated_of(build), "has_own_weights", False):
         return {}
@@ -77,12 +77,12 @@ def is_loader(build: Port) -> bool:
 
 
 def model_type_of(build: Port) -> str | None:
-    """Return the family of the folders that a loader reads, or None."""
+    """Return the family of the folders that a loader reads; None for other ports."""
     return getattr(isolated_of(build), "model_type", None)
 
 
 def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return a line that says why a loader received the checkpoint's own folder, or nothing."""
+    """Return a note with the reason why a loader received the checkpoint's own folder; empty if it received a copy."""
     if not isinstance(parameters, InFolder) or parameters.is_ours or not is_loader(build):
         return ()
     if not parameters.is_given_itself:
@@ -99,7 +99,7 @@ def sharding_of(forward: Callable[..., Any]) -> Sharding:
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> Mapping[str, np.ndarray]:
     """Run a port on a probe; return its activations as NumPy arrays by name.
 
-    Names and types are checked here, but not shapes.
+    Check the names and types of the activations, but not their shapes.
     """
     return _known(_returned(forward, forward, probe), probe, logits_only)
 
@@ -109,9 +109,9 @@ def run_listening(
 ) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
     """Run a port on a probe; return its activations, and its operations in order.
 
-    A port in another process is recorded in all frameworks that it has imported. Operations with more than
-    `largest_answer() / 2` bytes are left out. The activations may differ by rounding from the result of `run`, because
-    recording may disable a compiler (`jit`, `torch.compile`). Buffers are truncated to the sequence length.
+    `framework` limits the recording of a port in this process to one framework. Operations are left out if all values
+    together would exceed `largest_answer() / 2` bytes. Recording disables compilers (`jit`, `torch.compile`), so the
+    activations may differ by rounding from the result of `run`. Preallocated buffers are cut to the sequence length.
     """
     listened = functools.partial(_listened, forward, "", framework=framework)
     returned, operations = _returned(listened, forward, probe)
@@ -120,9 +120,9 @@ def run_listening(
 
 
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-    """Call a method of a built port, or the forward pass for an empty name; return its result and all operations.
+    """Call a method of a built port, or the forward pass if `method` is empty; return its result and operations.
 
-    Operations on integers are included. Raises `PortError` if the port raises an exception.
+    The operations include operations on integers. Raises `PortError` if the port raises an exception.
     """
     answer: tuple[Any, list[Operation]] = call_port(_listened, forward, method, *args, whole_numbers=True, **named)
     return answer
@@ -155,9 +155,9 @@ def listen_once(
     *,
     whole_numbers: bool,
 ) -> tuple[Any, list[Operation]]:
-    """Call a function once and return its result and operations.
+    """Call a function, and return its result and operations.
 
-    A rehearsal gets copies of the arguments, because a call may change an argument such as a cache.
+    A rehearsal, which recording NumPy needs, gets copies of the arguments, because a call may modify a cache.
     """
     args_copy, named_copy = copy.deepcopy((args, dict(named)))
     return listen(
@@ -170,7 +170,7 @@ def listen_once(
 
 
 def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:
-    """Call `call` with a probe's inputs; messages show the signature of the port `forward`."""
+    """Call `call` with a probe's inputs; error messages show the signature of the port `forward`."""
     inputs = {name: as_given(value) for name, value in probe.inputs.items()}
     try:
         return call_port(call, **inputs)
@@ -182,7 +182,7 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
 
 
 def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
-    """Return the known activations of a port's result, or only the logits."""
+    """Return the activations in a port's result, or only the logits; raise `PortError` for unknown names."""
     try:
         taps = call_port(taps_in, returned, probe.config)
     except PortCallError as error:
@@ -204,7 +204,7 @@ def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.nd
 
 
 def _array(name: str, value: Any, most: int) -> np.ndarray:
-    """Convert an activation to float64, after checking its size: a view of one number may have any shape."""
+    """Convert an activation to float64; check its size first, because a view of one number may have any size."""
     try:
         array = call_port(as_numbers, value)
     except PortCallError as error:

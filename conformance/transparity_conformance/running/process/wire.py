@@ -1,7 +1,8 @@
 """The messages between the checker and the process of a port.
 
-The port trusts the checker, so requests are pickled. The checker does not trust the port: an answer is JSON and bytes
-of arrays, which cannot run code. Any other object stays in the port's process, and the checker gets its number.
+The port trusts the checker, so requests are pickled. The checker does not trust the port, so an answer is only JSON and
+the bytes of arrays, which cannot run code. Other objects stay in the port's process, and the checker gets a number for
+each of them.
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ from transparity_conformance.listening.operation import LONGEST_PATH, Operation,
 from transparity_conformance.report.comparison import as_numbers
 
 HEADER = struct.Struct("<QQ")
-"""The header of an answer: its bytes of JSON, and its bytes of arrays."""
+"""The header of an answer: the number of bytes of JSON, and the number of bytes of arrays."""
 
 LARGEST_TEXT = 2**26
 
 LARGEST_IN_MEMORY = 2**26
-"""The most bytes of activations in memory; larger answers are written to a file."""
+"""The largest number of bytes of an answer in memory; larger answers are stored in a file."""
 
 MISSHAPEN = 2**26
-"""The bytes allowed in addition to an answer's activations, so that a wrong shape can be reported."""
+"""The number of bytes by which an answer may exceed its expected size, so that a wrong shape can be reported."""
 
 Fill = Callable[[np.ndarray], None]
 
 PATIENCE = 1.0
-"""The seconds without a byte after which the checker polls the port's process."""
+"""The seconds without a byte after which the checker tests whether the port's process still runs."""
 
 DEPTH = 8
-"""The largest depth of containers in an answer; deeper containers stay in the port's process."""
+"""The largest nesting of containers in an answer; containers below stay in the port's process."""
 
 
 class Closed(Exception):  # noqa: N818 - it is always caught
-    """Raised if the other side has closed the connection."""
+    """The other process has closed the connection."""
 
 
 class Kept:
-    """A value that stays in the port's process, even if it could be sent."""
+    """Marks a value that must stay in the port's process, even if it could be sent."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -65,7 +66,7 @@ class Handle:
 
 
 def with_handles(value: Any, change: Callable[[Handle], Any]) -> Any:
-    """Return the arguments of a request with `change(handle)` in place of each handle."""
+    """Return the arguments of a request, with each handle replaced by `change(handle)`."""
     if isinstance(value, Handle):
         return change(value)
     if isinstance(value, dict):
@@ -87,16 +88,16 @@ def receive_request(connection: socket.socket) -> Any:
 
 
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
-    """Encode an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns its number.
+    """Encode an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns a number for it.
 
-    Raises `ValueError` if the arrays have more than `largest` bytes, before any array is copied: a view of one number
-    may claim petabytes.
+    Raises `ValueError` if the arrays have more than `largest` bytes. This is tested before copying, because a view of
+    one number may claim petabytes.
     """
     arrays: list[np.ndarray] = []
     taken = 0
 
     def node(value: Any, depth: int = 0) -> Any:
-        """Return a value as JSON; an object that cannot be sent is kept, and its number is returned."""
+        """Return the JSON of a value; for an object that cannot be sent, its number."""
         nonlocal taken
         if value is None or isinstance(value, bool | str | int):
             return {"value": value}
@@ -125,7 +126,7 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
 def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]) -> None:
     connection.sendall(HEADER.pack(len(text), sum(array.nbytes for array in arrays)))
     connection.sendall(text)
-    for array in arrays:  # one array is copied at a time, because the gradients of a large model take much memory
+    for array in arrays:  # copy one array at a time, because a large model's gradients take much memory
         connection.sendall(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data)
 
 
@@ -133,8 +134,8 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
     """Receive an answer from the port's process.
 
     Raises `Closed` if the port's process has ended, and `TimeoutError` after `deadline` (of `time.monotonic`). Raises
-    `ValueError` if the answer is malformed, or if its arrays have more than `largest` bytes. `is_running` is called
-    repeatedly, because a fork of the port's process may keep the connection open.
+    `ValueError` if the answer is malformed, or if its arrays have more than `largest` bytes. `is_running` tests whether
+    the process still runs, because a fork of the process may keep the connection open.
     """
     chunks = functools.partial(_chunks, connection, deadline=deadline, is_running=is_running)
     length, size = HEADER.unpack(b"".join(chunks(HEADER.size)))
@@ -165,7 +166,7 @@ def _chunks(
     deadline: float | None = None,
     is_running: Callable[[], bool] = lambda: True,
 ) -> Iterator[bytes]:
-    """Yield `length` bytes in pieces; raise as `receive_answer` does."""
+    """Receive `length` bytes, and yield them in pieces; raise the exceptions of `receive_answer`."""
     left = length
     while left:
         if deadline is not None:
@@ -185,9 +186,9 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return the most bytes that an answer's arrays may have: an eighth of the machine's memory.
+    """Return the largest number of bytes of an answer's arrays: an eighth of the machine's memory.
 
-    The checker doubles these bytes, because it converts float32 to float64.
+    The checker needs twice this memory, because it converts float32 to float64.
     """
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
@@ -201,7 +202,7 @@ def _read_array(fill: Fill, code: str, sizes: list[int]) -> np.ndarray:
 
 
 def _decoded(node: Any, fill: Fill, store: Callable[[], Any] = dict, depth: int = 0) -> Any:
-    """Decode the JSON `node` of an answer; `store` makes a container for several arrays."""
+    """Decode the JSON `node` of an answer; `store` creates a mapping for several arrays."""
     ((kind, content),) = node.items()
     if kind == "value":
         return content
@@ -223,7 +224,7 @@ def _decoded(node: Any, fill: Fill, store: Callable[[], Any] = dict, depth: int 
 
 
 def described(operations: Sequence[Operation]) -> dict[str, Any]:
-    """Encode operations as tables of names, sources and inputs, because many operations share a few source lines."""
+    """Encode operations as tables of names, sources and inputs, because many operations have the same source line."""
     names: dict[Hashable, int] = {}
     sources: dict[tuple[Source, Any], int] = {}
     stacks: dict[tuple[int, ...], int] = {}
@@ -248,7 +249,7 @@ MALFORMED = (ValueError, TypeError, LookupError, OverflowError)
 
 
 def received(answer: Any) -> list[Operation]:
-    """Decode the operations that a port's process described; the process is not trusted."""
+    """Decode the operations that a port's process has sent; check everything, because the process is not trusted."""
     names = [safe(str(name), VALUE) for name in answer["names"]]
     sources = [
         Source(safe(file, LONGEST_PATH), int(line), safe(code), _pair(columns))
@@ -268,7 +269,7 @@ def described_backward(found: Backward) -> dict[str, Any]:
 
 
 def received_backward(answer: Any) -> Backward:
-    """Decode the backward pass that a port's process described; the process is not trusted."""
+    """Decode the backward pass that a port's process has sent; check everything, because it is not trusted."""
     operations = received(answer["operations"])
     rows = zip(operations, answer["gradients"], answer["passes"], strict=True)
     kept = [(None if gradient is None else _gradient(each, gradient), bool(passes)) for each, gradient, passes in rows]
@@ -303,7 +304,7 @@ def _value(value: Any) -> np.ndarray:
 
 
 def _before(index: int, inputs: np.ndarray) -> tuple[int, ...]:
-    """Return the indices of an operation's inputs; raise `ValueError` unless all are earlier operations."""
+    """Return the indices of an operation's inputs; raise `ValueError` unless all inputs are earlier operations."""
     if not ((inputs >= 0) & (inputs < index)).all():
         raise ValueError(f"operation {index} has the inputs {inputs.tolist()}")
     return tuple(inputs.tolist())

@@ -1,6 +1,6 @@
 """The program in the process of a port, `python -m transparity_conformance.running.process.worker DESCRIPTOR`.
 
-`child` starts the program, which loads the port, calls the port on request, and sends the results without judging them.
+`child` starts this program. It loads the port, calls the port on request, and sends the results without judging them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from transparity_conformance.running.process.running import listen_once
 
 
 class Worker:
-    """A port's objects by number, and the requests that the checker may send."""
+    """The objects of a port by number, and a method for each request that the checker may send."""
 
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
@@ -48,11 +48,11 @@ class Worker:
         return self.number
 
     def load(self, spec: str, adapter: str | None, variables: Mapping[str, str]) -> Any:
-        """Load and keep the function or the exported model that `spec` names; return its handle number and signature.
+        """Load and keep the function or the exported model that `spec` names; return its number and signature.
 
-        If `adapter` is the path of an adapter, the function builds a model whose tensors the adapter fills. If
-        `adapter` is empty, the model keeps its own weights. Environment variables that the port's file has not set get
-        the values in `variables`.
+        If `adapter` is the path of an adapter, the function builds a model, and the adapter's lines fill its tensors.
+        If `adapter` is empty, the model keeps its own weights. `variables` are environment variables to set, unless the
+        port's file has already set them.
         """
         runtime = runtime_of(spec)
         build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
@@ -68,7 +68,7 @@ class Worker:
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
         """Call an object, or its method `attribute`.
 
-        If the result is a sequence, its item with the index `stays` stays in this process.
+        If the result is a sequence, its item `stays`, such as a cache, is not sent but stays in this process.
         """
         function = self.objects[number]
         args, named = self._given(args), self._given(named)
@@ -94,8 +94,8 @@ class Worker:
     def listen(self, number: int, attribute: str, args: Any, named: Any, stays: int | None, whole_numbers: bool) -> Any:
         """Call an object or its method, as `call` does; return the result and the recorded operations.
 
-        `whole_numbers` includes operations on integers and bools. An exported model records its own operations instead,
-        and only on floating-point numbers.
+        With `whole_numbers`, record operations on integers and bools, too. An exported model records its operations
+        itself, and only on floating-point numbers.
         """
         function, operations = self.objects[number], list[Operation]()
         if not isinstance(function, Listened):
@@ -113,13 +113,13 @@ class Worker:
     def build(
         self, number: int, args: Any, named: Any, attributes: list[str], family: tuple[Any, ...] | None = None
     ) -> Any:
-        """Build and keep a port; return its handle number, its signature, and the signatures of its methods.
+        """Build and keep a port; return its number, its signature, and the signatures of its methods.
 
         With a `family`, the object `number` is a loader of Hugging Face folders. `family` contains the model type, a
-        folder for temporary files, and the `Edit` of the folders that the loader reads.
+        folder for temporary files, and the `Edit` of each folder.
 
-        If the result is not callable, return None and a description of the result. If building failed, return None, the
-        message and None.
+        If the built object is not callable, return (None, its description, {}). If building fails, return (None, the
+        message, None).
         """
         build = self.objects[number] if family is None else HubBuild(self.objects[number], *family)
         if family is None:
@@ -139,10 +139,10 @@ class Worker:
         return kept, described_signature(forward), offered
 
     def model(self, number: int, folder: str | None, weights: Mapping[str, np.ndarray] | None) -> Any:
-        """Load a folder, or build a module and fill its tensors with `weights` if all names are equal.
+        """Load a folder, or build a module and fill it with `weights` if all names of tensors are equal.
 
-        Return the handle number and the signature of the forward pass, and whether the tensors are filled. The forward
-        pass takes inputs by the model's own names.
+        Return the number and the signature of the forward pass, and whether the module contains the weights. The
+        forward pass takes inputs by the model's own names.
         """
         made = self.objects[number](*([] if folder is None else [folder]))
         is_filled = weights is None or filled_by_name(made, weights)
@@ -167,7 +167,7 @@ def _in_memory(parameters: Any) -> Any:
 
 
 def described_signature(function: Callable[..., Any]) -> Any:
-    """Return the parameters of a function as lists of name, kind, annotation and default; None without a signature."""
+    """Return a list (name, kind, annotation, default) for each parameter of a function; None without a signature."""
     signature = port_calls.signature_of(function)
     if signature is None:
         return None
@@ -190,7 +190,7 @@ def _described_method(forward: Any, name: str) -> Any:
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer the checker's requests until it closes the connection."""
+    """Answer the checker's requests until the checker closes the connection."""
     worker = Worker()
     while True:
         try:
@@ -208,7 +208,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _end_with(checker: int) -> None:
-    """End this process after the checker has ended, even during a call: a parent's end sends no signal."""
+    """End this process after the checker has ended, even during a call; no signal tells that a parent has ended."""
     while os.getppid() == checker:
         time.sleep(1)
     os._exit(0)
@@ -217,13 +217,13 @@ def _end_with(checker: int) -> None:
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
-    os.dup2(2, 1)  # the checker's report must not contain the port's output
+    os.dup2(2, 1)  # keep the port's output out of the checker's report
     try:
         serve(connection)
     except OSError:  # the checker has ended
         pass
     finally:
-        os._exit(0)  # the port's threads and exit handlers do not run
+        os._exit(0)  # end without running the port's threads and exit handlers
 
 
 if __name__ == "__main__":

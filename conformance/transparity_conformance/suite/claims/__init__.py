@@ -1,8 +1,8 @@
-"""Claims about backends, one file per subject.
+"""Claims about backends, one file per topic.
 
-A claim is a function that gets a bench and yields evidence. `claim` registers the function as `topic.name`, where
-`topic` is the name of the file and `name` is the name of the function. The pytest suite tests every claim for every
-subject.
+A claim is a function that takes a bench and yields evidence: the results of comparisons. The decorator `claim`
+registers a function under the name FILE.FUNCTION. The pytest suite tests every claim for every subject, which is a
+backend with a dtype, a device and a mode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transparity_conformance.report.comparison import BackendSubject, ClaimEvide
 from transparity_conformance.suite.bench import Bench
 
 Check = Callable[..., Iterator[ClaimEvidence]]
-"""A function of a bench that yields evidence; for a claim about several cases, `cases` is its second argument."""
+"""A function of a bench that yields evidence; if the claim is about several cases, its second argument is `cases`."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,20 @@ class Claim:
     says: str
     check: Check
     full: Claim | None = None
-    """The claim with all cases, for the slow suite; None if the quick suite already tests all cases."""
+    """The same claim with all cases, for the slow suite; None if the quick suite already tests all cases."""
     dtypes: tuple[str, ...] = EVERY
     of_reference: bool = False
-    """Whether the expected values are independent of the reference, so that the reference can also be tested."""
+    """Whether the claim is also tested for the reference, because the expected values do not come from it."""
     compiled: bool = False
-    """Whether the claim runs whole models, which are tested in every mode."""
+    """Whether the claim runs whole models, and is tested in every mode."""
     quick: tuple[str, ...] = EVERY
     """The dtypes in which the quick suite tests the claim."""
     needs: tuple[str, ...] = ()
-    """Packages whose implementations are compared with the reference."""
+    """Packages with which the claim compares the reference."""
     harness: bool = False
-    """Whether the claim is about single functions or modules, which a harness provides."""
+    """Whether the claim is about single functions or modules, to which a harness gives access."""
     sharded: bool = False
-    """Whether the claim is about a backend on several ranks, which needs a harness."""
+    """Whether the claim is about a backend on several ranks."""
 
     def is_about(self, subject: BackendSubject, first_mode: bool) -> bool:
         return (
@@ -69,12 +69,12 @@ def claim(
     harness: bool = False,
     **about: Any,
 ) -> Callable[[Check], Check]:
-    """Register a check as the claim `topic.name`, named after its file and its function.
+    """Register a function as the claim `topic.name`.
 
     Args:
-        cases: The cases of the quick suite, if the check has an argument `cases`.
-        all_cases: All cases, which are tested in the dtypes `all_in`.
-        topic: The topic, if it is not the name of the file.
+        cases: The cases of the quick suite, if the function has an argument `cases`.
+        all_cases, all_in: All cases, and the dtypes in which the slow suite tests all cases.
+        topic: The topic; by default, the name of the file.
         sharded, harness, about: Fields of the `Claim`; a sharded claim needs a harness.
     """
 
@@ -93,10 +93,10 @@ def claim(
 
 
 def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], Check]:
-    """Turn a check of one preset into a check of a bench that yields evidence for every preset in `cases`.
+    """Turn a function that tests one preset into a claim's function, which tests every preset in `cases`.
 
-    The check of one preset gets the bench, the preset's probe `probe`, and a record. `cases` may also be the name of an
-    attribute of the bench.
+    The decorated function takes the bench, the preset's probe with the name `probe`, and a `ClaimRecord`. `cases` may
+    also be the name of an attribute of the bench.
     """
 
     def decorate(check: Check) -> Check:
@@ -113,17 +113,16 @@ def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], 
 
 @functools.cache
 def all_claims() -> dict[str, Claim]:
-    """Return every claim by its name, sorted by topic."""
+    """Import all files of claims, and return the claims by name, sorted by topic."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return dict(sorted(CLAIMS.items(), key=lambda item: item[0].partition(".")[0]))
 
 
 def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
-    """Yield every subject of a backend, and whether the quick suite includes it.
+    """Yield every subject of a backend, and whether its mode is the first mode, which is the default.
 
-    All dtypes are tested in the first mode, which is the users' default. Other modes are tested only in the first
-    dtype, and not in the quick suite.
+    All dtypes are tested in the first mode. Other modes are tested only in the first dtype, and not in the quick suite.
     """
     build: Backend = backend(name)
     for device in build.devices():
@@ -133,9 +132,9 @@ def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
 
 
 def cases(name: str) -> Iterator[tuple[Claim, BackendSubject, bool]]:
-    """Yield each applicable claim with each subject of a backend, and whether the quick suite tests it.
+    """Yield each claim with each subject of a backend to which it applies, and whether the quick suite tests the pair.
 
-    If a claim has more cases than the quick suite tests, yield it with few cases, and again with all cases.
+    If a claim has more cases than the quick suite tests, yield the claim with few cases, and again with all cases.
     """
     for subject, quick in subjects(name):
         for each in all_claims().values():
@@ -145,7 +144,7 @@ def cases(name: str) -> Iterator[tuple[Claim, BackendSubject, bool]]:
 
 
 def not_compared(claim: Claim, bench: Bench) -> str | None:
-    """Return why a claim cannot be tested here; None if it can."""
+    """Return the reason why a claim cannot be tested on a bench; None if it can."""
     missing = [package for package in claim.needs if importlib.util.find_spec(package) is None]
     if missing:
         return f"{missing[0]} is not installed"
@@ -159,7 +158,7 @@ def not_compared(claim: Claim, bench: Bench) -> str | None:
 
 
 def make(claim: Claim, bench: Bench) -> list[ClaimEvidence]:
-    """Return the evidence of a claim; raise `AssertionError` if there is no evidence."""
+    """Return the evidence for a claim; raise `AssertionError` if nothing was compared."""
     with bench.pinned():
         evidence = list(claim.check(bench.about(claim.name, harness=claim.harness)))
     assert evidence, f"{claim.name} compared nothing for {bench.subject}"

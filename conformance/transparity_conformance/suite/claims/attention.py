@@ -1,4 +1,4 @@
-"""Claims about attention by itself, and about properties of its weights."""
+"""Claims about the attention function, and about properties of attention weights."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from transparity_conformance.suite.claims.layers import module_oracle
 from transparity_numpy.harness import function as reference_function
 
 LONG = 300
-"""A number of queries beyond the block size of every backend's attention."""
+"""A number of queries that exceeds the block size of every backend's attention."""
 
 BATCH, HEADS, QUERIES, KEYS, HEAD_DIM = 8, 3, 7, 9, 8
 HIDDEN = (-math.inf, -1e20, -1e9, -10.0, -1e-20, 0.0)
-"""The numbers that replace masked scores; they mask exactly, partly, or not at all."""
+"""Numbers that replace masked scores: −∞ masks exactly, other numbers mask partly or not at all."""
 
 
 def drawn() -> tuple[Arrays, np.ndarray]:
-    """Return random queries, keys and values, and a mask whose rows are fully visible, fully masked, or mixed."""
+    """Return random queries, keys and values, and a mask with fully visible, fully masked and mixed rows."""
     random = np.random.default_rng(0)
     shapes = {"query": (BATCH, HEADS, QUERIES, HEAD_DIM), "key": (BATCH, HEADS, KEYS, HEAD_DIM)}
     arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -40,7 +40,7 @@ def drawn() -> tuple[Arrays, np.ndarray]:
 
 @claim(dtypes=("float64", "float32"), harness=True)
 def split_and_merge_heads(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Heads are consecutive features, and merging heads exactly undoes splitting."""
+    """Splitting gives each head consecutive features, and merging the heads restores the input exactly."""
     x = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
     truth = [[[row[2 * head : 2 * head + 2] for row in sequence] for head in range(4)] for sequence in x]
     record = bench.evidence("counted")
@@ -63,7 +63,7 @@ def function(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
-    """Return cases for all kinds of masks, by name: a mask over `LONG` queries, the inputs, and the result's oracle."""
+    """Return a case for each kind of mask, by name: the mask over `LONG` queries, the inputs, and the oracle."""
     random = np.random.default_rng(2)
     shape = (2, 2, LONG, HEAD_DIM)
     arrays = {name: random.normal(size=shape).astype(np.float32) for name in ("query", "key", "value")}
@@ -90,7 +90,7 @@ def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
 
 @claim(of_reference=True, harness=True)
 def long_sequences(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Attention over many queries, which fast paths compute in blocks, agrees with the traced path for every mask."""
+    """Attention over many queries, which a fast path computes in blocks, agrees with the oracle for every mask."""
     for name, (mask, arrays, oracle) in long_cases().items():
         result = _attended(bench.function("mixers.attention.attention"), mask, arrays)
         yield bench.evidence(name).oracle(oracle, "context", result)
@@ -124,7 +124,7 @@ def mask_before_and_after_scale(bench: Bench) -> Iterator[ClaimEvidence]:
 @claim(of_reference=True, compiled=True)
 @each("traced_cases")
 def weights_sum_to_one(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Every row of attention weights sums to one, even if every key is masked."""
+    """Each row of attention weights sums to one, even if all keys are masked."""
     names = [name for name in probe.oracle.expected if name.endswith("weights")]
     sums = Oracle(_sums, {name: probe.oracle.expected[name].astype(np.float32) for name in names})
     for name in names:
@@ -140,7 +140,7 @@ def _sums(arrays: Arrays, tap: Tap) -> None:
 @claim(of_reference=True, compiled=True)
 @each("traced_cases")
 def masked_keys_have_zero_weight(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """In every row with a visible key, masked keys have weight exactly 0, unless the mask value is close to zero."""
+    """In each row with a visible key, masked keys have a weight of exactly 0, unless the mask value is near zero."""
     breaks = probe.config.mask_value > -1
     note = f"masked scores are replaced by {probe.config.mask_value:g}, which hides nothing" if breaks else ""
     for name, value in bench.traced(probe).items():
@@ -152,7 +152,7 @@ def masked_keys_have_zero_weight(bench: Bench, probe: Probe, record: ClaimRecord
 
 
 def _mask(probe: Probe, name: str) -> np.ndarray:
-    """Return the mask of the attention `name`, computed independently of the backends."""
+    """Return the mask of the attention `name`, computed without any code of the backends."""
     stack = name.split(".")[0]
     causal = stack == "decoder" and "self_attention" in name
     keys = probe.inputs.get("source" if "cross" in name or stack == "encoder" else "target", probe.inputs.get("tokens"))

@@ -1,4 +1,4 @@
-"""Claims about decoding with a cache: however a sequence is cut into chunks, the logits equal the full forward pass."""
+"""Claims about decoding with a cache: for any split of a sequence into chunks, the logits equal the forward pass."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LENGTH = 5
 UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad_id=None)}
 
 Chunks = list[tuple[int, ...]]
-"""For each step, the number of tokens by which each row continues."""
+"""For each step, the numbers of tokens with which the rows continue."""
 
 
 @functools.cache
 def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
-    """Return a case with few layers: its configuration, parameters, a batch, and the oracle of a forward pass."""
+    """Return a case with few layers: the configuration, parameters, a batch, and the oracle of the forward pass."""
     config = (CASES | UNPADDED).get(case) or preset(case).resized()
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=2)
     parameters, inputs = probe_parameters(config), mixed_inputs(config, 0, LENGTH, LENGTH)
@@ -41,7 +41,7 @@ def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
 
 
 def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks: Chunks) -> np.ndarray:
-    """Return the logits (batch, length, vocab) of a batch decoded in chunks; finished rows get filler tokens."""
+    """Decode a batch in chunks, and return the logits (batch, length, vocab). Finished rows get filler tokens."""
     tokens = config.input_names[-1]
     batch, length = inputs[tokens].shape
     of_tokens = {tokens} if config.has_encoder else {tokens, *config.further_inputs}
@@ -73,7 +73,7 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield chunks whose lengths differ between rows: once followed by single tokens, and once by other lengths."""
+    """Yield ways to decode with different chunks in each row: followed by single tokens, or by other chunks."""
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))
@@ -81,9 +81,9 @@ def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[ClaimEvidence]:
-    """Decode a case in chunks, in each of the `ways`, and compare the logits with one forward pass.
+    """Decode a case in chunks, in each of the `ways`, and compare the logits with a forward pass.
 
-    `name` is the name of the model if it is not `case`.
+    The model is `name` or, by default, `case`.
     """
     dtype = bench.subject.dtype
     config, parameters, inputs, oracle = model(name or case)
@@ -102,7 +102,7 @@ def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = 
         if dtype in WIDE and bench.subject.backend != REFERENCE:
             error = float(np.abs(whole - expected).max())
             beyond = np.abs(logits - expected).max() - error
-            # Products with another number of rows sum in another order, so errors differ but have the same size.
+            # Allow for a matrix product with another number of rows, which may sum in another order.
             allowed = error + oracle.noise(dtype)["logits"]
             yield record.within(f"{way}: error beyond the error of the forward pass", max(0.0, beyond), 0.0, allowed)
 
@@ -121,7 +121,7 @@ SOME = [(way, chunks) for way, chunks in splits(LENGTH, ROWS) if way in ("1+1+1+
 
 FAMILIES = tuple(case for case, config in CASES.items() if config.has_decoder and config.head == "logits")
 FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
-"""The families that are tested if the backend compiles each model."""
+"""The families that are tested for a backend that compiles each model."""
 
 
 @claim(
@@ -133,7 +133,7 @@ FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
     all_in=("float32",),
 )
 def chunks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """If a sequence is decoded token by token or in uneven chunks, the logits equal the full forward pass."""
+    """The logits of decoding, token by token or in uneven chunks, equal the logits of the full forward pass."""
     left_out = set(FAMILIES) - set(FEW) if bench.backend.modes[0] != "eager" else ()
     for case in (case for case in cases if case not in left_out):
         yield from cached(bench, case, SOME)
@@ -141,7 +141,7 @@ def chunks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True, quick=("float32",))
 def single_row(bench: Bench) -> Iterator[ClaimEvidence]:
-    """If a row is decoded by itself, its logits equal the full forward pass."""
+    """The logits of a row that is decoded without other rows equal the logits of the full forward pass."""
     config, parameters, inputs, oracle = model("translation")
     alone = {name: values[:1] for name, values in inputs.items()}
     where = sees_something(config, alone)
@@ -152,14 +152,14 @@ def single_row(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=WIDE, of_reference=True, quick=("float32",))
 def ragged_rows(bench: Bench) -> Iterator[ClaimEvidence]:
-    """If the rows of a batch advance by different numbers of tokens, the logits equal the full forward pass."""
+    """If the rows of a batch advance by different numbers of tokens, the logits still equal the full forward pass."""
     for case in ("notes-lm", "qwen3-next", "mamba2"):
         yield from cached(bench, case, list(ragged(LENGTH, ROWS)))
 
 
 @claim(dtypes=("float32",), of_reference=True, quick=())
 def every_chunking(bench: Bench) -> Iterator[ClaimEvidence]:
-    """For every preset and every way to cut a sequence into chunks, the logits equal the full forward pass."""
+    """For every preset and every split of a sequence into chunks, the logits equal the full forward pass."""
     ways = [*splits(LENGTH, ROWS), *ragged(LENGTH, ROWS)]
     for case in (*PRESETS, *UNPADDED):
         yield from cached(bench, case, ways)

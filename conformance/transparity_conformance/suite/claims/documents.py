@@ -1,4 +1,4 @@
-"""Claims about the five documents: the printed numbers agree exactly, and full-size models have the printed shapes."""
+"""Claims about five documents (docs/documents.md): printed numbers agree exactly, and so do full-size shapes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from transparity_conformance.suite.claims import claim
 A, B = np.arange(1, 17).reshape(4, 4), np.arange(100, 116).reshape(4, 4)
 
 PRINTED = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-"""The output that the documents print. Document 000 prints the einsum examples and an example batch. Each row of
-`outer` is an element of A times all elements of B. Document 003 prints `split_heads` (four tokens, and their parts for
-two heads), padded sequences with a mask, and future_mask(5). Documents 002 and 004 print an example batch."""
+"""The outputs that the documents print. Document 000 prints einsum examples (each row of `outer` is an element of A
+times all elements of B) and a batch. Document 003 prints `split_heads` (four tokens, and their parts for two heads),
+padded sequences with a mask, and future_mask(5). Documents 002 and 004 print a batch."""
 
 PRODUCT, ROW_BY_ROW, OUTER = (PRINTED[name] for name in ("product", "row_by_row", "outer"))
 TOKENS, HEADS = PRINTED["tokens"], PRINTED["heads"]
@@ -37,7 +37,7 @@ PRINTED_SHAPES = {
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def einsum(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The einsum examples of document 000 agree exactly, except for the first printed line, which is wrong."""
+    """The einsum examples of document 000 agree exactly, except for the first printed line, which is a mistake."""
     record = bench.evidence("document 000")
     run = bench.harness.einsum
     for subscripts in ("ij,jk", "ij,jk->ik"):
@@ -59,7 +59,7 @@ def split_heads(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def masks(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The masks that documents 000 and 003 print agree exactly."""
+    """The masks agree exactly with the masks that documents 000 and 003 print."""
     record = bench.evidence("documents 000 and 003")
     padding = bench.function("masks.padding_mask")(bench.function("masks.visible_keys")(np.array(PADDED), 0))
     yield record.exactly("src_mask", padding, np.array(PADDING)[:, None, None])
@@ -68,7 +68,7 @@ def masks(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64", "float32"), of_reference=True, harness=True)
 def masked_columns(bench: Bench) -> Iterator[ClaimEvidence]:
-    """In document 003's example, the two masked keys have weights of exactly zero."""
+    """In the example of document 003, the two masked keys have weights of exactly zero."""
     random = np.random.default_rng(0)
     query, key = (random.random((2, 1, 10, 5)).astype(np.float32) for _ in range(2))
     mask = np.ones((2, 1, 1, 10), bool)
@@ -82,9 +82,9 @@ def masked_columns(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def full_size_oracle(case: str) -> tuple[Arrays, Arrays, Oracle]:
-    """Return initial weights at the size of a preset's document, the document's example batch, and the oracle."""
+    """Return initial weights at the size of a preset's document, the document's batch, and the oracle."""
     config = preset(case)
-    # All documents pass the target to the model without its last token.
+    # As in all documents, the model gets the target without the last token.
     inputs = {name: np.array(tokens) for name, tokens in PRINTED_SHAPES[case][0].items()}
     inputs["target"] = inputs["target"][:, :-1]
     parameters = initialize_parameters(config, 9)
@@ -93,7 +93,7 @@ def full_size_oracle(case: str) -> tuple[Arrays, Arrays, Oracle]:
 
 @claim(dtypes=("float32",))
 def printed_shapes(bench: Bench) -> Iterator[ClaimEvidence]:
-    """For the documents' example batches, models at full size have the printed shapes, and their logits agree."""
+    """On the documents' batches, full-size models return the printed shapes, and their logits agree."""
     for case, (_, shape) in PRINTED_SHAPES.items():
         parameters, inputs, oracle = full_size_oracle(case)
         result = as_numbers(bench.forward(preset(case), parameters).logits(**inputs))
@@ -104,7 +104,7 @@ def printed_shapes(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float32",), quick=())
 def full_size_passage(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The language models of document 001 at full size agree at every tap, for a whole passage of text."""
+    """On a passage of text, all activations of document 001's full-size language models agree."""
     for case in ("notes-lm", "notes-attention"):
         config = preset(case)
         parameters = probe_parameters(config, 12)

@@ -1,4 +1,4 @@
-"""Claims about the whole forward pass: presets, models of every family, and low precision agree with the oracle."""
+"""Claims that the whole forward pass agrees with the oracle: for presets, all families, and low precision."""
 
 from __future__ import annotations
 
@@ -20,23 +20,19 @@ from transparity_conformance.suite.bench import Bench, ClaimRecord
 from transparity_conformance.suite.claims import claim, each
 
 ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
-"""Probes with the same configuration and shape, which can share a compiled program."""
+"""Probes with the same configuration and shape, so that one compiled program is enough."""
 
 OF_HALF = ONE_SHAPE - {"hot"}
-"""Probes for half precision: without `hot`, whose scores are too large for fractional digits.
-"""
+"""Probes for half precision; the scores of `hot` are so large that half precision leaves no fractional digits."""
 
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 EVERY_SHAPE = ("notes-lm", "translation")
-"""If the backend compiles each shape, only these presets are tested in float64 on probes of other shapes.
-
-In float32, all presets are tested on these probes.
-"""
+"""For a backend that compiles each shape: the presets that are tested in float64 on probes with other shapes."""
 
 
 def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
-    """Yield the probes of a subject; uncompiled float64 and float32 include all shapes."""
+    """Yield the probes on which a subject is tested: all shapes only without compilation, in float64 and float32."""
     chosen = OF_HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
     if bench.subject.mode == "eager":
         chosen = EAGER.get(bench.subject.dtype, chosen)
@@ -47,7 +43,7 @@ def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
 
 
 def _about(name: str, pattern: str, says: str) -> None:
-    """Register the claim that every tap whose name matches `pattern` agrees on every probe."""
+    """Register a claim: on every probe, the activations whose names match `pattern` agree."""
 
     def check(bench: Bench) -> Iterator[ClaimEvidence]:
         for probe in probes_for(bench, bench.traced_cases):
@@ -91,7 +87,7 @@ def fast_logits(bench: Bench) -> Iterator[ClaimEvidence]:
 @claim(of_reference=True, compiled=True)
 @each("traced_cases")
 def taps_are_complete(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """The taps are exactly the taps of the contract, in order, with the right shapes and in the requested dtype."""
+    """A model returns exactly the activations that the contract lists, in order, with the right shapes and dtype."""
     lengths = lengths_of(probe.config, probe.inputs)
     shapes = tap_shapes(probe.config, len(probe.inputs[probe.config.input_names[0]]), **lengths)
     taps = bench.traced(probe)
@@ -108,7 +104,7 @@ FEW = (
     *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
     *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
 )
-"""The families that are tested if the backend compiles each model. Together they have all features that no preset
+"""The families that are tested for a backend that compiles each model. Together, they have all features that no preset
 has."""
 
 
@@ -119,9 +115,9 @@ def mixed(case: str) -> Probe:
 
 @claim(topic="families", quick=("float32",))
 def taps_and_logits(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Every tap and the logits of the fast path agree for a model of each family.
+    """All activations, and the logits of the fast path, agree for a model of each family.
 
-    In half precision, models with experts are left out, because rounding changes which experts are chosen.
+    In half precision, models with experts are left out, because rounding changes the choice of experts.
     """
     for case in MODELS if bench.backend.modes[0] == "eager" else FEW:
         if bench.subject.dtype in HALF and most_experts(MODELS[case]):
@@ -129,7 +125,7 @@ def taps_and_logits(bench: Bench) -> Iterator[ClaimEvidence]:
         probe, record = mixed(case), bench.evidence(case)
         forward = bench.forward(probe.config, probe.parameters)
         yield from record.forward(probe.oracle, forward, probe.inputs)
-    # If there are as many keys as heads, code that swaps the two axes raises no error.
+    # Test as many keys as heads: code that confuses the two axes then raises no error.
     probe, record = mixed("llama"), bench.evidence("llama")
     inputs = {name: tokens[:, : probe.config.num_heads] for name, tokens in probe.inputs.items()}
     oracle = forward_oracle(probe.config, probe.parameters, inputs)
@@ -151,11 +147,11 @@ RECURRENT = tuple(case for case, config in CASES.items() if config.is_recurrent)
     all_in=("float32",),
 )
 def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """With weights, activations or both in half precision, every tap is within that precision's rounding error."""
+    """With weights, activations or both in half precision, all activations agree within the precision's rounding."""
     for case in cases:
         probe = mixed(case) if case in CASES else probes(case)["mixed"]
         for weights, activations in HELD:
-            # The oracle uses the rounded weights, so only rounding of activations may cause a difference.
+            # Round the oracle's weights, too, so that only the rounding of activations causes differences.
             parameters = {name: rounded(value, weights or "float32") for name, value in probe.parameters.items()}
             oracle = forward_oracle(probe.config, parameters, probe.inputs, neighbours=probe.neighbours)
             forward = bench.forward(probe.config, probe.parameters, weights=weights, activations=activations)
@@ -166,7 +162,7 @@ def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) ->
 
 @claim(topic="precision", dtypes=EVERY, quick=())
 def taps_in_every_precision(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Every tap and the logits of every preset agree in every precision."""
+    """All activations and the logits of every preset agree in every precision."""
     for probe in probes_for(bench, PRESETS):
         record, logits = bench.evidence(probe.case), bench.logits(probe)
         yield from record.taps(probe.oracle, bench.traced(probe), f"{{}} ({probe.name})")
@@ -175,7 +171,7 @@ def taps_in_every_precision(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="precision", dtypes=("float32",), of_reference=True)
 def activations_are_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Activations in half precision do not change when they are rounded to half precision again."""
+    """Half-precision activations are really rounded: rounding them again does not change them."""
     probe = probes("notes-lm")["mixed"]
     for half in HALF:
         if half in bench.backend.dtypes:
@@ -188,7 +184,7 @@ def activations_are_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="precision", dtypes=HALF, of_reference=True, quick=())
 def decays_are_not_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
-    """In half precision, the logarithm of a decay is in float32, because its errors grow with the length."""
+    """In half precision, the logarithm of a decay stays in float32, because its error grows with the length."""
     probe, half = mixed("qwen3-next"), bench.subject.dtype
     record, taps = bench.evidence("qwen3-next"), bench.traced(probe)
     for name in (name for name in probe.oracle.expected if name.endswith(".log_decay")):
@@ -198,7 +194,7 @@ def decays_are_not_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="precision", dtypes=("float32",), quick=())
 def subnormal_numbers(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Values below float16's smallest normal number are rounded to its subnormal numbers, not to zero."""
+    """Values below float16's smallest normal number are rounded to subnormal numbers, not to zero."""
     probe = probes("notes-lm")["mixed"]
     least = float(np.finfo(np.float16).smallest_normal)
     parameters = {

@@ -26,13 +26,13 @@ from transparity_conformance.suite.claims.forward import mixed
 ROWS, NEW, LONGEST = 3, 6, 4
 
 ENDINGS = (1.0, 5.0)
-"""Numbers added to the end token's logit, so that continuations end early or immediately."""
+"""Numbers to add to the end token's logit, so that continuations end early or immediately."""
 
 RECURRENT = ("qwen3-next", "mamba2")
-"""Cases whose cache holds a recurrent state."""
+"""Cases whose cache contains a recurrent state."""
 
 WAYS = ("translation", "notes-lm", "walkthrough")
-"""Presets that differ in whether they have a cache, a source and an end token, on which generation depends."""
+"""Presets with and without a cache, a source and an end token, which change the generation."""
 
 EVERY_WAY = (*WAYS, *RECURRENT)
 
@@ -41,7 +41,7 @@ Prompted = tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]
 
 
 def prompted(case: str, heads: int | None = None) -> Prompted:
-    """Return a small model, a prompt and, for encoder-decoders, a source; generation exceeds its `max_length`."""
+    """Return a small model, a prompt and, for encoder-decoders, a source; `max_length` is less than the new text."""
     probe = mixed(case) if case in CASES else probes(case)["mixed"]
     config = probe.config
     config = config.with_sizes(max_length=LONGEST, num_heads=heads or config.num_heads)
@@ -52,7 +52,7 @@ def prompted(case: str, heads: int | None = None) -> Prompted:
 
 
 def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[ClaimEvidence]:
-    """Compare the logit of each token that a model generates with the largest logit at this position."""
+    """Compare the logit of each generated token with the largest logit at the token's position."""
     config, parameters, prompt, source = model
     tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
     request = Request(case, config, parameters, prompt, NEW, source)
@@ -65,7 +65,7 @@ def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[ClaimEvidenc
 
 
 def same_tokens(bench: Bench, case: str, model: Prompted, where: str = "tokens", **how: Any) -> ClaimEvidence:
-    """Compare the tokens that a model and the reference generate."""
+    """Compare the tokens that the model generates with the reference's tokens."""
     config, parameters, prompt, source = model
     truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, source=source, **how)
     tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source, **how)
@@ -74,14 +74,14 @@ def same_tokens(bench: Bench, case: str, model: Prompted, where: str = "tokens",
 
 @claim(quick=("float64",), cases=("translation",), all_cases=(*PRESETS, *RECURRENT), all_in=("float32",))
 def greedy(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """The chosen token has the largest float64 logit, up to rounding (document 004)."""
+    """Each generated token has the largest logit in float64, up to rounding (document 004)."""
     for case in cases:
         yield from likeliest(bench, case, prompted(case))
 
 
 @claim(dtypes=("float64",), cases=("translation",), all_cases=PRESETS, all_in=("float64",))
 def stops_at_end_token(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """A row ends with `<eos>`, followed by padding, and generation stops when all rows have ended (document 004)."""
+    """A row ends with `<eos>` and padding, and generation stops as soon as all rows have ended (document 004)."""
     for case in cases:
         if PRESETS[case].config.eos_id is not None:
             config, parameters, prompt, source = prompted(case)
@@ -94,7 +94,7 @@ def stops_at_end_token(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvid
 
 @claim(dtypes=("float64",))
 def crops_context(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A prompt that is longer than `max_length` continues like its last `max_length` tokens (document 001)."""
+    """The text after a prompt longer than `max_length` depends only on its last `max_length` tokens (document 001)."""
     config, parameters, _, _ = prompted("notes-lm")
     prompt = np.random.default_rng(3).integers(1, config.vocab_size, (ROWS, config.max_length + 4))
     generate = bench.forward(config, parameters).generate
@@ -106,10 +106,10 @@ def crops_context(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=WIDE, of_reference=True, harness=True)
 def sampled_tokens(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A sampled token is the first one whose cumulative probability exceeds the uniform random number."""
+    """A sampled token is the first token whose cumulative probability exceeds the given uniform random number."""
     random = np.random.default_rng(4)
     logits, uniforms = (2 * random.normal(size=(500, 13))).astype(np.float32), random.random(500)
-    logits[:50, :3] = -np.inf  # a token with probability 0 is never sampled, not even by the number 0
+    logits[:50, :3] = -np.inf  # even the number 0 samples no token with probability 0
     uniforms[:60] = 0.0
     probabilities = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True).astype(np.float64))
     cumulative = np.cumsum(probabilities / probabilities.sum(-1, keepdims=True), -1)
@@ -159,7 +159,7 @@ def _drawable(row: list[float], sampling: Sampling) -> list[float]:
 
 @claim(dtypes=WIDE, of_reference=True, harness=True)
 def drawable(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Temperature, top-k and top-p filter the logits in this order; of equal logits, the lower token id stays."""
+    """Temperature, top-k and top-p apply in this order; among equal logits, lower token ids are kept."""
     logits = (2 * np.random.default_rng(6).normal(size=(60, 40))).astype(np.float32)
     logits[:9] = np.round(logits[:9])  # ties
     logits[9] = -np.inf
@@ -178,7 +178,7 @@ def drawable(bench: Bench) -> Iterator[ClaimEvidence]:
     dtypes=("float64",), of_reference=True, quick=(), cases=("translation",), all_cases=EVERY_WAY, all_in=("float64",)
 )
 def ragged_prompts(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Prompts of different lengths in one batch continue like single prompts, also beyond `max_length`."""
+    """Prompts of different lengths in a batch continue like single prompts, also beyond `max_length`."""
     for case in cases:
         config, parameters, _, source = prompted(case)
         if config.prefixes_agree:
@@ -202,7 +202,7 @@ def ragged_prompts(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence
 
 @claim(dtypes=("float64",), quick=())
 def sampling_options(bench: Bench) -> Iterator[ClaimEvidence]:
-    """With every temperature, top-k and top-p, sampling with shared random numbers gives the same text."""
+    """With shared random numbers, sampling gives the same text for every temperature, top-k and top-p."""
     model, uniforms = prompted("translation"), np.random.default_rng(5).random((ROWS, NEW))
     for name, sampling in SAMPLINGS.items():
         yield same_tokens(bench, name, model, uniforms=uniforms, sampling=sampling)
@@ -230,7 +230,7 @@ def _beams(bench: Bench, cases: Iterable[str], ending: float = 0.0) -> Iterator[
 
 @claim(dtypes=("float64",), quick=(), cases=("translation",), all_cases=EVERY_WAY, all_in=("float64",))
 def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Beam search finds the same continuation, token for token, with the same score."""
+    """Beam search finds the same continuation as the reference, token for token, with the same score."""
     yield from _beams(bench, cases)
     for ending in ENDINGS:
         yield from _beams(bench, ["translation"], ending)
@@ -238,9 +238,9 @@ def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), of_reference=True, quick=())
 def ties_between_beams(bench: Bench) -> Iterator[ClaimEvidence]:
-    """If tokens are equally likely, beam search continues with the first of them."""
+    """Among equally likely tokens, beam search takes the first."""
     config, _, prompt, _ = prompted("notes-lm")
-    # NumPy sorts few numbers by a stable method, which would hide a wrong order of ties.
+    # Use many tokens, because NumPy sorts few numbers stably, which would hide a wrong order of ties.
     config = config.resized(target_vocab_size=200)
     parameters = probe_parameters(config, 7)
     parameters["head.weight"][:] = 0

@@ -1,6 +1,6 @@
-"""Claims that the reference agrees with independent implementations that define the same functions.
+"""Claims that the reference agrees with other libraries, which implement the same functions independently.
 
-Each comparison is in float64, where two right programs differ only by rounding, with the oracle's budget.
+The comparisons are in float64, within the oracle's budget.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _tensor(value: Any) -> Any:
 
 
 def _packed(parameters: Arrays, scope: str) -> dict[str, Any]:
-    """Return the parameters of an attention, named and packed as in `torch.nn.MultiheadAttention`."""
+    """Return the parameters of an attention with the names and the fused layout of `torch.nn.MultiheadAttention`."""
     packed = {}
     for kind in ("weight", "bias"):
         packed[f"in_proj_{kind}"] = _tensor(
@@ -90,7 +90,7 @@ def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> An
 def _agrees(
     bench: Bench, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = ""
 ) -> ClaimEvidence:
-    """Record whether the reference's float64 result agrees with `theirs`, within the budget of `dtype`."""
+    """Compare the reference's float64 result with `theirs`, within the budget for `dtype`."""
     record = bench.evidence(case)
     budget = oracle.budget("result", dtype)
     return record.within("result", oracle.expected["result"], as_numbers(theirs), budget, note=note)
@@ -101,7 +101,7 @@ of_reference = functools.partial(claim, dtypes=("float64",), of_reference=True)
 
 @of_reference(needs=("torch",))
 def torch_multihead_attention(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`torch.nn.MultiheadAttention` has the same output and weights, with padding and causal masks."""
+    """The output and weights of `torch.nn.MultiheadAttention` agree, with padding and with a causal mask."""
     import torch
 
     parameters = part(CONFIG, "encoder.layers.0.self_attention")
@@ -156,7 +156,7 @@ def torch_layer_norm(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("torch",))
 def torch_batch_norm(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`torch.nn.BatchNorm1d` agrees in training and evaluation, except that its running variance is over n − 1."""
+    """`torch.nn.BatchNorm1d` agrees in training and evaluation, but its running variance is divided by n − 1."""
     import torch
 
     config = dataclasses.replace(CONFIG, norm="batch")
@@ -180,7 +180,7 @@ def torch_batch_norm(bench: Bench) -> Iterator[ClaimEvidence]:
         yield record.within("result", ours(x.astype(float)), as_numbers(result), budget)
         state = ours.parameters()
         yield record.within("running_mean", state["running_mean"], as_numbers(theirs.running_mean), budget)
-        # The document's running variance is over n; torch's is over n − 1.
+        # The document divides the running variance by n; PyTorch divides it by n − 1.
         share = config.norm_momentum
         unbiased = (1 - share) * unbiased + share * x.reshape(rows, -1).astype(float).var(0, ddof=1)
         yield record.within("running_var over n − 1", unbiased, as_numbers(theirs.running_var), budget)

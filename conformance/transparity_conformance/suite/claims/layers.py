@@ -1,4 +1,4 @@
-"""Claims about parts of a layer, on random activations: whole layers, feed-forward networks, norms and recurrences."""
+"""Claims about single layers, feed-forward networks, norms and recurrences, on random activations."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from transparity_numpy.harness import module as reference_module
 from transparity_numpy.mixers.gated_delta import gated_delta_rule
 from transparity_numpy.mixers.state_space import state_space_rule
 
-# These are the shapes of the mixed probe, for which frameworks have already compiled their operations.
+# Use the shapes of the probe `mixed`, for which frameworks have already compiled their operations.
 BATCH, QUERIES, KEYS = 8, 7, 9
 
 
 def module_oracle(
     name: str, config: TransformerConfig, parameters: Arrays, x: np.ndarray, **context: np.ndarray
 ) -> Oracle:
-    """Return the oracle of a reference module, called with `context` (masks, a memory): its taps and its `result`."""
+    """Return the oracle of a module of the reference, called with `x` and `context` (masks, a memory).
+
+    The oracle's values are the module's activations and its `result`."""
 
     def run(values: Arrays, tap: Tap) -> None:
         state, taps = {key: values[key] for key in parameters}, dict[str, Any]()
@@ -44,7 +46,7 @@ def module_oracle(
 
 
 def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare the result and every tap of the part `scope` of a case's first layer.
+    """Compare the result and all activations of a module, which is the part `scope` of a case's first layer.
 
     The inputs are random activations and `context` (masks, a memory).
     """
@@ -65,7 +67,7 @@ def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Array
 
 
 def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a causal mask with some padding, and a mask of `keys` in which one row has only padding."""
+    """Return a causal mask with some padding, and a mask of a memory in which one row has only padding."""
     visible = np.ones((BATCH, 1, 1, queries), bool)
     visible[1, ..., -2:] = False
     memory = np.ones((BATCH, 1, 1, keys), bool)
@@ -75,7 +77,7 @@ def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
 
 @claim(harness=True)
 def encoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A single encoder layer agrees."""
+    """A single encoder layer agrees with the reference."""
     for case, entry in PRESETS.items():
         if entry.config.has_encoder:
             _, padding = _masks(KEYS, KEYS)
@@ -84,7 +86,7 @@ def encoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(harness=True)
 def decoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A single decoder layer agrees, with and without a memory."""
+    """A single decoder layer agrees with the reference, with and without a memory."""
     for case, entry in PRESETS.items():
         length = QUERIES if entry.config.has_encoder else KEYS
         causal, memory_mask = _masks(length, KEYS)
@@ -106,13 +108,13 @@ def module(bench: Bench) -> Iterator[ClaimEvidence]:
 RULES = {"gated_delta_rule": gated_delta_rule, "state_space_rule": state_space_rule}
 
 LENGTH, CUT = 131, 70
-"""The number of positions, more than two chunks, and the start of the second call, inside a chunk."""
+"""The number of positions, which is more than two chunks; and the start of the second call, which is inside a chunk."""
 
 NAMES = ("query", "key", "value", "log_decay", "beta", "state")
 
 
 def _drawn() -> Arrays:
-    """Return random inputs for two rows and three heads: unit keys and queries, and strong and weak decays."""
+    """Return random inputs for two rows and three heads, with normalized keys and queries, strong and weak decays."""
     random = np.random.default_rng(3)
     query, key = (random.normal(size=(2, 3, LENGTH, 5)) for _ in range(2))
     unit = {name: x / np.linalg.norm(x, axis=-1, keepdims=True) for name, x in (("query", query), ("key", key))}
@@ -131,7 +133,7 @@ def _run(arrays: Arrays, tap: Tap) -> None:
 
 @claim(topic="recurrence", dtypes=("float32", "float64"), harness=True)
 def steps(bench: Bench) -> Iterator[ClaimEvidence]:
-    """State updates of many positions, which span several chunks, agree with single steps, also across two calls."""
+    """Recurrences over several chunks agree with the reference's single steps, in one call and in two calls."""
     arrays = _drawn()
     oracle, record = Oracle(_run, arrays), bench.evidence(f"{LENGTH} positions")
     *given, begun = (arrays[name] for name in NAMES)
@@ -159,26 +161,26 @@ def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
 
 
 def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
-    """Compare `function` on activations much larger than eps, about as large, and much smaller."""
+    """Compare `function` on activations that are much larger than eps, similar to eps, and much smaller."""
     for spread in (1.0, 1e-2, 1e-4, 30.0):
         yield bench.same(f"spread {spread:g}", function, norm_inputs(0, spread), eps=EPS)
 
 
 @claim(topic="normalization", harness=True)
 def layer(bench: Bench) -> Iterator[ClaimEvidence]:
-    """LayerNorm divides by √(variance + eps); the variance is a sum of squares divided by n, not by n − 1."""
+    """LayerNorm divides by √(variance + eps); the variance is the sum of squares divided by n, not by n − 1."""
     yield from at_every_spread(bench, "norms.norm.layer_norm")
 
 
 @claim(topic="normalization", harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Document 003's norm divides by (standard deviation + eps); the variance is a sum of squares divided by n − 1."""
+    """Document 003's norm divides by (standard deviation + eps); the variance is the sum of squares / (n − 1)."""
     yield from at_every_spread(bench, "norms.unbiased.layer_norm_unbiased")
 
 
 @claim(topic="normalization", harness=True)
 def batch_evaluation(bench: Bench) -> Iterator[ClaimEvidence]:
-    """BatchNorm in evaluation uses its running statistics."""
+    """In evaluation, BatchNorm uses its running statistics."""
     for spread in (1.0, 1e-3):
         arrays = norm_inputs(1) | {"mean": np.full(EMBED_DIM, 0.4, np.float32)}
         arrays["variance"] = np.linspace(spread**2, 2 * spread**2, EMBED_DIM).astype(np.float32)
@@ -187,7 +189,7 @@ def batch_evaluation(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="normalization", harness=True)
 def batch_statistics(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Batch statistics are the mean and the variance of each feature over all n rows and positions, divided by n."""
+    """Batch statistics are each feature's mean and variance (divided by n) over all n positions of all rows."""
     arrays = {"x": norm_inputs(2)["x"]}
     oracle = function_oracle("norms.batch.batch_statistics", arrays)
     for name, value in named_parts(bench.function("norms.batch.batch_statistics")(*arrays.values())):
@@ -196,7 +198,7 @@ def batch_statistics(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="normalization", harness=True)
 def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
-    """BatchNorm in training normalizes by the statistics of the batch, and updates its running statistics."""
+    """In training, BatchNorm normalizes by the statistics of the batch, and updates its running statistics."""
     config = preset("translation").resized(embed_dim=EMBED_DIM)
     config = type(config)(**(config.as_dict() | {"norm": "batch"}))
     parameters = scoped_parameters(probe_parameters(config, 6), "encoder.layers.0.self_attention_norm")
@@ -213,7 +215,7 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _normalized(norm: Module, batches: Arrays) -> Iterator[tuple[str, Any]]:
-    """Yield a batch in evaluation, then each batch in training, and the running statistics after the batch."""
+    """Yield the norm of a batch in evaluation; then, for each batch in training, the norm and running statistics."""
     yield "before", norm(batches["batch 0"])
     norm.use_batch_statistics()
     for name, batch in batches.items():
@@ -224,7 +226,7 @@ def _normalized(norm: Module, batches: Arrays) -> Iterator[tuple[str, Any]]:
 
 @claim(topic="normalization", dtypes=WIDE, harness=True)
 def model_in_training(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A whole model in training agrees at every tap, and its running statistics agree after two batches."""
+    """In training, all activations of a model agree, and its running statistics agree after each of two batches."""
     for norm_position in ("pre", "post"):
         config = preset("translation").resized()
         changes = {"norm": "batch", "norm_position": norm_position, "final_norm": True, "memory_norm": True}
@@ -243,7 +245,7 @@ def _train(config: TransformerConfig, batches: list[Arrays], parameters: Arrays,
 
 
 def _trained(model: Module, batches: list[Arrays]) -> Iterator[tuple[str, Any]]:
-    """Yield the taps of each batch in training, and the running statistics after the batch."""
+    """Yield the activations of each batch in training, and the running statistics after the batch."""
     model.use_batch_statistics()
     for index, batch in enumerate(batches):
         taps: Arrays = {}

@@ -1,6 +1,6 @@
-"""Metamorphic claims: irrelevant changes of the inputs have no effect.
+"""Claims that irrelevant changes of the inputs have no effect (metamorphic tests).
 
-These claims need no oracle, so they also test the reference.
+Such claims need no expected values, so they also test the reference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def budget(bench: Bench, probe: Probe) -> float:
 
 
 def expected_of(config: TransformerConfig) -> tuple[Expectation, str]:
-    """Return `breaks` with a note if the configuration's masks hide nothing, otherwise `holds`."""
+    """Return (`breaks`, note) if the mask value of the configuration hides nothing, otherwise (`holds`, "")."""
     if config.mask_value > -1:
         return "breaks", f"a mask value of {config.mask_value:g} hides nothing"
     return "holds", ""
@@ -38,7 +38,7 @@ def expected_of(config: TransformerConfig) -> tuple[Expectation, str]:
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 @each("fast_cases")
 def future_tokens_have_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """A changed token changes the logits at its own position, but no earlier logits."""
+    """A change of a token changes the logits at the token's position, but no earlier logits."""
     config, name = probe.config, probe.config.input_names[-1]
     inputs = {key: np.repeat(tokens[:1], len(tokens), axis=0) for key, tokens in probe.inputs.items()}
     rows, length = inputs[name].shape
@@ -58,9 +58,9 @@ def future_tokens_have_no_effect(bench: Bench, probe: Probe, record: ClaimRecord
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 @each("fast_cases")
 def padding_content_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Another embedding of the padding token changes no logits at other tokens."""
+    """A change of the padding token's embedding does not change the logits of other tokens."""
     config, inputs, name = probe.config, dict(probe.inputs), probe.config.input_names[-1]
-    # In the decoder's input, only the causal mask hides padding, so all padding is at the end.
+    # Put the decoder's padding at the end, because only the causal mask may hide it.
     inputs[name] = np.where(inputs[name] == config.pad_id, 1, inputs[name])
     inputs[name][1, -2:] = config.pad_id
     parameters = dict(probe.parameters)
@@ -77,7 +77,7 @@ def padding_content_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecor
 @claim(dtypes=("float64",), of_reference=True)
 @each(PRESETS, "text")
 def padding_length_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Padding that is added on the right changes no logits at other tokens."""
+    """Additional padding on the right does not change the logits of other tokens."""
     config, longest = probe.config, probe.config.max_length
     padded = {
         name: np.pad(tokens, ((0, 0), (0, longest - tokens.shape[1])), constant_values=config.pad_id or 0)
@@ -91,7 +91,7 @@ def padding_length_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord
 @claim(dtypes=("float64",), of_reference=True)
 @each(PRESETS)
 def rows_are_independent(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """A row has the same logits by itself as in its batch."""
+    """A row has the same logits in a batch and without other rows."""
     whole = logits(bench, probe, probe.inputs)
     for row in (0, 1, 5):
         alone = logits(bench, probe, {name: tokens[row : row + 1] for name, tokens in probe.inputs.items()})
@@ -101,7 +101,7 @@ def rows_are_independent(bench: Bench, probe: Probe, record: ClaimRecord) -> Ite
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 @each("fast_cases")
 def batch_order_permutes_output(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """If the rows of a batch are permuted, the output is permuted in the same way."""
+    """A permutation of a batch's rows permutes the rows of the output in the same way."""
     base = logits(bench, probe, probe.inputs)
     order = np.random.default_rng(8).permutation(len(base))
     other = logits(bench, probe, {name: tokens[order] for name, tokens in probe.inputs.items()})
@@ -111,7 +111,7 @@ def batch_order_permutes_output(bench: Bench, probe: Probe, record: ClaimRecord)
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
 @each("fast_cases")
 def runs_are_bitwise_equal(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Two runs are bitwise equal, even if the model runs on other inputs between the two."""
+    """Two runs on the same inputs are bitwise equal, even with a run on other inputs in between."""
     first = logits(bench, probe, probe.inputs)
     other = {name: value[::-1].copy() for name, value in probe.parameters.items()}
     logits(bench, probe, probes(probe.case)["text"].inputs, other)
@@ -121,7 +121,7 @@ def runs_are_bitwise_equal(bench: Bench, probe: Probe, record: ClaimRecord) -> I
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
 @each("traced_cases")
 def fully_padded_source_is_finite(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Rows whose keys are all masked stay finite, because attention gives all keys the same weight."""
+    """If all keys of a row are masked, the results stay finite, because all keys get the same weight."""
     if not probe.config.has_encoder:
         return
     (row,) = np.flatnonzero((probe.inputs["source"] == probe.config.pad_id).all(1))

@@ -1,4 +1,4 @@
-"""Claims about positions, which are compared with the formulas of the papers, and about masks, which agree exactly."""
+"""Claims about positions, which follow the formulas of the papers, and about masks, which agree exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEW_ULPS = RULES["float64"].floor * epsilon("float64")
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Every distance is in the bucket that T5 defines, even if the limit of a bucket is a whole number."""
+    """Each distance has the bucket that T5 defines, even if the limit of a bucket is an integer."""
     bucket_of = bench.function("positions.bias.relative_buckets")
     pairs = ((4, 5), (4, 200), (6, 81), (8, 9), (8, 400), (10, 160), (12, 17), (16, 288), (32, 25), (32, 128))
     for buckets, farthest in pairs:
@@ -49,7 +49,7 @@ def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def alibi_slopes(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The slopes for 1 to 33 heads equal the slopes of ALiBi's authors, in float64 for every dtype."""
+    """The slopes for 1 to 33 heads follow the formula of ALiBi's authors, in float64 for every dtype."""
     slopes = bench.function("positions.bias.alibi_slopes")
     for heads in range(1, 34):
         yield bench.evidence(f"{heads} heads").within("slopes", slopes(heads), _slopes(heads), FEW_ULPS)
@@ -107,7 +107,7 @@ def _frequencies(config: TransformerConfig) -> list[float]:
 
 
 def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) -> list[float]:
-    """Return YaRN's frequencies, with a linear ramp from pairs with many turns in the original length to few turns."""
+    """Return YaRN's frequencies: unscaled for many turns in the original length, slowed for few, a ramp in between."""
     size, original = config.rotated_dim, config.rotary_original_length
 
     def pair(turns: float) -> float:
@@ -123,12 +123,12 @@ def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) ->
 
 @claim(topic="embeddings", dtypes=("float32",), of_reference=True, harness=True)
 def sinusoidal(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The table of sines and cosines, interleaved or in halves, follows the formula in float64 for every dtype."""
+    """The table of sinusoids, interleaved or in halves, follows the formula in float64 for every dtype."""
     table = bench.function("positions.sinusoidal.sinusoidal_positions")
     for length, size in ((1, 2), (101, 6), (11, 24)):
         angles = [[position / 10_000 ** (i // 2 * 2 / size) for i in range(size)] for position in range(length)]
         truth = [[(math.cos if i % 2 else math.sin)(row[i]) for i in range(size)] for row in angles]
-        # Angles are rounded before the sine is computed, so the error may be an ulp of the largest angle.
+        # Angles are rounded before the sine, so allow an ulp of the largest angle.
         budget = RULES["float64"].floor * epsilon("float64") * length
         record = bench.evidence(f"{length}×{size}")
         yield record.within("positions", table(length, size), truth, budget)
@@ -141,7 +141,7 @@ TOKENS = np.array([[5, 0, 7, 0], [0, 3, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4]])
 
 @claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
 def causal(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Position t sees positions 0 to t, and no later positions."""
+    """With a causal mask, position t sees the positions 0 to t, and no later positions."""
     causal_mask = bench.function("masks.causal_mask")
     for length in (1, 2, 7):
         truth = [[key <= query for key in range(length)] for query in range(length)]
@@ -151,7 +151,7 @@ def causal(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
 def padding(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The mask masks exactly the padding, wherever it is; without a padding token, it masks nothing."""
+    """The padding mask hides exactly the padding tokens, at any position; without a padding token, it hides nothing."""
     padding_mask, visible_keys = (bench.function(f"masks.{name}") for name in ("padding_mask", "visible_keys"))
     for pad_id in (0, 3, None):
         truth = [[[[token != pad_id for token in row]]] for row in TOKENS.tolist()]
@@ -161,7 +161,7 @@ def padding(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
 def target(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A decoder sees no future token and, with `causal-and-padding`, no padding."""
+    """A decoder's mask hides future tokens and, with `causal-and-padding`, also padding."""
     target_mask = bench.function("masks.target_mask")
     past = [[key <= query for key in range(4)] for query in range(4)]
     both = [[[[past[q][k] and row[k] != 0 for k in range(4)] for q in range(4)]] for row in TOKENS.tolist()]

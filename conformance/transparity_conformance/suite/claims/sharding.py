@@ -1,7 +1,7 @@
-"""Claims about sharding: with data and tensor parallelism, a column computes the same model as in one process.
+"""Claims about sharding: with data and tensor parallelism, a backend computes the same model as in one process.
 
-Each rank has its shards of the parameters and its rows of the batch, whose number is not divisible by the number of
-data ranks. All claims of a session use the processes of one launch.
+Each rank has its shards of the parameters, and its rows of the batch. The number of rows is not divisible by the number
+of data ranks. All claims of a test session use the same processes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from transparity_conformance.suite.claims import claim, decoding, generation, tr
 from transparity_conformance.suite.ranks import RemoteBackend
 
 ROWS = 5
-"""The number of rows in a batch: two data ranks have 3 and 2 rows, and one of four ranks has none."""
+"""The number of rows in a batch: two data ranks get 3 and 2 rows, and one of four data ranks gets no row."""
 
 MESHES = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (1, 1))
-"""The meshes that are tested, as numbers of data and tensor ranks."""
+"""The tested meshes, as (data ranks, tensor ranks)."""
 
 HEADS = 4
 """A number of heads that is divisible by every number of ranks."""
 
 OTHER_HEADS = {"bloom", "bart"}
-"""Cases with six or three heads, which four does not divide, so that attention is replicated."""
+"""Cases with six or three heads; four ranks cannot share these heads, so attention is replicated."""
 
 
 def _divisible(config: TransformerConfig) -> TransformerConfig:
-    """Return `config` with numbers of heads, including a recurrence's, that are divisible by every number of ranks."""
+    """Return `config` with numbers of heads that are divisible by every number of ranks, also in recurrences."""
     heads = {} if config.attends_never else {"num_heads": HEADS}
     recurrent = {"recurrent_heads": 2 * HEADS, "recurrent_key_heads": HEADS} if config.is_recurrent else {}
     return config.with_sizes(**heads, **recurrent)
@@ -54,7 +54,7 @@ TIMES = 2
 
 
 def _over(*cases: str) -> tuple[str, ...]:
-    """Return each case on `TIMES` meshes, such as `llama on 1 × 2`; all meshes are used equally often."""
+    """Return names such as `llama on 1 × 2`: each case on `TIMES` meshes, so that all meshes occur equally often."""
     meshes = itertools.cycle(MESHES)
     return tuple(f"{case} on {data} × {tensor}" for case in cases for data, tensor in itertools.islice(meshes, TIMES))
 
@@ -63,7 +63,7 @@ DECODED = (
     *("llama on 1 × 2", "gemma on 1 × 4", "bloom on 2 × 2", "qwen on 2 × 1"),
     *("qwen3-next on 2 × 2", "mamba2 on 1 × 2", "mamba2 on 1 × 4"),
 )
-"""Cases with sharded caches, and two others: Gemma has one key-value head, and the recurrences have two key heads."""
+"""Cases for decoding. Most caches are sharded, but Gemma's single key-value head cannot be sharded."""
 
 TRAINED = (
     "adamw, clipped and warmed up on 1 × 2",
@@ -77,9 +77,9 @@ GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 ×
 
 
 def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterator[tuple[str, str, Bench]]:
-    """Yield each case, the name of its model, and the bench for its mesh.
+    """Yield each case, the name of its model, and a bench for its mesh.
 
-    With `few`, a backend that compiles every model tests each on only one mesh.
+    With `few`, a backend that compiles models is tested on only one mesh per model.
     """
     compiles = few and bench.backend.modes[0] != "eager"
     for index, case in enumerate(cases):
@@ -92,7 +92,7 @@ def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterat
 
 @functools.cache
 def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
-    """Return a preset or another case: its configuration, parameters, rows and oracle."""
+    """Return the configuration, the parameters, the inputs and the oracle of a preset or another case."""
     config = ALL[case]
     parameters = probe_parameters(config)
     inputs = {name: value[:ROWS] for name, value in mixed_inputs(config).items()}
@@ -101,7 +101,7 @@ def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
 
 @claim(dtypes=("float32",), sharded=True, cases=("llama on 1 × 2",), all_cases=_over(*ALL), all_in=("float64",))
 def forward(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Every tap and the logits of a sharded model agree, for every configuration, with uneven rows and vocabularies."""
+    """All activations and the logits of a sharded model agree, for every configuration and uneven numbers of rows."""
     for case, name, over in _benches(bench, cases, few=True):
         config, parameters, inputs, oracle = model(name)
         record, sharded = bench.evidence(case), over.forward(config, parameters)
@@ -125,7 +125,7 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     all_in=("float64",),
 )
 def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """The loss is the mean over the tokens of all ranks, and gradients agree, also for uneven numbers of tokens."""
+    """The loss is the mean over the tokens of all ranks, and the gradients agree, also for uneven numbers of tokens."""
     for case, name, over in _benches(bench, cases):
         ours, parameters = derivatives(name)
         yield from training.gradients_agree(over, case, ours, parameters)
@@ -133,9 +133,9 @@ def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=TRAINED)
 def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Ten steps of an optimizer on sharded parameters lead to the same parameters as the reference's ten steps.
+    """Ten optimizer steps on sharded parameters lead to the same parameters as ten steps of the reference.
 
-    A forward pass before the steps has no effect on them, and the steps do not change the model itself.
+    A forward pass before the steps has no effect, and the steps do not change the model's own parameters.
     """
     for case, name, over in _benches(bench, cases):
         (config, how), oracle = training.TRAINED[name], training.oracle_of(name)
@@ -149,21 +149,21 @@ def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=DECODED)
 def decoding_with_a_cache(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """If a sequence is decoded in chunks with a sharded cache, the logits equal the full forward pass."""
+    """The logits of decoding in chunks with a sharded cache equal the logits of the full forward pass."""
     for case, name, over in _benches(bench, cases):
         yield from decoding.cached(over, case, decoding.SOME, name)
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=GENERATED)
 def greedy_generation(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Generation on several ranks takes the most likely token, also when the text is longer than the cache."""
+    """Generation on several ranks takes the most likely tokens, also after the text has exceeded the cache."""
     for case, name, over in _benches(bench, cases):
         yield from generation.likeliest(over, case, generation.prompted(name, HEADS))
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=_over("llama", "t5"))
 def checkpoint(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """A model whose ranks each read only their slices of a file has the same logits."""
+    """If each rank reads only its slices of the parameters from a file, the logits agree."""
     for case, name, over in _benches(bench, cases):
         config, parameters, inputs, oracle = model(name)
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Claims about the loss, its gradients, and the steps of optimizers."""
+"""Claims about the loss, its gradients, and optimizer steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def loss_agrees(
 
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
 def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The loss is the mean of −log softmax at all targets that are not padding, computed with scalars."""
+    """The loss is the mean of −log softmax over all targets except padding; expected values use only scalars."""
     random = np.random.default_rng(0)
     logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
     targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
@@ -47,7 +47,7 @@ def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
         ]
         expected = sum(surprises) / len(surprises)
         yield loss_agrees(bench, f"pad_id {pad_id}", logits, targets, expected, pad_id=pad_id)
-    # Frameworks mark ignored targets with a number such as -100 or 100, which must not be confused with a token.
+    # Frameworks mark ignored targets by a number such as -100 or 100, which must not be taken for a token.
     logits, targets = np.zeros((1, 2, 128), np.float32), np.array([[100, 127]])
     logits[0, 0, 100] = 3
     expected = math.log(127 + math.exp(3)) / 2 - 3 / 2 + math.log(128) / 2
@@ -56,7 +56,7 @@ def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
 def label_smoothing(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The loss with label smoothing is a sum over the vocabulary, computed with scalars; padding is ignored."""
+    """The loss with label smoothing follows its formula, and ignores padding; expected values use only scalars."""
     random = np.random.default_rng(1)
     logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
     targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
@@ -73,11 +73,11 @@ def label_smoothing(bench: Bench) -> Iterator[ClaimEvidence]:
 @claim(topic="loss", compiled=True)
 @each("fast_cases")
 def model_loss(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """The loss of a model agrees, with padded targets."""
+    """The loss of a model agrees, with padding in the targets."""
     targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
     loss = reference_function("training.loss.cross_entropy")
     expected = loss(probe.oracle.expected["logits"], targets, probe.config.pad_id)
-    # The error of a mean of differences of logits is at most twice the error of a logit.
+    # The loss is a mean of differences of logits, so its error is at most twice the error of a logit.
     budget = 2 * probe.oracle.budget("logits", bench.subject.dtype)
     result = bench.forward(probe.config, probe.parameters).loss(targets, **probe.inputs)
     yield record.within("loss", result, expected, budget)
@@ -90,7 +90,7 @@ HARD_TO_REACH: dict[str, TransformerConfig] = {
     "batch-decoder": dataclasses.replace(_NOTES, norm="batch"),
     "unread": dataclasses.replace(_TRANSLATION, num_decoder_layers=0),
 }
-"""Models that normalize by the batch in training, and a model with an unused encoder, whose gradients are zero."""
+"""Models with batch norm in training, and a model whose encoder is unused, so that its gradients are zero."""
 
 
 @functools.cache
@@ -100,7 +100,7 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
 
 
 def derivatives_of(config: TransformerConfig, layers: int, rows: int | None = None) -> tuple[Derivatives, Arrays]:
-    """Return the derivatives and parameters of a model with at most `layers` decoder layers, on the first `rows`."""
+    """Return the derivatives and the parameters of a model with at most `layers` decoder layers, on `rows` rows."""
     layers = min(config.num_decoder_layers, layers)
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=layers)
     parameters, inputs = probe_parameters(config, 6), {name: x[:rows] for name, x in mixed_inputs(config).items()}
@@ -108,7 +108,7 @@ def derivatives_of(config: TransformerConfig, layers: int, rows: int | None = No
 
 
 def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare each parameter's gradient of the backend's model with derivatives along random directions."""
+    """Compare the gradients of the backend's model with derivatives along random directions."""
     forward, tokens = bench.forward(ours.config, parameters), dict[str, Any](ours.inputs)
     _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, masks=ours.masks, **tokens)
     actual, record = ours.along(gradients), bench.evidence(case)
@@ -120,7 +120,7 @@ def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arra
 
 OF_FAMILIES = tuple(case for case, config in CASES.items() if config.head == "logits")
 FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
-"""The families that are tested if the backend compiles each model."""
+"""The families that are tested for a backend that compiles each model."""
 
 
 @claim(
@@ -132,7 +132,7 @@ FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
     all_in=("float64",),
 )
 def model_gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """The gradient of the loss with respect to every parameter equals its complex-step derivative."""
+    """The gradient of the loss with respect to each parameter equals the complex-step derivative."""
     left_out = set(OF_FAMILIES) - set(FEW_FAMILIES) if bench.backend.modes[0] != "eager" else ()
     for case in cases:
         if case not in left_out:
@@ -144,7 +144,7 @@ RATE = 0.3
 
 @functools.cache
 def dropped(case: str) -> tuple[Derivatives, Arrays]:
-    """Return the derivatives of a preset with few layers and dropout masks, and its parameters."""
+    """Return the derivatives and the parameters of a preset with few layers, with dropout masks."""
     config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
     parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
     lengths = lengths_of(config, inputs)
@@ -155,14 +155,14 @@ def dropped(case: str) -> tuple[Derivatives, Arrays]:
 
 @claim(topic="dropout", dtypes=("float32",), cases=("pre-norm",), all_cases=PRESETS, all_in=("float64",))
 def gradients_with_shared_masks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """With shared dropout masks, the gradients of the loss equal its complex-step derivatives."""
+    """With given dropout masks, the gradients of the loss equal the complex-step derivatives."""
     for case in cases:
         yield from gradients_agree(bench, case, *dropped(case))
 
 
 STEPS = 10
 
-# The norms of some gradients exceed `max_norm`, and others do not; `eps` is large enough to have an effect.
+# Some gradient norms exceed `max_norm`, and some do not. `eps` is large enough to have an effect.
 TRAININGS = {
     "sgd": Training("sgd", learning_rate=0.1),
     "sgd with momentum": Training("sgd", learning_rate=0.05, momentum=0.9),
@@ -174,7 +174,7 @@ TRAININGS = {
     ),
 }
 
-# The reference needs a forward pass for the derivative of each number, so the model is tiny.
+# Use a tiny model, because the reference needs a forward pass for each derivative.
 CONFIG = preset("notes-lm").resized(
     embed_dim=4, num_heads=2, feed_forward_dim=2, num_decoder_layers=1, target_vocab_size=6, max_length=4
 )
@@ -217,7 +217,7 @@ def oracle_of(case: str) -> Oracle:
     all_in=WIDE,
 )
 def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Ten steps of an optimizer have the same losses, and lead to the same parameters, as the reference's ten steps."""
+    """Ten optimizer steps have the same losses and lead to the same parameters as ten steps of the reference."""
     for case in cases:
         (config, training), oracle = TRAINED[case], oracle_of(case)
         record = bench.evidence(case)

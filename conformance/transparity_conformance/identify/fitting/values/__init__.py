@@ -1,1 +1,1 @@
-"""Find parts of a model among the values of its operations."""
+"""Recognize parts of a model by the values of its operations."""

@@ -1,6 +1,6 @@
 """Find causal convolutions over time by value.
 
-A parameter is the kernel of a convolution if silu(convolution(x)) is the value of an operation.
+A parameter is the kernel of a convolution if an operation computes silu(convolution(x)) for an earlier value x.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Convolution:
 def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the parameters that may be kernels, as (features, width).
 
-    PyTorch stores (features, 1, width), flax (width, 1, features), and other code stores matrices. A narrow model may
-    have fewer features than positions, so both orders are tried.
+    PyTorch stores (features, 1, width), flax (width, 1, features), and other code stores matrices. Yield both
+    orientations, because a narrow model may have fewer features than the kernel has positions.
     """
     for name, value in values.items():
         matrix = value[:, 0] if value.ndim == 3 and value.shape[1] == 1 else value
@@ -68,9 +68,9 @@ def convolutions_in(operations: Sequence[Operation], values: Arrays, batch: int,
 
 
 def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> list[tuple[int, np.ndarray]]:
-    """Return the values of a size as (batch, length, features), with the indices of their operations.
+    """Return the values with the size of `shape`, as (batch, length, features), and the indices of their operations.
 
-    The features may be the last axis or the axis after the batch.
+    In the module, the features may be the last axis, or the axis after the batch.
     """
     batch, length, features = shape
     found: list[tuple[int, np.ndarray]] = []
@@ -93,7 +93,7 @@ def _uses(
     """Yield the operations whose value is silu(convolution(x)) for an earlier value x."""
     biases: dict[str, np.ndarray] = {"": np.zeros(len(kernel)), **vectors}
     for place, (_, given) in enumerate(rows):
-        # The first position depends only on itself, so comparing it excludes most pairs quickly.
+        # Compare the first position first: it depends only on itself, and quickly excludes most pairs.
         begins = {bias: silu(kernel[:, -1] * given[0, 0] + added) for bias, added in biases.items()}
         for index, made in rows[place + 1 : place + 1 + NEAR]:
             for bias, begin in begins.items():
@@ -106,9 +106,9 @@ def _uses(
 
 
 def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:
-    """Return the convolutions of each layer, with the linear maps of their input.
+    """Return the convolutions of each layer, and the linear maps that compute their input.
 
-    Raise `FitError` if the input of a convolution is not the output of a linear map.
+    Raises `FitError` if no linear map computes the input of a convolution.
     """
     groups: list[tuple[list[Convolution], list[Linear]]] = []
     for each in found:

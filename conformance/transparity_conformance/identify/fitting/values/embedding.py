@@ -1,4 +1,4 @@
-"""Find the embedding by value: its tables, the scale of the tokens, and the added positions."""
+"""Recognize a stack's embedding by value: the tables, the factor of the tokens, and the added positions."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ USUAL_THETA = (10_000.0,)
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """A stack's embedding of tokens, patches or frames, and its result (rows, width)."""
+    """The embedding of a stack's tokens, patches or frames."""
 
     table: str
-    """The name, in the module, of the token table or of the first parameter that reads an image or audio."""
+    """The module's name of the token table, or of the first parameter that reads an image or audio."""
     scale: float
     value: np.ndarray
     positions: str = "none"
@@ -43,13 +43,13 @@ class Embedding:
     timescales: Timescales = "exclusive"
     type_table: str | None = None
     left: np.ndarray | None = None
-    """The term added to the tokens (batch, length, width)."""
+    """The term that is added to the tokens (batch, length, width)."""
     parameters: Arrays = field(default_factory=dict)
-    """Parameters that read an image or audio, by the reference's names without the stack."""
+    """For images and audio: the parameters, by the reference's names without the stack."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The fields of an embedding of an image or audio."""
+    """For images and audio: the configuration fields of the embedding."""
     used: tuple[str, ...] = ()
-    """The names, in the module, of the parameters that read an image or audio."""
+    """For images and audio: the module's names of the parameters."""
 
     @property
     def reads_tokens(self) -> bool:
@@ -60,7 +60,7 @@ class Embedding:
 
 
 def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays) -> str | None:
-    """Return the name of the table whose rows at `tokens` are the value of an operation, or None."""
+    """Return the name of a table from which an operation looks up the rows of `tokens`, or None."""
     for name, table in values.items():
         if table.ndim == 2 and len(table) > tokens.max():
             looked_up = table[tokens]
@@ -72,7 +72,7 @@ def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays
 def embedding(
     operations: Sequence[Operation], tokens: np.ndarray, types: np.ndarray | None, values: Arrays
 ) -> Embedding:
-    """Return the embedding of `tokens`, found among the operations before the first attention."""
+    """Recognize the embedding of `tokens` among the operations."""
     table = table_of(operations, tokens, values)
     if table is None:
         raise FitError("No operation looks up rows of a table by the tokens; expected a token embedding.")
@@ -90,14 +90,14 @@ def embedding(
 
 
 Sum = tuple[np.ndarray, float, np.ndarray]
-"""A sum, the factor of the token embeddings in the sum, and the rest of the sum."""
+"""The sum of token embeddings and positions, the factor of the token embeddings, and the term of the positions."""
 
 
 def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
-    """Return the embedding of the table `tokens` that the last recognized sum describes, or None.
+    """Return the embedding with the token table `tokens` that the last recognized sum describes, or None.
 
-    A sum is recognized if the rest after the token embeddings is zero, sinusoids, or rows of a table in `others`. If
-    the rest is a constant factor times such rows, raise `FitError`: no configuration has such a factor.
+    A sum is recognized if the term of the positions is zero, sinusoids, or rows of a table in `others`. If the term is
+    a constant factor times such rows, raise `FitError`, because no configuration has such a factor.
     """
     for value, scale, left in reversed(list(sums)):
         plain = Embedding(tokens, scale, value.reshape(-1, value.shape[-1]), type_table=type_table, left=left)
@@ -127,10 +127,10 @@ def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str
 def sums_of(
     operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray, *, is_scaled: bool = True
 ) -> Iterator[Sum]:
-    """Yield operations that add a term of positions to the token embeddings: the sum, a factor, and the term.
+    """Yield the operations that add a term of positions to the token embeddings.
 
-    The factor multiplies the embeddings. The factor is 1, √width, or fitted to the differences between rows of a batch,
-    because positions add the same term to every row. If `is_scaled` is false, the factor is 1.
+    The factor of the embeddings is 1, √width or, if `is_scaled` is true, any number. The factor is fitted to the
+    differences between rows of the batch, because positions add the same term to every row.
     """
     across = looked_up - looked_up.mean(0)
     for operation in operations:
@@ -139,7 +139,7 @@ def sums_of(
         value = operation.value.reshape(looked_up.shape)
         floor, differing = SAME * np.abs(value).max(), value - added - (value - added).mean(0)
         fitted = float((differing * across).sum() / (across * across).sum())
-        if np.abs(fitted * across).max() <= floor:  # zeros, or a term of positions without tokens
+        if np.abs(fitted * across).max() <= floor:  # no tokens in the value: zeros, or only positions
             continue
 
         def error(factor: float, differing: np.ndarray = differing) -> float:
@@ -147,7 +147,7 @@ def sums_of(
 
         for scale in (looked_up.shape[-1] ** 0.5, 1.0, fitted) if is_scaled else (1.0,):
             left = value - looked_up * scale - added
-            # a term that is equal at every position is the mean that a norm subtracts
+            # exclude a norm, which subtracts a constant mean
             is_nothing, is_constant = np.abs(left).max() <= floor, np.abs(left - left[:1, :1]).max() <= floor
             if np.abs(left - left[:1]).max() <= floor and (is_nothing or not is_constant):
                 yield value, settle(scale, error) if scale is fitted else scale, left
@@ -171,7 +171,7 @@ def _sinusoidal(plain: Embedding, left: np.ndarray) -> Embedding | None:
         estimates = np.abs(angles[1:]) ** (-whole / (2 * steps)) if width > 2 else np.array([USUAL_THETA[0]])
         best = min((float(each) for each in estimates if 0 < each < np.inf), key=error, default=USUAL_THETA[0])
         theta = settle(best, error, USUAL_THETA, "float32")
-        if error(theta) <= SAME:  # with another theta, both kinds have the same timescales
+        if error(theta) <= SAME:  # both kinds may fit, with different theta
             found.append((digits(theta), theta, layout, timescales))
     if not found:
         return None

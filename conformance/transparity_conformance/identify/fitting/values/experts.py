@@ -1,6 +1,6 @@
-"""Find experts in a feed-forward: the router's choice and each expert's linear maps.
+"""Find mixtures of experts: a router is a linear map with a following top-k, and has linear maps for each expert.
 
-The candidates are checked against the sum of the experts' outputs.
+A candidate for the experts' linear maps is right if some operation computes the resulting sum of all experts.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from transparity_numpy.activations import ACTIVATIONS
 from transparity_numpy.experts import SCORES, highest
 
 BEHIND = 12
-"""The highest scores of a router are searched for within this number of operations after its linear map."""
+"""The number of operations after a router's linear map among which the top-k is searched."""
 
 FEW = 4
-"""Comparing this number of rows excludes most wrong candidates."""
+"""The number of rows to compare first, which excludes most wrong candidates."""
 
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """One linear map per expert (experts, features out, features in), and the names of the module's parameters."""
+    """A linear map of each expert (experts, features out, features in), and the module's names of the parameters."""
 
     weights: np.ndarray
     names: tuple[str, ...]
@@ -37,7 +37,7 @@ class Maps:
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """A feed-forward of several experts, from which a router chooses some for each token."""
+    """A feed-forward that consists of several experts; a router chooses some experts for each token."""
 
     router: Linear
     per_token: int
@@ -48,7 +48,7 @@ class Experts:
     up: Maps
     down: Maps
     result: tuple[int, np.ndarray]
-    """The index of the operation that sums the experts' outputs, and the sum."""
+    """The index of the operation that completes the sum of the experts' outputs, and the sum."""
 
     @property
     def given(self) -> np.ndarray:
@@ -79,7 +79,7 @@ class Experts:
 def experts_in(
     maps: Sequence[Linear], operations: Sequence[Operation], values: Mapping[str, np.ndarray]
 ) -> list[Experts]:
-    """Return the experts of every router; raise `ForeignError` for a router whose experts are not recognized."""
+    """Return the experts of all routers; raise `ForeignError` for a router whose experts are not recognized."""
     found: list[Experts] = []
     for one in maps:
         count = _chosen(one, operations)
@@ -105,9 +105,9 @@ def _router(one: Linear) -> str:
 
 
 def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
-    """Return the number k for which an operation computes the top k of a linear map's output, or None.
+    """Return the number k if a later operation computes the top k of a linear map's output; otherwise None.
 
-    The output may pass through softmax or sigmoid first.
+    A softmax or sigmoid may precede the top k.
     """
     rows, count = one.made.shape
     scores = [np.sort(each, axis=1)[:, ::-1] for each in (one.made, *(made(one.made) for made in SCORES.values()))]
@@ -123,7 +123,7 @@ def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
 def _readings(
     router: Linear, per_token: int, operations: Sequence[Operation], begin: int, values: Mapping[str, np.ndarray]
 ) -> Iterator[Experts]:
-    """Yield each choice of maps, scores and activation with which an operation computes the experts' sum."""
+    """Yield the linear maps, scores and activations whose sum of experts is the value of an operation."""
     rows, width = router.given.shape
     like = [(begin + i, each.value) for i, each in enumerate(operations) if each.value.size == router.given.size]
     seen = [(at, value.reshape(rows, width)) for at, value in like if value.shape[-1] == width]
@@ -138,7 +138,7 @@ def _readings(
         for activation, (scores, is_normalized, weights) in itertools.product(ACTIVATIONS, weighed):
             made = _sum(router.given[few], weights[few], activation, gate, up, down)
             near = np.abs(sums - made).max((1, 2), initial=0.0) <= SAME * np.abs(made).max()
-            for index in np.flatnonzero(near)[::-1]:  # an in-place sum has this value several times
+            for index in np.flatnonzero(near)[::-1]:  # take the last of several equal values
                 at, value = seen[index]
                 if is_same(_sum(router.given, weights, activation, gate, up, down), value):
                     yield Experts(router, per_token, scores, is_normalized, activation, gate, up, down, (at, value))
@@ -152,7 +152,7 @@ def _sum(x: np.ndarray, weights: np.ndarray, activation: str, gate: Maps | None,
 
 
 def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Maps | None, Maps, Maps]]:
-    """Yield every choice of up, down and optional gate projections among parameters with one matrix per expert."""
+    """Yield every choice of (gate or None, up, down) among parameters with a matrix per expert."""
     width = router.given.shape[1]
     every = list(_of_each_expert(router.made.shape[1], values))
     downs = [each for each in every if each.weights.shape[1] == width]
@@ -161,7 +161,7 @@ def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Ma
         hidden, raised = down.weights.shape[2], up.weights.shape[1]
         if set(down.names) & set(up.names):
             continue
-        if raised == 2 * hidden:  # gate and up projections are fused: concatenated or interleaved, in either order
+        if raised == 2 * hidden:  # gate and up are fused: concatenated or interleaved, in either order
             cuts = (slice(0, hidden), slice(hidden, None)), (slice(0, None, 2), slice(1, None, 2))
             for one, other in ((first, second) for cut in cuts for first, second in (cut, cut[::-1])):
                 yield Maps(up.weights[:, one], up.names), Maps(up.weights[:, other], up.names), down
@@ -172,10 +172,7 @@ def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Ma
 
 
 def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Maps]:
-    """Yield parameters with one matrix per expert, in either orientation.
-
-    The experts' weights may be a single array, or parameters with numbered names.
-    """
+    """Yield the parameters with a matrix per expert, in both orientations: single arrays, or numbered parameters."""
     found = [Maps(value, (name,)) for name, value in values.items() if value.ndim == 3 and len(value) == count]
     groups = [names for names in _numbered(values) if len(names) == count]
     alike = [names for names in groups if len({values[name].shape for name in names}) == 1]
@@ -186,7 +183,7 @@ def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Ma
 
 
 def _numbered(values: Mapping[str, np.ndarray]) -> Iterator[list[str]]:
-    """Yield, in order, the names of matrices that differ only in one number, counted from 0."""
+    """Yield groups of matrices whose names differ only in one number: 0, 1, 2, …"""
     groups: dict[tuple[str, str], dict[int, str]] = {}
     for name in (name for name, value in values.items() if value.ndim == 2):
         for number in re.finditer(r"\d+", name):
@@ -197,7 +194,7 @@ def _numbered(values: Mapping[str, np.ndarray]) -> Iterator[list[str]]:
 
 
 def read_experts(found: FoundFields, named: Sequence[tuple[str, Experts]], *, beside_others: bool) -> None:
-    """Add the fields and parameters of experts, if there are any.
+    """Add the fields and parameters of the experts, if there are any.
 
     Args:
         beside_others: whether the model also has feed-forwards without experts.

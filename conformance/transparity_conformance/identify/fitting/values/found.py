@@ -1,4 +1,4 @@
-"""The fields of a configuration that are known during a fit."""
+"""The fields and parameters that are known so far during a fit."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class FoundFields:
     parameters: Arrays = field(default_factory=dict)
     untold: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    """Differences of the module that no configuration expresses."""
+    """Properties of the module that no configuration expresses."""
     used: set[str] = field(default_factory=set)
-    """The names of the module's parameters that the reference stores in another form."""
+    """The names of the module's parameters that `parameters` contains in another form."""
     relative_distances: list[int] = field(default_factory=list)
     """Values of `relative_max_distance` that agree with all stacks."""
 
     def config(self, **others: Any) -> TransformerConfig:
-        """Return the configuration, with `others` replacing some fields.
+        """Return the configuration with the known fields; `others` replaces some of them.
 
-        Raise `FitError` if the fields contradict each other.
+        Raises `FitError` if the fields contradict each other.
         """
         try:
             return TransformerConfig(**self.fields | others)
@@ -40,7 +40,7 @@ class FoundFields:
             raise FitError(f"The recognized parts fit no configuration: {error}") from None
 
     def computed(self, inputs: Arrays, tap: str, **others: Any) -> np.ndarray:
-        """Return the reference's value at a tap with the known fields; `others` replace some of them."""
+        """Return an activation of the reference with the known fields; `others` replaces some of them."""
         probe = Probe("fit", tap, "", self.config(**others), self.parameters, inputs)
         return walk(probe, {}, until=tap)[tap]
 
@@ -50,7 +50,7 @@ class FoundFields:
             self.untold.pop(name, None)
 
     def put(self, name: str, linear: Linear, *, bias: bool) -> None:
-        """Add the parameters of a linear map. If `bias` is set, a missing bias is added as zeros."""
+        """Add the parameters of a linear map. If `bias` is set and the map has no bias, add zeros."""
         self.parameters[f"{name}.weight"] = linear.weight
         if bias:
             self.parameters[f"{name}.bias"] = np.zeros(len(linear.weight)) if linear.bias is None else linear.bias

@@ -1,4 +1,4 @@
-"""Identify activations and factors after linear maps, and how a model pools its hidden states."""
+"""Recognize the head by value: the activation of a linear map, a final softcap, and the pooling of hidden states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_numpy.masks import visible_keys
 
 
 def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activation, bool]:
-    """Return the activation between one or two linear maps and `hidden`, and whether the second map is the gate."""
+    """Return the activation that turns one or two linear maps into `hidden`, and whether the second map is the gate."""
     tried: list[tuple[float, str, bool]] = []
     for name, function in ACTIVATIONS.items():
         if len(ups) == 1:
@@ -53,7 +53,7 @@ def final_softcap(logits: np.ndarray, output: np.ndarray) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """The linear maps after the last layer, and the kind of output."""
+    """The kind of the output, and the linear maps after the last layer."""
 
     kind: str
     """`logits`, `hidden`, `pooled` or `classes`."""
@@ -67,20 +67,20 @@ class Head:
         return self.kind in ("pooled", "classes")
 
     def given(self, output: np.ndarray, width: int) -> np.ndarray:
-        """Return the input of the head's first linear map, as (rows, width), or `output` if there is no linear map."""
+        """Return the input of the head's first linear map (rows, width); without a linear map, return `output`."""
         first = self.pooler or self.linear
         return output.reshape(-1, width) if first is None else first.given
 
 
 def activation_between(linear: Linear, made: np.ndarray) -> str | None:
-    """Return the activation with which a pooler maps a linear map's result to `made`, or None."""
+    """Return the activation that turns the result of a pooler's linear map into `made`, or None."""
     if linear.made.size != made.size or linear.weight.shape[0] != linear.weight.shape[1]:
         return None
     return next((name for name, function in POOLERS.items() if is_same(function(linear.made), made)), None)
 
 
 def choices(tokens: np.ndarray | None, batch: int, length: int) -> Iterator[np.ndarray]:
-    """Yield matrices (batch, rows) that pool the states: first or last position, mean, or the position of a token."""
+    """Yield matrices (batch, batch · length) that pool states: first or last position, mean, or a token's position."""
     yield picked(np.zeros(batch, int), length)
     yield picked(np.full(batch, length - 1), length)
     yield np.kron(np.eye(batch), np.full((1, length), 1 / length))
@@ -97,11 +97,12 @@ def picked(places: np.ndarray, length: int) -> np.ndarray:
 
 
 def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each possible pooling, the simplest first.
+    """Yield the fields of each kind of pooling, the simplest first.
 
     Args:
         tokens: the tokens, or None for an image.
-        has_mask: whether an attention mask, not a padding token, determines which positions are visible.
+        size: the size of the vocabulary.
+        has_mask: whether an attention mask determines the visible positions, instead of a padding token.
     """
     yield {"pooling": "first"}
     pads: list[dict[str, Any]] = (

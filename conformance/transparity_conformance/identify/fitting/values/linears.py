@@ -1,4 +1,4 @@
-"""Find the linear maps of a module by value: operations that multiply another operation's value by a parameter."""
+"""Find the linear maps of a module by value: operations whose result is a parameter times another value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity_conformance.oracle.oracle import Arrays
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """One use of a linear map, x Wᵀ + b."""
+    """A use of a linear map, x Wᵀ + b."""
 
     at: int
     """The index of the operation that computed the result."""
@@ -38,9 +38,9 @@ class Linear:
 
 
 def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], batch: int) -> list[Linear]:
-    """Return every use of a matrix of `values`, or of a part of a packed matrix, in the order of the operations.
+    """Return all uses of matrices in `values`, or of parts of fused matrices, in execution order.
 
-    Inputs and results have the batch as the first axis, even if the module orders axes differently.
+    Inputs and results start with the rows of the batch, even if the module orders axes differently.
     """
     matrices = {name: value for name, value in values.items() if value.ndim == 2}
     heads = {name: value for name, value in values.items() if value.ndim == 3}
@@ -63,7 +63,7 @@ def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], b
 
 
 def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
-    """Return the parts of a parameter that packs query, key and value: each part, and key with value."""
+    """Return the parts of a fused query, key and value: each of them, and key and value together."""
     if value.shape[0] != 3 * width:
         return {}
     ends = ((0, 1), (1, 3), (1, 2), (2, 3))
@@ -71,7 +71,7 @@ def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
 
 
 def _batch_first(linear: Linear, operations: Sequence[Operation], batch: int) -> Linear:
-    """Return the map with the batch as the first axis, if an operation shows another order of axes."""
+    """Reorder the rows of a map if an operation shows that the batch is not the first axis."""
     for operation in reversed(operations):
         shape = operation.value.shape
         if len(shape) < 3 or operation.value.size != linear.given.size or batch not in shape[:2]:
@@ -91,7 +91,7 @@ def _products(
     index: int, made: np.ndarray, given: Sequence[np.ndarray], matrices: Arrays, vectors: Arrays
 ) -> Iterator[Linear]:
     for x in given:
-        # a number has no features; for an input of zeros, every map gives its bias
+        # skip scalars, and inputs of zeros, with which all weights fit
         for name, matrix in matrices.items() if x.ndim and x.any() else ():
             for weight in (matrix, matrix.T):
                 out, into = weight.shape
@@ -118,7 +118,7 @@ def _bias(left: np.ndarray, vectors: Arrays) -> str | None:
 
 
 def _with_bias(linear: Linear, operations: Sequence[Operation], vectors: Arrays) -> Linear:
-    """Return the map with the bias that a later operation adds, if any."""
+    """Return the map with the bias that a later operation adds; unchanged if no operation adds a bias."""
     own = {linear.at}
     for index in range(linear.at + 1, min(linear.at + 6, len(operations))):
         operation = operations[index]
@@ -135,7 +135,7 @@ def _with_bias(linear: Linear, operations: Sequence[Operation], vectors: Arrays)
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The results of several linear maps of one input, concatenated."""
+    """The concatenated results of several linear maps with the same input."""
 
     maps: Sequence[Linear]
 
@@ -149,14 +149,13 @@ class Columns:
         by: Callable[[np.ndarray], np.ndarray] = lambda x: x,
         times: np.ndarray | None = None,
     ) -> list[int] | None:
-        """Return the index of the feature from which `by` computes each feature of `wanted` (rows, features).
+        """Find each feature of `wanted` (rows, features) among by(made) · times, and return the features' indices.
 
-        `times` multiplies each computed feature. Return None if a feature has no source, or if two features have the
-        same source.
+        Return None if a feature is not found, or if two features have the same index.
         """
         made, times = by(self.made), np.ones_like(wanted) if times is None else times
         scale = np.abs(wanted).max(initial=0.0)
-        # Compare a few rows first, which excludes most candidates.
+        # Compare a few rows first, to exclude most candidates quickly.
         few = np.linspace(0, len(wanted) - 1, min(5, len(wanted))).astype(int)
         products = times[few][:, :, None] * made[few][:, None, :]
         near = (np.abs(wanted[few][:, :, None] - products) <= SAME * scale).all(0)
@@ -170,7 +169,7 @@ class Columns:
         return found if len(set(found)) == len(found) else None
 
     def linear(self, chosen: Sequence[int]) -> Linear:
-        """Return the linear map that computes the features `chosen`. Features without a bias get a bias of 0."""
+        """Return a linear map that computes the features with the indices `chosen`; a missing bias becomes 0."""
         sizes = np.cumsum([0, *(len(each.weight) for each in self.maps)])
         places = [(int(np.searchsorted(sizes, each, "right")) - 1, each) for each in chosen]
         rows = [(self.maps[index], each - int(sizes[index])) for index, each in places]

@@ -1,4 +1,4 @@
-"""Find norms by value: the vectors, the kind and the eps that turn one value into another."""
+"""Find norms by value: the kind of norm, the parameters and the eps that turn one value into another."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ USUAL_EPS = (1e-5, 1e-6, 1e-12)
 
 
 RUNNING = "running"
-"""The names of a batch norm's statistics contain this word."""
+"""A word in the names of a batch norm's statistics."""
 
 Candidate = tuple[tuple[str, ...], str, str]
-"""The names of a norm's vectors, the form of its gain, and its kind."""
+"""The names of a norm's parameters, the form of its gain, and its kind."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,19 +26,19 @@ class Norm:
     """A norm from x to its result, r · c · gain + bias, where c is x or x minus its mean."""
 
     names: tuple[str, ...]
-    """The names of the vectors in the module, in the order weight, bias, running mean, running variance."""
+    """The module's names of the parameters, in the order weight, bias, running mean, running variance."""
     gain: str
     kind: str
-    """`rms`, `batch`, or `centred` for both kinds of layer norm."""
+    """`rms`, `batch`, or `centred`, which stands for both kinds of layer norm."""
     x: np.ndarray
     factors: np.ndarray
-    """The factor r of every row, or of every feature for a batch norm."""
+    """The factor r of each row; for a batch norm, of each feature."""
     variance: np.ndarray | None = None
     """The running variance of a batch norm."""
 
     @property
     def leaves(self) -> dict[str, str]:
-        """Map the reference's names of the vectors to the module's names."""
+        """Map the reference's names of the parameters to the module's names."""
         last = len(self.names) - 2 * (self.kind == "batch")
         running = zip(("running_mean", "running_var"), self.names[last:], strict=False)
         return dict(zip(("weight", "bias"), self.names[:last], strict=False)) | dict(running)
@@ -52,13 +52,13 @@ class Norms:
     vectors: Mapping[str, np.ndarray]
     used: set[str] = field(default_factory=set)
     are_biasless: bool = False
-    """Whether a layer norm may have no bias. A layer norm with a bias also computes its result without the bias."""
+    """Whether a layer norm may lack a bias. Set only if needed, because code may add a bias after the norm."""
 
     def having(self, used: set[str]) -> Norms:
         return Norms(self.vectors, set(used), self.are_biasless)
 
     def between(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
-        """Return the norm that turns `x` into `made` (rows, width), or None."""
+        """Return the norm that turns `x` into `made`, both (rows, width), or None."""
         few = np.linspace(0, len(x) - 1, 4).astype(int)
         candidates = list(self._candidates())
         errors = self._errors(x[few], made[few], candidates)
@@ -70,7 +70,7 @@ class Norms:
         return Norm(*best, x, _projected(*self._parts(x, made, [best]))[0, :, 0])
 
     def outputs(self, x: np.ndarray, values: Sequence[np.ndarray]) -> Iterator[tuple[Norm, np.ndarray]]:
-        """Yield every norm of `x` whose result is among `values` (each rows, width), with the result."""
+        """Yield the norms that turn `x` into one of the `values`, with this value."""
         for made in values:
             if made is not x and (norm := self.between(x, made)):
                 yield norm, made
@@ -87,9 +87,9 @@ class Norms:
                 yield pair, gain, "centred"
 
     def _errors(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> np.ndarray:
-        """Return the error of each candidate for turning `x` into `made`, as `difference` does.
+        """Return, for each candidate, the `difference` between the norm of `x` and `made`.
 
-        All candidates are computed at once, for speed.
+        For speed, compute all candidates at once.
         """
         if not candidates:
             return np.empty(0)
@@ -100,7 +100,7 @@ class Norms:
         return np.where(np.isfinite(errors), errors, np.inf)
 
     def _parts(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the centered input times the gain, and the result minus the bias, both (candidates, rows, width)."""
+        """Return centered input · gain, and result − bias, for each candidate: two arrays (candidates, rows, width)."""
         gains = np.stack([self.vectors[names[0]] + (gain != "weight") for names, gain, _ in candidates])
         none = np.zeros(x.shape[1])
         biases = np.stack([self.vectors[names[1]] if len(names) > 1 else none for names, *_ in candidates])
@@ -111,7 +111,7 @@ class Norms:
     def _batch(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
         """Return the batch norm that turns `x` into `made`, or None.
 
-        Weight and bias, and the two running statistics, must be adjacent in the state dict.
+        In the state dict, weight and bias must be neighbors, and so must the running mean and variance.
         """
         centre, target = x.mean(0), made.mean(0)
         squares = ((x - centre) ** 2).sum(0)
@@ -127,14 +127,14 @@ class Norms:
             bias = np.zeros_like(weight) if pair[1] is None else self.vectors[pair[1]]
             factors = slopes / (weight + (gain != "weight"))
             is_root = is_same(bias - slopes * mean, target - slopes * centre)
-            # Only the right vectors give real deviations.
+            # Wrong parameters give a variance below the running variance.
             if is_root and (factors**-2 > variance * (1 - SAME)).all():
                 return Norm((*filter(None, pair), *statistics), gain, "batch", x, factors, variance)
         return None
 
 
 def _projected(toward: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Return the factor of each row that brings `toward` nearest to `left` (…, rows, 1)."""
+    """Return the factors (…, rows, 1) with which the rows of `toward` are nearest to the rows of `left`."""
     squares = (toward * toward).sum(-1, keepdims=True)
     return (toward * left).sum(-1, keepdims=True) / np.where(squares > 0, squares, 1)
 
@@ -148,13 +148,13 @@ def kind_and_eps(norms: Sequence[Norm]) -> tuple[str, float]:
 
 
 def eps_besides(norms: Mapping[str, Norm], kind: str, eps: float) -> dict[str, float]:
-    """Return the eps of each norm that the common eps does not explain, by name."""
+    """Return the names and eps of the norms that the common eps does not explain."""
     own = {name: _eps(kind, *_sizes(kind, [norm]), (eps, *USUAL_EPS)) for name, norm in norms.items()}
     return {name: each for name, each in own.items() if each != eps}
 
 
 def factor_behind(norm: Norm, kind: str, eps: float) -> float:
-    """Return the factor that multiplies a norm's result; 1 if another eps explains its rows better."""
+    """Return the factor that multiplies a norm's result; 1 if another eps explains the result better."""
     divisors, sizes = _sizes(kind, [norm])
     factor = float(np.median(_expected(kind, eps, sizes) / divisors))
     own = _misfit(kind, _eps(kind, divisors, sizes), divisors, sizes)
@@ -166,7 +166,7 @@ def _expected(kind: str, eps: float, sizes: np.ndarray) -> np.ndarray:
 
 
 def _sizes(kind: str, norms: Sequence[Norm]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the observed divisors 1 / r, and the divisors without eps (squared, except for `layer-unbiased`)."""
+    """Return the observed divisors 1 / r, and the expected ones without eps (squared unless `layer-unbiased`)."""
     divisors, sizes = [], []
     for norm in norms:
         plain, width = norm.variance, norm.x.shape[-1]

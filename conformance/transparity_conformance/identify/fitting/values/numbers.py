@@ -1,4 +1,4 @@
-"""Read numbers from a port's values, preferring the simplest number that fits."""
+"""Compare values up to rounding, and determine constants, preferring the simplest number that fits."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from transparity_conformance.diagnosis.search.fitting import golden_section
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 SAME = epsilon("float32") ** 0.5
-"""The relative difference below which two arrays count as equal: half of float32's digits."""
+"""Arrays with a smaller relative difference count as equal; this is half of float32's digits."""
 
 DIGITS = 12
-"""The largest number of digits of a constant that a person may have chosen."""
+"""The largest number of digits of a constant in a program's source code."""
 
 
 def difference(value: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference of two arrays relative to the largest number; infinite if their sizes differ."""
+    """Return the largest difference of two arrays, divided by the largest number; infinite for different sizes."""
     if value.size != other.size:
         return math.inf
     flat, against = value.reshape(-1), other.reshape(-1)
@@ -29,7 +29,7 @@ def difference(value: np.ndarray, other: np.ndarray) -> float:
 
 
 def is_same(value: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two arrays have the same numbers in the same order, up to rounding."""
+    """Return whether two arrays contain the same numbers in the same order, up to rounding."""
     return difference(value, other) < SAME
 
 
@@ -40,10 +40,10 @@ def digits(value: float) -> int:
 def settle(
     estimate: float, error: Callable[[float], float], preferred: Iterable[float] = (), precision: str = "float64"
 ) -> float:
-    """Return a simple number that fits as well as `estimate`: the first of `preferred`, or one with the fewest digits.
+    """Return a simple number that fits as well as `estimate`: a `preferred` number, or one with few digits.
 
     Args:
-        error: returns the relative error of a candidate.
+        error: a function that returns the relative error of a number.
         precision: the precision of the values; errors within its rounding are ignored.
     """
     bound = 2 * error(estimate) + RULES[precision].floor * epsilon(precision)
@@ -59,7 +59,7 @@ def settled(number: float) -> float:
 
 
 def factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
-    """Return the factor for which `x` · factor = `made`, or None."""
+    """Return the factor for which `x` · factor = `made`; None if there is no such factor."""
     squares = float((x * x).sum())
     factor = float((x * made).sum()) / squares if squares and x.size == made.size else 0.0
     if not factor or not is_same(x * factor, made):
@@ -68,7 +68,7 @@ def factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
 
 
 def minimize(error: Callable[[float], float], low: float, high: float) -> float:
-    """Return the positive number between `low` and `high` with the least error, by a grid and golden-section search."""
+    """Return the number between `low` > 0 and `high` with the least error, by a grid and golden-section search."""
     grid = np.geomspace(low, high, 400).tolist()
     best = int(np.argmin([error(value) for value in grid]))
     return list(itertools.islice(golden_section(error, grid, best), 70))[-1][0]

@@ -1,4 +1,4 @@
-"""Determine rotary positions from a query before and after rotation: layout, features, theta and scaling."""
+"""Determine the fields of rotary positions from a query before and after the rotation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USUAL_THETA = (10_000.0, 500_000.0, 1_000_000.0)
 USUAL_ORIGINAL = (8192, 2048, 4096)
 USUAL_FACTORS = (8.0, 32.0, 2.0, 4.0, 16.0)
 LOW, HIGH = 1.0, 4.0
-"""Between these numbers of turns, Llama 3.1 blends scaled and unscaled angles."""
+"""Between these numbers of turns within the original length, Llama 3.1 blends scaled and unscaled angles."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Rotary:
 
 
 def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterator[np.ndarray]:
-    """Yield values of operations that may be `query` (batch, heads, length, head_dim) after rotation.
+    """Yield values that may be the rotated `query` (batch, heads, length, head_dim).
 
-    A rotation does not change the norm of a vector, or the vectors of the first position.
+    A rotation changes neither the norm of a vector nor the vectors at the first position.
     """
     batch, heads, length, width = query.shape
     lengths = np.linalg.norm(query, axis=-1)
@@ -60,7 +60,7 @@ def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
     least = min(error for error, *_ in tried)
     if least > SAME:
         return None
-    # Unrotated pairs also fit, with angles of 0.
+    # Take the smallest number of features, because more features also fit, with angles of 0.
     _, features, layout, angles = next(each for each in tried if each[0] <= 4 * least + np.finfo(float).eps)
     return _explained(_frequencies(angles), layout, features, query.shape[2])
 
@@ -68,7 +68,7 @@ def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
 def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeLayout) -> tuple[np.ndarray, float]:
     """Return the angle by which each pair of features is rotated at each position, and the error of these angles.
 
-    The error is the largest difference between `rotated` and the query rotated by the angles.
+    The error is the largest relative difference between `rotated` and the query after rotation by the angles.
     """
     pairs = {"interleaved": (slice(0, features, 2), slice(1, features, 2))}
     first, second = pairs.get(layout, (slice(0, features // 2), slice(features // 2, features)))
@@ -80,7 +80,7 @@ def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeL
 
 
 def _frequencies(angles: np.ndarray) -> np.ndarray:
-    """Return the angle per position of every pair of features; longer sequences give more exact angles."""
+    """Return the angle per position of each pair of features; later positions make the angles more exact."""
     found = angles[1]
     for position in range(2, len(angles)):
         turns = np.round((position * found - angles[position]) / (2 * math.pi))
@@ -95,7 +95,7 @@ def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int
         return float((np.abs(made - found) / (np.abs(found) + SAME / length)).max())
 
     def fitted(scaled: np.ndarray) -> tuple[float, float]:
-        """Return theta and its error, for frequencies that should be powers of theta."""
+        """Return theta and its error, assuming that the frequencies are powers of theta."""
         plain = [
             float(each ** (-1 / exponent)) for each, exponent in zip(scaled[1:], exponents[1:], strict=True) if each > 0
         ]
@@ -113,7 +113,7 @@ def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int
     factor = settled(float(1 / found[0]))
     theta, wrong = fitted(found * factor)
     made = [Rotary(layout, features, theta, "linear", factor, error=wrong)] if wrong < SAME else []
-    # Candidates for theta are ratios of neighboring angles, as if both were scaled alike.
+    # Compute candidates for theta from pairs of neighboring angles, assuming that both are scaled alike.
     steps = np.abs(found[1:] / found[:-1]) ** (-1 / exponents[1]) if len(found) > 1 else np.empty(0)
     shown = [float(f"{step:.3g}") for step in steps if 1 < step < np.inf]
     thetas = dict.fromkeys([*map(float, steps), *shown, *USUAL_THETA])
@@ -129,12 +129,12 @@ def _llama3(
     features: int,
     error: Callable[[np.ndarray], float],
 ) -> Rotary:
-    """Return the nearest rotation with this theta and Llama 3.1's scaling."""
+    """Return the best fit of a rotation with this theta and with Llama 3.1's scaling."""
     plain = theta**-exponents
     ratios = found / plain
     factor = settled(float(1 / ratios.min()))
     lowest = int(ratios.argmin())
-    for usual in USUAL_FACTORS:  # a slow angle has few digits in float32
+    for usual in USUAL_FACTORS:  # float32 stores few digits of a slow angle
         is_alike = abs(plain[lowest] / usual - found[lowest]) < RULES["float32"].floor * epsilon("float32")
         factor = usual if is_alike and digits(usual) < digits(factor) else factor
     shares = (ratios - 1 / factor) / (1 - 1 / factor) if factor != 1 else np.ones_like(ratios)

@@ -1,4 +1,4 @@
-"""Determine an attention's scale, softcap and mask from its scores."""
+"""Determine the scale, the softcap and the mask of an attention from its scores."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.listening.operation import Operation
 
 LIKELY = 12
-"""The number of scores, most frequent first, that are tried as the score of masked keys."""
+"""The number of most frequent scores to try as the score of masked keys."""
 
 LEAST, MOST = 1e-9, 1e3
-"""The softcap is larger than the largest capped number, by a relative margin in this range."""
+"""The range of the relative margin by which a softcap exceeds the largest capped number."""
 
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
-    """The weights of one attention (batch, heads, queries, keys)."""
+    """The weights of an attention (batch, heads, queries, keys), and the index of their operation (`at`)."""
 
     at: int
     weights: np.ndarray
@@ -28,7 +28,7 @@ class Softmax:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The input of a softmax (batch, heads, queries, keys), and its mask (batch, queries, keys)."""
+    """The input of a softmax (batch, heads, queries, keys), and the mask of hidden keys (batch, queries, keys)."""
 
     values: np.ndarray
     masked: np.ndarray
@@ -37,7 +37,7 @@ class Scores:
 
 
 def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) -> Scores:
-    """Return the first value after operation `begins` whose softmax gives the attention weights."""
+    """Return the first value, from operation `begins`, whose softmax is the attention weights."""
     for operation in operations[max(begins, 0) : softmax.at]:
         if operation.value.size == softmax.weights.size:
             values = operation.value.reshape(softmax.weights.shape)
@@ -50,9 +50,9 @@ def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) ->
 
 
 def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float | None]:
-    """Return which scores are masked, and the number that replaces them.
+    """Return a mask of the masked scores, and the number that replaces them.
 
-    Masked scores are the same repeated number in all heads, or else have weights of exactly 0.
+    Masked scores are either the same number in all heads, or have weights of exactly 0.
     """
     numbers, counts = np.unique(values, return_counts=True)
     for number in numbers[np.argsort(-counts)[:LIKELY]]:
@@ -60,18 +60,17 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
         if everywhere.sum() > 1 and is_pattern(everywhere):
             return everywhere, float(number)
     none = (weights == 0).all(1)
-    if not none.any() or not is_pattern(none):  # small weights also underflow to 0
+    if not none.any() or not is_pattern(none):  # weights may also underflow to 0
         return np.zeros_like(none), None
     hidden = values[np.broadcast_to(none[:, None], values.shape)]
-    added = float(np.median(hidden))  # a number so large that the scores vanish in rounding
+    added = float(np.median(hidden))  # the mask's number, which hides the scores by rounding
     return none, float(f"{added:.1e}") if np.isfinite(added) else added
 
 
 def is_pattern(masked: np.ndarray) -> bool:
     """Return whether a mask (batch, queries, keys) has a known pattern.
 
-    The mask may hide whole distances or everything outside each query's chunk, and in addition whole keys or whole
-    queries.
+    A mask may hide certain distances, or all other chunks; in addition, it may hide whole keys or whole queries.
     """
     _, queries, keys = masked.shape
     distance = np.arange(queries)[:, None] - np.arange(keys)
@@ -97,13 +96,13 @@ class Scale:
 
 
 def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
-    """Return the scale and the softcap that turn `raw` into `scores`. No bias and no mask may affect these scores."""
+    """Return the scale and the softcap that turn `raw` into `scores`, which must be free of biases and masks."""
     plain = _factor(raw, scores, np.ones_like(raw))
     uncapped = difference(plain * raw, scores)
 
     def capped(cap: float) -> Scale:
         share = np.clip(scores / cap, -1, 1)
-        slopes = 1 - share**2  # where the cap is reached, the scale has no visible effect
+        slopes = 1 - share**2  # near the cap, scores hardly show the scale
         before = cap * np.arctanh(np.where(slopes > 0, share, 0))
         return Scale(_factor(raw, before, slopes), cap)
 
@@ -117,7 +116,7 @@ def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
 
 
 def cap_of(error: Callable[[float], float], bounded: np.ndarray) -> float:
-    """Return the softcap with the least error; it must exceed all `bounded` numbers."""
+    """Return the softcap with the least error; a softcap exceeds all `bounded` numbers."""
     largest = float(np.abs(bounded).max())
     return largest * (1 + minimize(lambda beyond: error(largest * (1 + beyond)), LEAST, MOST))
 

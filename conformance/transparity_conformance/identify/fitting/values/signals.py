@@ -1,4 +1,4 @@
-"""Identify the input layers of an image or audio encoder by value: patches or convolutions, class token, positions."""
+"""Recognize the embedding of images or audio by value: patches or convolutions, class token, positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.inputs.frames import convolved
 
 CHANNELS = (3, 1)
-"""Numbers of image channels to try if a matrix maps whole patches."""
+"""Numbers of channels to try if a matrix, which does not show the number, maps patches."""
 
 USUAL_SIDES = (4, 2, 3, 5, 6, 7, 8, 14, 16)
 """Numbers of patches per side to try if no table of positions shows the number."""
@@ -31,10 +31,7 @@ TAPS = 3
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A linear map of patches (features, channels · patch · patch).
-
-    The pixels of a patch are ordered by channel, row and column.
-    """
+    """A linear map of patches (features, channels · patch · patch); pixels are ordered by channel, row and column."""
 
     name: str
     matrix: np.ndarray
@@ -49,9 +46,9 @@ class Kernel:
 
 
 def patch_kernels(values: Arrays) -> Iterator[Kernel]:
-    """Yield every parameter that may map patches: convolution kernels first, then matrices.
+    """Yield the parameters that may map patches: first convolution kernels, then matrices.
 
-    The axes of a patch may have any order.
+    In a matrix, try each order of a patch's axes.
     """
     for name, value in values.items():
         if value.ndim == 4:
@@ -70,7 +67,7 @@ def patch_kernels(values: Arrays) -> Iterator[Kernel]:
 
 
 def image_shapes(values: Arrays) -> Iterator[tuple[int, int, int]]:
-    """Yield shapes (channels, height, width) of images that a module may accept, the most likely shape first."""
+    """Yield shapes (channels, height, width) of images that a module may accept, the most likely first."""
     found: dict[tuple[int, int, int], None] = {}
     for kernel in patch_kernels(values):
         rows = [math.prod(each.shape[:-1]) for each in values.values() if each.shape[-1:] == kernel.matrix.shape[:1]]
@@ -81,7 +78,7 @@ def image_shapes(values: Arrays) -> Iterator[tuple[int, int, int]]:
 
 
 def convolutions(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield every kernel of a convolution over time, as (features out, features in, 3)."""
+    """Yield the parameters that may be kernels of convolutions over time, as (features out, features in, 3)."""
     for name, value in values.items():
         if value.ndim == 3 and value.shape[2] == TAPS:
             yield name, value
@@ -90,7 +87,7 @@ def convolutions(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def frame_shapes(values: Arrays, tables: Arrays) -> Iterator[tuple[int, int]]:
-    """Yield shapes (mel bins, frames) of spectrograms that a module may accept, most likely first.
+    """Yield shapes (mel bins, frames) of spectrograms that a module may accept, the most likely first.
 
     Args:
         tables: the module's parameters and buffers, by name.
@@ -128,7 +125,7 @@ def image_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
 def _with_class_token(
     kernel: Kernel, bias: str | None, patches: np.ndarray, operations: Sequence[Operation], values: Arrays
 ) -> Embedding | None:
-    """Return the embedding of patches, with or without one of the module's vectors as the class token."""
+    """Recognize the embedding of patches, with or without a class token, which may be any vector of the module."""
     width = patches.shape[-1]
     others = {name: each for name, each in values.items() if name not in (kernel.name, bias)}
     vectors = [name for name, each in others.items() if each.size == width]
@@ -173,7 +170,7 @@ def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
 def _convolved(
     heard: RecordedCall, x: np.ndarray, kernel: np.ndarray, stride: int, values: Arrays
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """Yield GELU of each convolution of `x` that an operation computes, with the name of its bias."""
+    """Yield gelu(convolution(x) + bias), with the bias's name, for each bias with which an operation computes it."""
     for name, bias in values.items():
         if bias.shape == (len(kernel),):
             made = convolved({"weight": kernel, "bias": bias}, x, stride)

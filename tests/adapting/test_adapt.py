@@ -203,19 +203,6 @@ def test_the_command_writes_a_file_that_check_takes(tmp_path: Path) -> None:
     assert checked.exit_code == 1, checked.output
 
 
-def test_the_command_says_in_one_sentence_what_it_cannot_use(tmp_path: Path) -> None:
-    port = tmp_path / "model.py"
-    port.write_text(PORT, encoding="utf-8")
-    for arguments, message in (
-        (("adapt", f"{port}:Model"), "adapt needs the model's configuration; give exactly one"),
-        (("adapt", f"{port}:Missing", "--family", "llama"), "has no 'Missing'"),
-        (("check", f"{port}:Model", "--family", "llama", "--adapter", tmp_path / "no.toml"), "no.toml"),
-    ):
-        result = invoke(*arguments)
-        assert result.exit_code == 2, result.output
-        assert message in result.output
-
-
 def own(make: Callable[[], Any], **fields: Any) -> Adapted:
     return adapt(make, dataclasses.replace(fit(make).config, **fields))
 

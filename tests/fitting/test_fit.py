@@ -70,14 +70,10 @@ def test_every_field_has_a_meaning_and_values() -> None:
     assert all(row["values"] for row in as_rows())
 
 
-def test_the_fields_are_shown_with_their_values_and_defaults() -> None:
-    shown = invoke("describe", "--fields").stdout
-    shown = " ".join(shown.split())
+def test_the_fields_are_shown_and_written_as_json_with_their_values_and_defaults() -> None:
+    shown = " ".join(invoke("describe", "--fields").stdout.split())
     assert "norm_position: pre, post, sandwich, post-branch (default: post)" in shown
     assert "x + norm(f(norm(x))) (Gemma 2)" in shown
-
-
-def test_the_fields_are_written_as_json() -> None:
     rows = {row["name"]: row for row in described("--fields")}
     assert rows["mask_value"]["default"] == "-inf"
     assert rows["activation"]["values"] == ["relu", "gelu", "gelu-tanh", "gelu-quick", "silu"]
@@ -91,19 +87,6 @@ def test_a_template_is_described_as_json(name: str) -> None:
     assert config == templates()[name]
     assert answer["parameters"] == {each: list(shape) for each, shape in parameter_shapes(config).items()}
     assert answer["taps"]["logits"][0] == "batch"
-
-
-@pytest.mark.parametrize("arguments", [[], ["gpt2", "--fields"]])
-def test_either_a_name_or_the_fields_are_asked_for(arguments: list[str]) -> None:
-    result = invoke("describe", *arguments)
-    assert result.exit_code == 2
-    assert "either a PRESET or --fields" in result.stderr
-
-
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    result = invoke("describe", "gpt2", "--json", tmp_path)
-    assert result.exit_code == 2
-    assert "cannot be written" in result.stderr
 
 
 MODEL = """

@@ -70,6 +70,7 @@ def test_a_port_is_matched_without_a_question_and_proved_by_its_logits(name: str
     result = adapted(name)
     assert result.is_proved, result
     assert not result.found.faults
+    assert contradicting(result.adapter.lines) == []
 
 
 @pytest.mark.parametrize(
@@ -158,12 +159,6 @@ def test_names_that_contradict_what_is_computed_are_told(tmp_path: Path) -> None
     assert [line.partition(",")[0] for line in lines if "a name that suggests key" in line] == [
         line.partition(",")[0] for line in told
     ]
-
-
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
-@pytest.mark.parametrize("name", SAMPLE)
-def test_names_of_right_ports_contradict_nothing(name: str) -> None:
-    assert contradicting(lines_of(name)) == []
 
 
 def test_a_bias_that_the_configuration_has_not_is_zero_in_the_port() -> None:

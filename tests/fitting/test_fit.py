@@ -38,6 +38,7 @@ def test_what_cannot_be_fitted_is_told_in_one_sentence(name: str, says: str) -> 
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_fit_that_is_not_confirmed_is_inconclusive() -> None:
     result = invoke("fit", f"{FILE}:of_two_kinds")
     assert result.exit_code == 3
@@ -171,6 +172,7 @@ def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:
     assert '"num_heads": 3' in file.read_text()
 
 
+@pytest.mark.long
 def test_what_is_in_a_buffer_is_adapted() -> None:
     config = fit(lambda: ports.buffered(fill=7.0)).config
     assert adapt(ports.buffered, config).is_proved

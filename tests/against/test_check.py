@@ -128,26 +128,8 @@ def test_the_command_checks_modules_and_writes_both_lines(tmp_path: Path) -> Non
     assert "departs from theirs.py:" in re.sub(r"\s+", " ", result.output)
     fault = json.loads(answer.read_text())[0]["faults"][0]
     assert fault["source"]["line"] == fault["reference_source"]["line"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--against", "transformers"], "needs a configuration"),
-        (["--against", "theirs.py:Model", "--family", "llama"], "leave out the other options"),
-        (["--inputs", "inputs.py"], "--against REFERENCE needs a PORT, and allows only"),
-        (["--against", "theirs.py:Model", "--inputs", "nothing.py"], "There is no file nothing.py"),
-    ],
-)
-def test_a_mistake_of_the_user_is_one_sentence(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    written(tmp_path, "port", THEIRS)
-    written(tmp_path, "theirs", THEIRS)
-    result = invoke("check", "port.py:Model", *arguments)
-    assert result.exit_code == 2, result.output
-    assert says in re.sub(r"\s+", " ", result.output)
+    missing = invoke("check", port, "--against", theirs, "--inputs", tmp_path / "none.py")
+    assert (missing.exit_code, "none.py" in missing.stderr, missing.stderr.count("\n")) == (2, True, 1)
 
 
 FUSED = {

@@ -232,9 +232,7 @@ MISTAKES: dict[float, dict[str, Mistake]] = {
 """Mistakes by kind, for each budget in seconds in which a check explains them."""
 
 USUAL = (
-    "swapped tables",
     "the parameters of another layer",
-    "two",
     "two, of which longer calls show one",
     "flattened answer",
     "flattened answer and number",

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import timeit
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 from benchmarks.oracles import conformity, expected_of
 from benchmarks.race.results import kept_rows
-from benchmarks.race.rows import Row
 from benchmarks.race.timing import seconds
 from benchmarks.workloads import WORKLOADS, Workload, inputs_of, parameters_of
 
@@ -73,37 +71,6 @@ right = transparity_numpy.harness
 """
 
 
-@dataclass(frozen=True)
-class Session:
-    """The exit code, output and saved results of `pytest --benchmark`, and each backend's number of calls."""
-
-    returncode: int
-    output: str
-    saved: list[dict[str, Any]]
-    rows: dict[str, Row]
-    calls: dict[str, int]
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """Run the benchmarks of one workload with four third-party backends installed."""
-    folder = tmp_path_factory.mktemp("strangers")
-    (folder / "strangers.py").write_text(STRANGERS)
-    installed = folder / "strangers-1.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers\nVersion: 1\n")
-    (installed / "entry_points.txt").write_text(ENTRY_POINTS)
-    saved, results = folder / "saved.json", folder / "results.json"
-    chosen = "walkthrough-1x32 and (right or wrong or drifting or missing)"
-    options = ["--benchmark", "-k", chosen, f"--benchmark-json={saved}", f"--output={results}", "--rounds=3"]
-    ended = pytest_in(folder, *options, "-p", "no:cacheprovider")
-    output = ended.stdout + ended.stderr
-    assert results.exists(), output
-    rows = {row.candidate: row for row in kept_rows(results)}
-    calls = {path.stem: int(path.read_text()) for path in folder.glob("*.calls")}
-    return Session(ended.returncode, output, json.loads(saved.read_text())["benchmarks"], rows, calls)
-
-
 def pytest_in(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run pytest in a new session, even in a worker of xdist."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
@@ -112,41 +79,33 @@ def pytest_in(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_only_conforming_backends_are_timed(session: Session) -> None:
-    assert session.returncode == pytest.ExitCode.TESTS_FAILED, session.output
-    assert {name for name, row in session.rows.items() if row.seconds} == {"right eager"}
-    assert "1 passed" in session.output
-    assert "2 failed" in session.output
-
-
-def test_pytest_benchmark_receives_the_rounds_of_what_was_timed(session: Session) -> None:
-    (saved,) = session.saved
-    taken = session.rows["right eager"].seconds
-    assert taken
-    assert saved["stats"]["rounds"] == 3
-    assert saved["stats"]["median"] == pytest.approx(taken.middle, rel=1e-5)
-    assert saved["extra_info"]["conformity"]["share"] <= 1
-
-
-def test_a_wrong_backend_is_never_run_again(session: Session) -> None:
-    """Expect two calls of a wrong backend, both for the comparison, and three more of the right one, for the timing."""
-    assert session.calls["wrong"] == session.calls["drifting"] == 2
-    assert session.calls["right"] == 2 + 3
-
-
-def test_the_reason_for_not_timing_is_printed_and_kept(session: Session) -> None:
+@pytest.mark.long
+def test_only_conforming_backends_are_timed_and_a_wrong_one_is_never_run_again(tmp_path: Path) -> None:
+    """Run the benchmarks of one workload with four third-party backends installed."""
+    (tmp_path / "strangers.py").write_text(STRANGERS)
+    installed = tmp_path / "strangers-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(ENTRY_POINTS)
+    saved, results = tmp_path / "saved.json", tmp_path / "results.json"
+    chosen = "walkthrough-1x32 and (right or wrong or drifting or missing)"
+    options = ["--benchmark", "-k", chosen, f"--benchmark-json={saved}", f"--output={results}", "--rounds=3"]
+    ended = pytest_in(tmp_path, *options, "-p", "no:cacheprovider")
+    output = ended.stdout + ended.stderr
+    assert results.exists() and ended.returncode == pytest.ExitCode.TESTS_FAILED, output
+    assert "1 passed" in output and "2 failed" in output
+    rows = {row.candidate: row for row in kept_rows(results)}
+    assert {name for name, row in rows.items() if row.seconds} == {"right eager"}
+    (kept,), taken = json.loads(saved.read_text())["benchmarks"], rows["right eager"].seconds
+    assert taken and kept["stats"]["rounds"] == 3 and kept["extra_info"]["conformity"]["share"] <= 1
+    assert kept["stats"]["median"] == pytest.approx(taken.middle, rel=1e-5)
+    calls = {path.stem: int(path.read_text()) for path in tmp_path.glob("*.calls")}
+    assert calls == {"wrong": 2, "drifting": 2, "right": 2 + 3}, "two calls to compare, and three to time"
     for name in ("wrong eager", "drifting eager"):
-        assert f"Not timed: {name}, walkthrough-1x32: refused: it differs by 0.001" in session.output
-        assert session.rows[name].failed.startswith("refused: it differs by 0.001")
-
-
-def test_missing_backends_are_listed(session: Session) -> None:
-    assert "missing: missing: a_framework_that_is_not_installed is not installed" in session.output
-
-
-def test_there_is_one_table(session: Session) -> None:
-    assert session.output.count("right eager ") == 1
-    assert "Rounds" not in session.output
+        assert f"Not timed: {name}, walkthrough-1x32: refused: it differs by 0.001" in output
+        assert rows[name].failed.startswith("refused: it differs by 0.001")
+    assert "missing: missing: a_framework_that_is_not_installed is not installed" in output
+    assert output.count("right eager ") == 1 and "Rounds" not in output, "there is one table"
 
 
 def test_every_preset_is_a_workload_and_its_lengths_end_where_the_presets_do() -> None:

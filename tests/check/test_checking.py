@@ -144,6 +144,7 @@ def test_a_model_with_two_end_tokens_is_built_for_each() -> None:
     assert not compare_capability(GENERATION, port, ForwardPass({key: probe}, {}, "float32")).faults
 
 
+@pytest.mark.long
 def test_a_quick_check_compares_only_the_forward_pass() -> None:
     """Expect `inconclusive` for a correct port or a wrong loss, and `diverges` for a wrong forward pass."""
 

@@ -26,13 +26,11 @@ from transparity_conformance import check, work
 from transparity_conformance.capabilities.port_calls import (
     PortCallError,
     PortError,
-    PortProcessError,
     call_port,
     has_method,
 )
 from transparity_conformance.diagnosis.search.clock import WORK, Clock, OutOfTime
 from transparity_conformance.report.report import Interrupted, Report
-from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.child import checked_timeout
 from transparity_numpy.port import build as numpy_build
 
@@ -68,14 +66,6 @@ def test_ctrl_c_is_one_sentence_and_exit_code_2(tmp_path: Path, number: signal.S
     _, said = process.communicate(timeout=30)
     assert process.returncode == 2
     assert said == "Interrupted before a verdict was reached.\n"
-
-
-def test_check_isolates_a_function_that_can_be_imported(tmp_path: Path) -> None:
-    file = tmp_path / "isolated_port.py"
-    file.write_text(RIGHT + calling("os._exit(0)"))
-    build = load_port(f"{file}:build")
-    with pytest.raises(PortProcessError, match="ended with the exit code 0"):
-        check(build, preset="notes-lm", isolated=True)
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "1e300"])

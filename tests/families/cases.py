@@ -13,7 +13,6 @@ class Case(NamedTuple):
     expected: dict[str, Any]
     length: int = 11
     head: str | None = None
-    decoded: bool = False
 
 
 def _with_null(value: Any) -> Any:

@@ -160,22 +160,6 @@ def test_a_checkpoint_computes_what_transformers_computes(name: str, tmp_path: P
         assert share(error, budget) <= 1, f"{dtype} differs by {error:.3g}; expected at most {budget:.3g}"
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.decoded])
-def test_transformers_computes_the_same_with_its_cache(name: str, saved: Callable[[str], Path]) -> None:
-    """Run a first chunk of tokens, then one token at a time."""
-    checkpoint, model = import_checkpoint(saved(name)), made(CASES[name])
-    tokens = tokens_of(checkpoint.config, CASES[name].length)["tokens"][:1, 3:]
-    oracle = forward_oracle(checkpoint.config, checkpoint.parameters, {"tokens": tokens})
-    cache, found, kept = None, [], "cache_params" if model.config.model_type == "mamba2" else "past_key_values"
-    for chunk in np.split(tokens, range(4, tokens.shape[1]), axis=1):
-        with torch.no_grad():
-            said = model(input_ids=torch.from_numpy(chunk), use_cache=True, **{kept: cache})
-        cache = said[kept]
-        found.append(as_numbers(said.logits))
-    error = difference(np.concatenate(found, axis=1), oracle.expected["logits"])
-    assert share(error, oracle.budget("logits", "float32")) <= 1
-
-
 @pytest.mark.parametrize("name", ["bert", "gemma2"])
 def test_a_port_is_checked_on_a_checkpoint(name: str, saved: Callable[[str], Path]) -> None:
     result = invoke("check", "transparity_pytorch.port:build", "--checkpoint", saved(name))

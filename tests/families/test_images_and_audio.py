@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 import torch
 import transformers
 from tests.helpers import exported
-from transformers.models.whisper import modeling_whisper
 
 from meta.pool.port import port_with
 from transparity.config import TransformerConfig
@@ -44,48 +41,6 @@ transformers.logging.disable_progress_bar()
 def test_right_styles_agree(style: str, config: TransformerConfig) -> None:
     report = check(port_with(f"right-{style}", taps=False), config=config)
     assert report.verdict == "agrees" and not report.faults, report.verdict
-
-
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "usual": {},
-    "another width": {"embed_dim": 10, "num_heads": 5, "feed_forward_dim": 7, "mel_bins": 1, "num_frames": 2},
-    "untied": {"tied_head": False, "activation": "relu", "num_decoder_layers": 1, "num_frames": 38},
-}
-"""Models whose encoder is as long as the decoder, shorter, and longer."""
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_transformers_computes_the_same_at_once_and_with_its_cache(name: str, dtype: str, tmp_path: Path) -> None:
-    config = exported("whisper", tmp_path, **CONFIGURATIONS[name])
-    inputs = mixed_inputs(config)
-    oracle = forward_oracle(config, probe_parameters(config), inputs)
-    model = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path, dtype=getattr(torch, dtype))
-    with torch.no_grad(), default_dtype(model.dtype):  # transformers loads the table in float32
-        table = model.model.encoder.embed_positions.weight
-        table.copy_(modeling_whisper.sinusoids(*table.shape))
-    frames, target = torch.tensor(inputs["source"], dtype=model.dtype), torch.from_numpy(inputs["target"])
-    with torch.no_grad():
-        memory = model.model.encoder(frames)
-        said = model(encoder_outputs=memory, decoder_input_ids=target[:, :4], use_cache=True)
-        found = [said.logits]
-        for token in target[:, 4:].split(1, dim=1):
-            cache = said.past_key_values
-            said = model(encoder_outputs=memory, decoder_input_ids=token, past_key_values=cache, use_cache=True)
-            found.append(said.logits)
-        whole = as_numbers(model(input_features=frames, decoder_input_ids=target).logits)
-    for each in (whole, np.concatenate([as_numbers(logits) for logits in found], axis=1)):
-        assert share(difference(each, oracle.expected["logits"]), oracle.budget("logits", dtype)) <= 1
 
 
 @pytest.mark.parametrize("column", ["numpy", "pytorch", "flax"], indirect=True)

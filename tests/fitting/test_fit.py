@@ -38,6 +38,7 @@ def test_what_cannot_be_fitted_is_told_in_one_sentence(name: str, says: str) -> 
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_fit_that_is_not_confirmed_is_inconclusive() -> None:
     result = invoke("fit", f"{FILE}:of_two_kinds")
     assert result.exit_code == 3
@@ -70,14 +71,10 @@ def test_every_field_has_a_meaning_and_values() -> None:
     assert all(row["values"] for row in as_rows())
 
 
-def test_the_fields_are_shown_with_their_values_and_defaults() -> None:
-    shown = invoke("describe", "--fields").stdout
-    shown = " ".join(shown.split())
+def test_the_fields_are_shown_and_written_as_json_with_their_values_and_defaults() -> None:
+    shown = " ".join(invoke("describe", "--fields").stdout.split())
     assert "norm_position: pre, post, sandwich, post-branch (default: post)" in shown
     assert "x + norm(f(norm(x))) (Gemma 2)" in shown
-
-
-def test_the_fields_are_written_as_json() -> None:
     rows = {row["name"]: row for row in described("--fields")}
     assert rows["mask_value"]["default"] == "-inf"
     assert rows["activation"]["values"] == ["relu", "gelu", "gelu-tanh", "gelu-quick", "silu"]
@@ -91,19 +88,6 @@ def test_a_template_is_described_as_json(name: str) -> None:
     assert config == templates()[name]
     assert answer["parameters"] == {each: list(shape) for each, shape in parameter_shapes(config).items()}
     assert answer["taps"]["logits"][0] == "batch"
-
-
-@pytest.mark.parametrize("arguments", [[], ["gpt2", "--fields"]])
-def test_either_a_name_or_the_fields_are_asked_for(arguments: list[str]) -> None:
-    result = invoke("describe", *arguments)
-    assert result.exit_code == 2
-    assert "either a PRESET or --fields" in result.stderr
-
-
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    result = invoke("describe", "gpt2", "--json", tmp_path)
-    assert result.exit_code == 2
-    assert "cannot be written" in result.stderr
 
 
 MODEL = """
@@ -188,6 +172,7 @@ def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:
     assert '"num_heads": 3' in file.read_text()
 
 
+@pytest.mark.long
 def test_what_is_in_a_buffer_is_adapted() -> None:
     config = fit(lambda: ports.buffered(fill=7.0)).config
     assert adapt(ports.buffered, config).is_proved

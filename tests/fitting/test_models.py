@@ -301,11 +301,6 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "broken": (forms.Broken(), FitError, r"The module raised RuntimeError: no .*tokens \(3, 31\)"),
     "three inputs": (forms.Three, PortError, r"\(src, tgt, src_mask\).*return a function"),
     "half": (forms.Half, PortError, "build it with dtype float32"),
-    "some experts": (
-        lambda: qwen3_moe(mlp_only_layers=[0]),
-        FitError,
-        "Layers differ in their experts, or some have none",
-    ),
     "two towers": (forms.Pair, PortError, r"takes images \(pixel_values\) and token ids .* each tower separately"),
     "another activation": (
         small_vision.ReluWhisper,
@@ -322,6 +317,11 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
+    "some experts": (
+        lambda: qwen3_moe(mlp_only_layers=[0]),
+        FitError,
+        "Layers differ in their experts, or some have none",
+    ),
     "one length": (decoders.whole, FitError, r"when it was called with tokens \(8, 9\)"),
     "a wider result": (decoders.narrow, FitError, "Layer 1 of the decoder does not end with a feed-forward"),
     "scaled positions": (decoders.scaled, PortError, r"wpe\.weight are multiplied by 0\.25 before they are added"),

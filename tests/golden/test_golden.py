@@ -190,7 +190,11 @@ def main() -> None:
         FILE.write_text(text + "\n", encoding="utf-8")
 
 
-SLOW = ("recorded: ", "fixed, wrong", "form: transposed, wrong", "sizes: length 17 of")
+SLOW = (
+    *("recorded: ", "fixed, wrong", "form: transposed, wrong", "sizes: length 17 of", "sizes: batch 5 of", "fixed: 4"),
+    *("fixed: vocabulary", "history: after loss", "history: after generate", "history: after train"),
+)
+"""The beginnings of names of ports that only `nox -s nightly` checks; each has a quicker port of its kind."""
 
 
 @pytest.mark.parametrize(

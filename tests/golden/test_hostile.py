@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.helpers import invoke
+from tests.looping import for_each
 from typer.testing import Result
 
 from transparity.presets import preset
@@ -84,17 +85,23 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
     assert says in refused(checked(tmp_path, source))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "says"),
     [
-        (["{}:nothing"], "{} has no 'nothing'; expected a function nothing(config, parameters) there."),
-        (["{}:number"], "'number' of {} is 5; expected a function number(config, parameters)."),
-        (["{}"], "The port is '{}'; expected file.py:NAME or package.module:NAME, such as my.py:load."),
-        (["{}:"], "The port is '{}:'; expected"),
-        (["{}x.py:build"], "There is no file {}x.py; expected a Python file"),
-        (["no.such:build"], "There is no module 'no.such' in this folder, and no installed package has this name."),
-        (["json.no:build"], "There is no module 'json.no' in this folder, and no installed package has this name."),
-        (["..:build"], ".. cannot be imported: "),
+        (["describe", "translaton"], "There is no preset 'translaton'; did you mean 'translation'?"),
+        (["describe", "/"], "/ is not the name of a preset; expected a preset, or a configuration in a file"),
+        (["describe", "gpt"], "There is no preset 'gpt'"),
+        (["describe", "no.json"], "There is no file no.json."),
+        (["compare", "no-bundle", "no-file"], "no-bundle is not a folder; expected a bundle"),
+        (["describe"], "describe needs either a PRESET or --fields"),
+        (["describe", "gpt2", "--fields"], "describe needs either a PRESET or --fields"),
+        (["describe", "gpt2", "--json", "."], ". cannot be written"),
+        (["export", "gpt", "folder"], "There is no preset 'gpt'"),
+        (["export"], "export needs a PRESET and a DIR"),
+        (["export", "--family", "gpt2"], "--family NAME and --as-hub DIR need each other"),
+        (["export", "translation", "--as-hub", "x"], "--family NAME and --as-hub DIR need each other"),
+        (["export", "--family", "gpt7", "--as-hub", "x"], "There is no family 'gpt7'; the nearest family is gptj"),
+        (["adapt", "port.py:build"], "adapt needs the model's configuration; give exactly one"),
         ([], "check needs either a PORT or --command; give exactly one of the two."),
         ([REFERENCE, "--command", "true"], "check needs either a PORT or --command; give exactly one of the two."),
         ([REFERENCE, "--preset", "gpt"], "There is no preset 'gpt'"),
@@ -115,6 +122,22 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
         ([REFERENCE, "--checkpoint", "c", "--preset", "notes-lm"], "--checkpoint needs a PORT"),
         ([REFERENCE, "--checkpoint", "c", "--config", "c.json"], "--checkpoint needs a PORT"),
         (["--command", "true", "--checkpoint", "c"], "--checkpoint needs a PORT"),
+        (["a.py:b", "--family", "llama", "--adapter", "no.toml"], "There is no file no.toml."),
+        (["a.py:b", "--inputs", "inputs.py"], "--against REFERENCE needs a PORT, and allows only"),
+        (["a.py:b", "--json", "x", "--html", "./x"], "x is given for two files"),
+        (["a.py:b", "--json", "-", "--html", "-"], "- is given for two files"),
+        (
+            ["a.py:b", "--family", "olmo3"],
+            "There is no family 'olmo3'; the nearest family is olmoe. Families: bart, bert",
+        ),
+        (
+            ["a.py:b", "--family", "llama", "--set", "layers=6"],
+            "--set was given 'layers=6'; expected name=value",
+        ),
+        (
+            ["a.py:b", "--preset", "notes-lm", "--set", "layers=6"],
+            "--set changes fields of a family's small model",
+        ),
         ([REFERENCE, "--loss"], "--loss can only be given with --command"),
         (
             [REFERENCE, "--gradients"],
@@ -127,45 +150,46 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
             ["model.onnx", "--ranks", "2"],
             "--ranks needs a PORT that is a model in Python, or a --command; model.onnx is",
         ),
-        ([LLAMA + "load"], f"{LLAMA}load takes one argument, like a loader load(folder); add --family NAME or"),
         ([LLAMA + "load", "--family", "gpt7"], "There is no family 'gpt7'; the nearest family is gptj"),
         ([LLAMA + "load", "--family", "llama", "--preset", "translation"], "--family needs a PORT"),
-        ([LLAMA + "build", "--family", "llama"], "--family needs load(folder)"),
-        (
-            [LLAMA + "neither", "--family", "llama"],
-            f"{LLAMA}neither takes 3 arguments; expected load(folder) with one argument, or",
-        ),
-        ([LLAMA + "load_nothing", "--family", "llama"], "load(folder) returned None; expected a model, or a function"),
-        ([LLAMA + "load_what_is_not_there", "--family", "llama"], "load(folder) raised FileNotFoundError"),
     ],
 )
 def test_arguments_that_do_not_fit_are_one_sentence(
     tmp_path: Path, arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("port.py").write_text(RIGHT)
-    named = [argument.format("port.py") for argument in arguments]
-    assert refused(invoke("check", *named)).startswith(says.format("port.py"))
+    command = [] if arguments[:1] and arguments[0] in ("adapt", "compare", "describe", "export") else ["check"]
+    assert refused(invoke(*command, *arguments)).startswith(says)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("line", "says"),
     [
-        (("describe", "translaton"), "There is no preset 'translaton'; did you mean 'translation'?"),
-        (("describe", "/"), "/ is not the name of a preset; expected a preset, or a configuration in a file"),
-        (("describe", "gpt"), "There is no preset 'gpt'"),
-        (("describe", "no.json"), "There is no file no.json."),
-        (("compare", "no-bundle", "no-file"), "no-bundle is not a folder; expected a bundle"),
-        (("export", "gpt", "folder"), "There is no preset 'gpt'"),
+        ("adapt {}:Missing --family llama", "{} has no 'Missing'"),
+        ("check {}:nothing", "{} has no 'nothing'; expected a function nothing(config, parameters) there."),
+        ("check {}:number", "'number' of {} is 5; expected a function number(config, parameters)."),
+        ("check {}", "The port is '{}'; expected file.py:NAME or package.module:NAME, such as my.py:load."),
+        ("check {}:", "The port is '{}:'; expected"),
+        ("check {}x.py:build", "There is no file {}x.py; expected a Python file"),
+        ("check no.such:build", "There is no module 'no.such' in this folder, and no installed package has this name."),
+        ("check json.no:build", "There is no module 'json.no' in this folder, and no installed package has this name."),
+        ("check ..:build", ".. cannot be imported: "),
+        (f"check {LLAMA}load", f"{LLAMA}load takes one argument, like a loader load(folder); add --family NAME or"),
+        (f"check {LLAMA}build --family llama", "--family needs load(folder)"),
+        (f"check {LLAMA}neither --family llama", f"{LLAMA}neither takes 3 arguments; expected load(folder) with one"),
+        (f"check {LLAMA}load_nothing --family llama", "load(folder) returned None; expected a model, or a function"),
+        (f"check {LLAMA}load_what_is_not_there --family llama", "load(folder) raised FileNotFoundError"),
     ],
 )
-def test_names_of_what_is_not_there_are_one_sentence(arguments: tuple[str, ...], says: str) -> None:
-    assert refused(invoke(*arguments)).startswith(says)
+def test_a_port_that_cannot_be_loaded_is_one_sentence(
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("port.py").write_text(RIGHT)
+    assert refused(invoke(*line.format("port.py").split(" "))).startswith(says.format("port.py"))
 
 
-@pytest.mark.parametrize(
-    "arguments", [["check", REFERENCE, "--dtype", "int8"], ["no-such-command"], ["export"], ["check", "--no-such"]]
-)
+@for_each("arguments", [["check", REFERENCE, "--dtype", "int8"], ["no-such-command"], ["check", "--no-such"]])
 def test_bad_usage_exits_with_2(arguments: list[str]) -> None:
     assert invoke(*arguments).exit_code == 2
 

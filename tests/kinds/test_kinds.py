@@ -93,14 +93,3 @@ def test_the_right_twin_agrees(port: str, system: str, path: Path) -> None:
 def test_each_kind_has_three_faults() -> None:
     kinds = [row["kind"] for row in ROWS]
     assert min(kinds.count(kind) for kind in kinds) >= 3
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_neox", "gpt_oss", "ministral3", "mpnet", "vit"])
-def test_an_unchanged_loader_of_transformers_passes_its_audit(family: str) -> None:
-    def load(folder: str) -> Any:
-        config = transformers.AutoConfig.from_pretrained(folder)
-        return getattr(transformers, (config.architectures or ["AutoModel"])[0]).from_pretrained(folder)
-
-    found = check(load, family=family, audit=True, budget=0)
-    assert found.verdict == "agrees", (found.faults, found.coverage.untested)

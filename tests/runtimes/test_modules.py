@@ -38,7 +38,12 @@ LLAMA = dataclasses.replace(example_config("llama"), num_decoder_layers=1)
 
 @pytest.mark.parametrize(
     ("framework", "case"),
-    [(each, case) for each in ("equinox", "keras") for case in SAMPLE if each == "keras" or case["id"] not in SLOW],
+    [
+        pytest.param(each, case, marks=[pytest.mark.long] * (each == "keras" and case is not SAMPLE[0]))
+        for each in ("equinox", "keras")
+        for case in SAMPLE
+        if each == "keras" or case["id"] not in SLOW
+    ],
 )
 def test_a_module_is_judged(framework: str, case: dict[str, Any]) -> None:
     report = judged(framework, case)

@@ -11,16 +11,15 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from meta.exam.bug import exam
 from meta.exam.rules import LONG, SHORT, failed
-from meta.pool.bug import Bug, PoolError
+from meta.pool.bug import Bug, PatchedFinder, PoolError
 from meta.pool.judge import answer_of
 from transparity.config import TransformerConfig
 from transparity_conformance import check
@@ -33,23 +32,6 @@ from transparity_conformance.running.process.running import built, run
 from transparity_numpy.transformer import transformer
 
 Port = Callable[..., Any]
-
-
-class PatchedFinder(importlib.abc.MetaPathFinder):
-    """An import finder that loads one file's module from another file."""
-
-    def __init__(self, original: Path, patched: Path) -> None:
-        self.original, self.patched = original.resolve(), patched
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.origin is None or Path(spec.origin).resolve() != self.original:
-            return None
-        return importlib.util.spec_from_file_location(
-            fullname, self.patched, submodule_search_locations=spec.submodule_search_locations
-        )
 
 
 def install(bug: Bug, folder: Path) -> Path:

@@ -15,7 +15,7 @@ import pytest
 from meta.exam import page, run
 from meta.exam.bug import exam, twins
 from meta.exam.rules import RULES, failed, scores
-from meta.pool.bug import Bug
+from meta.pool.bug import Bug, PatchedFinder
 from meta.pool.judge import judged
 from transparity_conformance.report.causes import meanings
 
@@ -83,7 +83,7 @@ def test_the_patched_file_is_imported_under_its_own_name(tmp_path: Path, monkeyp
     bug = Bug("a", "g", file=str(tmp_path / "victim_of_exam.py"), hunks=({"old": "1", "new": "2"},))
     patched = tmp_path / "patched.py"
     patched.write_text(bug.text())
-    sys.meta_path.insert(0, run.PatchedFinder(bug.path, patched))
+    sys.meta_path.insert(0, PatchedFinder(bug.path, patched))
     import victim_of_exam  # type: ignore[import-not-found]
 
     assert victim_of_exam.value == 2

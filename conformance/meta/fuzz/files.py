@@ -23,7 +23,7 @@ from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
 from transparity_conformance.exchange.bundle import ACTUAL, Bundle, bundle_probes
 from transparity_conformance.exchange.judging import judge_bundle
-from transparity_conformance.exchange.manifest import FILES, digest, own_digest
+from transparity_conformance.exchange.manifest import MANIFEST, SECTIONS, digest, own_digest
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.oracle.memory import check_memory
@@ -121,35 +121,68 @@ def parameters_object(draw: Draw, folder: Path) -> str:
 def right_bundle() -> tuple[Bundle, Content]:
     probes = {name: probe for name, probe in bundle_probes("config", TINY).items() if name in ("one", "mixed")}
     with tempfile.TemporaryDirectory() as folder:
-        bundle = export_bundle(TINY, folder, probes)
+        bundle = export_bundle(TINY, folder, probes, sections=SECTIONS)
         return bundle, {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def bundle_file(draw: Draw, folder: Path) -> str:
     """Read a bundle with one damaged file; the manifest's digest may be updated."""
-    _, files = right_bundle()
-    name = draw(st.sampled_from(FILES))
-    write(folder, files | {name: draw(damaged(files[name]))})
-    if not draw(is_rare):
-        manifest = json.loads(files["manifest.json"])
+    bundle, files = right_bundle()
+    name = draw(st.sampled_from(sorted(files)))
+    damage = draw(damaged(files[name]))
+    write(folder, files | {name: damage})
+    is_signed = name != MANIFEST and not draw(is_rare)
+    if is_signed:
+        manifest = json.loads(files[MANIFEST])
         manifest["sha256"][name] = digest(folder / name)
         _sign(folder, manifest)
-    read_bundle(folder)
+    read = read_bundle(folder)
+    if is_signed:
+        _check_forged(read, bundle)
+    else:
+        assert name == MANIFEST or damage == files[name], "only the manifest can change without a wrong digest"
+        assert _means_the_same(read, bundle) and read.asked == bundle.asked
     return ACCEPTED
+
+
+def _check_forged(read: Bundle, bundle: Bundle) -> None:
+    """Assert that a changed bundle expects and asks for what the reference computes from it."""
+    for key, probe in read.probes.items():
+        assert all(np.isfinite(value).all() for value in probe.oracle.expected.values()), key
+        assert all(np.isfinite(probe.oracle.budget(tap, read.dtype)) for tap in probe.oracle.expected), key
+    if list(read.probes) == list(bundle.probes) and read.config == bundle.config:
+        assert {item: shape for item, shape in bundle.asked.items() if item in read.asked} == read.asked
+    for section, mine in read.capabilities.items():
+        for key, value in bundle.capabilities[section].tensors().items() if read.config == bundle.config else ():
+            other = mine.tensors()[key]
+            assert np.isfinite(other).all() if "parameters/" in key else np.array_equal(value, other), key
+
+
+def _means_the_same(one: Bundle, other: Bundle) -> bool:
+    facts = [(each.name, each.dtype, each.config, list(each.capabilities), list(each.probes)) for each in (one, other)]
+    return facts[0] == facts[1] and all(
+        np.array_equal(mine[name], theirs[name])
+        for probe in one.probes
+        for mine, theirs in (
+            (one.probes[probe].parameters, other.probes[probe].parameters),
+            (one.probes[probe].inputs, other.probes[probe].inputs),
+        )
+        for name in theirs
+    )
 
 
 def bundle_manifest(draw: Draw, folder: Path) -> str:
     """Read a bundle whose manifest is damaged, or changed with a valid digest."""
-    _, files = right_bundle()
+    bundle, files = right_bundle()
     write(folder, files)
-    manifest = json.loads(files["manifest.json"])
+    manifest = json.loads(files[MANIFEST])
     for _ in range(draw(st.integers(1, 2))):
         _change(draw, manifest)
     if draw(is_rare):
-        (folder / "manifest.json").write_bytes(drawn_text(draw, manifest))
+        (folder / MANIFEST).write_bytes(drawn_text(draw, manifest))
     else:
         _sign(folder, manifest)
-    read_bundle(folder)
+    _check_forged(read_bundle(folder), bundle)
     return ACCEPTED
 
 
@@ -164,8 +197,8 @@ def _change(draw: Draw, value: Any) -> None:
 
 def _sign(folder: Path, manifest: dict[str, Any]) -> None:
     if isinstance(manifest.get("sha256"), dict):
-        manifest["sha256"]["manifest.json"] = own_digest(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+        manifest["sha256"][MANIFEST] = own_digest(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
 def bundle_outputs(draw: Draw, folder: Path) -> str:

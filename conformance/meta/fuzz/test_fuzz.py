@@ -13,11 +13,12 @@ from meta.fuzz.strategies import Draw
 from transparity.errors import TransparityError
 
 SAMPLE = 300
+"""The number of inputs of all entry points; `--every-case` tries ten times as many."""
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: str(door.__name__))
-def test_every_input_is_a_verdict_or_a_sentence(door: Door) -> None:
-    found = judged(door, inputs_of(door, SAMPLE))
+def test_every_input_is_a_verdict_or_a_sentence(door: Door, pytestconfig: pytest.Config) -> None:
+    found = judged(door, inputs_of(door, SAMPLE * (10 if pytestconfig.getoption("--every-case") else 1)))
     assert found
     assert [each.violation for each in found if each.violation] == []
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shutil
 import sys
+import tempfile
 import types
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from unittest.mock import patch
 
 from hypothesis import given, settings
 
 from meta.fuzz.strategies import QUIETLY
-from meta.pool.bug import edited, rows
+from meta.pool.bug import PatchedFinder, edited, rows
 from transparity.config import TransformerConfig
 from transparity.protocol import Backend, Harness, ShardedHarness
 from transparity_conformance.oracle.backends import REFERENCE, backend
@@ -58,38 +58,15 @@ def _belongs(column: str, module: str) -> bool:
     return module.partition(".")[0] == column
 
 
-class _Loader(SourceFileLoader):
-    """Load a module from another source than the text of its file, and from no cached bytecode."""
-
-    def __init__(self, name: str, path: str, source: str) -> None:
-        super().__init__(name, path)
-        self.source = source
-
-    def get_code(self, fullname: str) -> types.CodeType:
-        return compile(self.source, self.path, "exec")
-
-
-@dataclass(frozen=True)
-class _Finder(MetaPathFinder):
-    """Find the module `name` of the file `path` with the text `source`, in the order in which modules are imported."""
-
-    name: str
-    path: str
-    source: str
-
-    def find_spec(self, fullname: str, path: Any, target: types.ModuleType | None = None) -> ModuleSpec | None:
-        if fullname != self.name:
-            return None
-        return importlib.util.spec_from_loader(fullname, _Loader(fullname, self.path, self.source))
-
-
 @contextmanager
 def planted(column: str, file: str, source: str) -> Iterator[Backend]:
     """Yield the backend of `column` with the source of one `file` replaced; restore the column afterwards."""
     right = {name: module for name, module in sys.modules.items() if _belongs(column, name)}
     for name in right:
         del sys.modules[name]
-    finder = _Finder(f"{column}.{file}", str(file_path(column, file)), source)
+    path, folder = file_path(column, file), Path(tempfile.mkdtemp(prefix="planted-"))
+    (folder / path.name).write_text(source, encoding="utf-8")
+    finder = PatchedFinder(path, folder / path.name)
     sys.meta_path.insert(0, finder)
     try:
         build: Backend = importlib.import_module(f"{column}.port").build
@@ -97,6 +74,7 @@ def planted(column: str, file: str, source: str) -> Iterator[Backend]:
         yield build
     finally:
         sys.meta_path.remove(finder)
+        shutil.rmtree(folder)
         for name in [name for name in sys.modules if _belongs(column, name)]:
             del sys.modules[name]
         sys.modules.update(right)

@@ -11,7 +11,11 @@ import sysconfig
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 
@@ -48,6 +52,23 @@ def edited_copy(path: Path, folder: Path, old: str, new: str) -> Path:
     copy = folder / path.name
     copy.write_text(edited(path.read_text(encoding="utf-8"), old, new, where=path.name), encoding="utf-8")
     return copy
+
+
+class PatchedFinder(MetaPathFinder):
+    """An import finder that loads one file's module from another file."""
+
+    def __init__(self, original: Path, patched: Path) -> None:
+        self.original, self.patched = original.resolve(), patched
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.origin is None or Path(spec.origin).resolve() != self.original:
+            return None
+        return spec_from_file_location(
+            fullname, self.patched, submodule_search_locations=spec.submodule_search_locations
+        )
 
 
 View = Literal["taps", "logits", "operations"]

@@ -19,6 +19,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,13 @@ QUICK, MOST, LONGEST = 0.5, 0.5, 4.0
 test for up to `MOST`, and leaves out tests whose cases take more than `LONGEST`."""
 
 
+ABSENT = 'the project is not installed: python -m pip install ".[hub,benchmark]"; tests need more (CONTRIBUTING.md)'
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of a session; without the project, raise an error before other files of tests import it."""
+    if find_spec("transparity") is None:
+        raise pytest.UsageError(ABSENT)
     parser.addoption("--every-case", action="store_true", help="Run long tests, and all cases of every test.")
     parser.addoption("--deferred", action="store_true", help="Also run the tests of tests/deferred.json.")
     parser.addoption("--quick", action="store_true", help="Run one case of each test that takes little time.")

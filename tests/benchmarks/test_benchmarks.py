@@ -159,9 +159,11 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(project: Path, *arguments: str, where: str = ".") -> tuple[set[str], str]:
+def run(
+    project: Path, *arguments: str, where: str = ".", program: tuple[str, ...] = ("-m", "pytest")
+) -> tuple[set[str], str]:
     unused = [f"-pno:{plugin}" for plugin in ("cacheprovider", "transparity", "hypothesispytest", "jaxtyping", "anyio")]
-    command = [sys.executable, "-m", "pytest", "-rA", *unused, *arguments]
+    command = [sys.executable, *program, "-rA", *unused, *arguments]
     process = subprocess.run(command, cwd=project / where, capture_output=True, text=True, check=False)
     said = process.stdout + process.stderr
     return {folder for folder in FOLDERS if f"test_in_{Path(folder).name}.py::test_it" in said}, said
@@ -188,6 +190,17 @@ def test_without_pytest_benchmark_one_sentence_says_what_to_install(project: Pat
     passed, said = run(project, "--benchmark", "-p", "no:benchmark")
     assert passed == set()
     assert said.strip() == 'ERROR: --benchmark needs pytest-benchmark: python -m pip install ".[benchmark]"'
+
+
+WITHOUT = "import sys, pytest; sys.modules['transparity'] = None; sys.exit(pytest.main(sys.argv[1:]))"
+
+
+def test_without_the_project_one_sentence_says_what_to_install(project: Path) -> None:
+    (project / "tests/conftest.py").write_text("import transparity\n")
+    passed, said = run(project, "--benchmark", program=("-c", WITHOUT))
+    assert passed == set()
+    install = 'python -m pip install ".[hub,benchmark]"'
+    assert said.strip() == f"ERROR: the project is not installed: {install}; tests need more (CONTRIBUTING.md)"
 
 
 TINY, SMALL = WORKLOADS["tiny-encoder-decoder"], WORKLOADS["length-128"]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance.cli import app
 
@@ -41,19 +40,6 @@ from transformers import AutoModelForCausalLM
 def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder)
 """
-
-SMALL = TransformerConfig(
-    architecture="decoder",
-    target_vocab_size=31,
-    max_length=16,
-    embed_dim=24,
-    num_heads=3,
-    num_decoder_layers=2,
-    feed_forward_dim=40,
-    norm_position="pre",
-    final_norm=True,
-)
-"""The configuration in the pages' small.json."""
 
 PROGRAM = f"""#!{sys.executable}
 import runpy
@@ -115,7 +101,6 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "my.py": lambda path: path.write_text(LOADER, encoding="utf-8"),
     "inverse_rotation.py": lambda path: shutil.copyfile(ROOT / "examples/gallery/inverse_rotation.py", path),
     "config.json": lambda path: path.write_text(preset("notes-lm").resized().to_json(), encoding="utf-8"),
-    "small.json": lambda path: path.write_text(SMALL.to_json(), encoding="utf-8"),
     "folder": _folder,
     "made": _folder,
     "answers": _answers,

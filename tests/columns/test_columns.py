@@ -81,7 +81,7 @@ MODULE_ARGUMENTS = {
 
 DIFFERENT = {
     "flax rotary.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
-    "flax positions.bias.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
+    "flax positions.in_attention.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
     "flax inputs.embedding.embed": ("+reader", "a decoder receives the shared table as an argument"),
     "pytorch transformer.stack": ("-name", "a module knows its name"),
     "flax transformer.stack": ("-name +reader", "a module knows its name; a decoder receives the shared table"),

@@ -20,7 +20,8 @@ from transparity_pytorch.norms.norm import Norm
 from transparity_pytorch.positions.in_attention import contexts_by_kind
 from transparity_pytorch.shapes import Frames, Hidden, Input, IsToken, Memory, Pixels, Source, SourceIds, TokenIds
 from transparity_pytorch.state.context import Context, Mask
-from transparity_pytorch.state.initial import initialize, tie
+from transparity_pytorch.state.initial import initialize
+from transparity_pytorch.state.tied import tie
 
 
 class Stack(nn.Module):

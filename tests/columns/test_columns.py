@@ -34,6 +34,7 @@ WITHOUT_TWIN = {
     "pytorch": {
         "state.parameters",
         "state.initial",
+        "state.tied",
         "mixers.recurrence",
         "decoding.replayed",
         "fast.graphs",

@@ -20,7 +20,6 @@ from transparity_pytorch.norms.norm import Norm
 from transparity_pytorch.positions.in_attention import contexts_by_kind
 from transparity_pytorch.shapes import Frames, Hidden, Input, IsToken, Memory, Pixels, Source, SourceIds, TokenIds
 from transparity_pytorch.state.context import Context, Mask
-from transparity_pytorch.state.initial import initialize
 from transparity_pytorch.state.tied import tie
 
 
@@ -88,7 +87,7 @@ class Transformer(nn.Module):
             self.head_norm = Norm(config)
         if config.head in ("logits", "classes"):
             self.head = nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)
-        self.apply(initialize)
+        self.apply(_initialize)
         if config.shared_embedding:
             self.decoder.token_embedding = self.encoder.token_embedding
             tie(self, "decoder.token_embedding.weight", "encoder.token_embedding.weight")
@@ -130,3 +129,12 @@ class Transformer(nn.Module):
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, given.get("tokens")))
         return tap("logits", HEADS[config.head](config, self, x))
+
+
+def _initialize(module: nn.Module) -> None:
+    """Draw matrices uniformly within Glorot's bound (document 003), and set biases to 0; gains are unchanged."""
+    for name, value in module.named_parameters(recurse=False):
+        if value.ndim > 1:
+            nn.init.xavier_uniform_(value)
+        elif name == "bias":
+            nn.init.zeros_(value)

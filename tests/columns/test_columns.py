@@ -33,7 +33,6 @@ WITHOUT_TWIN = {
     # parameters of the framework; recurrences in chunks; kernels recorded for a GPU; fused matrix products
     "pytorch": {
         "state.parameters",
-        "state.initial",
         "state.tied",
         "mixers.recurrence",
         "decoding.replayed",

@@ -25,5 +25,4 @@ def counted(is_token: IsToken, positions: Positions) -> QueryIds:
 
 
 def add_learned(config: TransformerConfig, module: Any, x: Hidden, context: Context) -> Hidden:
-    """x + the row of the position table for each token."""
     return x + module.position_embedding.embedding[position_ids(config, context.is_token, context.positions)]

@@ -30,7 +30,6 @@ def normalize(module: nn.Module, name: str, x: Hidden, context: Context) -> Hidd
 
 
 def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
-    """x + y, or x + multiplier · y."""
     return x + y if config.residual_multiplier == 1 else x + y * config.residual_multiplier
 
 
@@ -61,7 +60,6 @@ def attend_to_memory(layer: Layer, x: Hidden, context: Context) -> Hidden:
 
 
 def feed(layer: Layer, x: Hidden, context: Context) -> Hidden:
-    """Apply the feed-forward, or the mixture of experts."""
     return layer.feed_forward(x, scoped(context.tap, "feed_forward"))
 
 

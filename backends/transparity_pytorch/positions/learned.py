@@ -23,5 +23,4 @@ def counted(is_token: IsToken, positions: Positions) -> QueryIds:
 
 
 def add_learned(config: TransformerConfig, module: Any, x: Hidden, context: Context) -> Hidden:
-    """x + the row of the position table for each token."""
     return x + module.position_embedding(position_ids(config, context.is_token, context.positions))

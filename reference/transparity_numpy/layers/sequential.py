@@ -29,7 +29,6 @@ def normalize(config: TransformerConfig, parameters: Parameters, name: str, x: H
 
 
 def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
-    """x + y, or x + multiplier · y."""
     return x + y if config.residual_multiplier == 1 else x + y * x.dtype.type(config.residual_multiplier)
 
 
@@ -63,7 +62,6 @@ def attend_to_memory(config: TransformerConfig, parameters: Parameters, x: Hidde
 
 
 def feed(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
-    """Apply the feed-forward, or the mixture of experts."""
     function = mixture_of_experts if config.num_experts else feed_forward
     return function(config, parameters["feed_forward"], x, scoped(context.tap, "feed_forward"))
 

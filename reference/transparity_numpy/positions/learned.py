@@ -23,5 +23,4 @@ def counted(is_token: IsToken, positions: Positions) -> QueryIds:
 
 
 def add_learned(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
-    """x + the row of the position table for each token."""
     return x + parameters["position_embedding"]["weight"][position_ids(config, context.is_token, context.positions)]

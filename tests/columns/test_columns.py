@@ -101,7 +101,7 @@ DIFFERENT = {
         "the kernel has no softcap, and XLA lacks products of some dtypes",
     ),
     "arithmetic.fused.attention": ("-softcap", "kernels have no softcap"),
-    "pytorch training.optimization.train": ("-differentiate", "frameworks differentiate automatically"),
+    "pytorch training.optimization.train": ("+local", "each rank may have a share of the parameters"),
     "flax training.optimization.train": ("-differentiate +loss_of +start", "parameters may be on several devices"),
     "flax training.loss.loss_and_gradients": ("+loss_of", "rows that fill several devices do not count"),
     "pytorch decoding.steps.next_logits": ("+step", "a step may be recorded for a GPU"),

@@ -21,7 +21,7 @@ from transparity_flax.layers.sequential import normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys
 from transparity_flax.norms.norm import Norm
 from transparity_flax.positions.in_attention import contexts_by_kind
-from transparity_flax.shapes import Frames, Hidden, Input, IsToken, Memory, Pixels, Source, SourceIds, TokenIds
+from transparity_flax.shapes import Frames, Hidden, Input, IsToken, Pixels, Source, SourceIds, TokenIds
 from transparity_flax.state.context import Context, Mask
 
 
@@ -126,8 +126,7 @@ class Transformer(nnx.Module):
         given = inputs_by_name(config, inputs, named, others)
         if config.dropout and not self.dropout.deterministic:
             tap = chained(dropped(config.dropout_at, self.dropout), tap)
-        memory: Memory | None = None
-        memory_mask: Mask | None = None
+        encoded: dict[str, Any] = {}
         for name, read in zip(config.stacks, config.input_names, strict=True):
             is_token = visible_keys(given[read], config.pad_id, attention_mask, config.positions_of(read))
             positions = jnp.arange(is_token.shape[1])[None]
@@ -136,12 +135,10 @@ class Transformer(nnx.Module):
             if name == "decoder":
                 causal = target_mask(positions, is_token, config.decoder_mask)
                 mask = Mask(causal, "causal" if config.decoder_mask == "causal" else None)
-            context = Context(
-                mask, positions, is_token, token_types, memory=memory, memory_mask=memory_mask, tap=scoped(tap, name)
-            )
+            context = Context(mask, positions, is_token, token_types, tap=scoped(tap, name), **encoded)
             own = getattr(self, name)
             x = own(given[read], context, reader=own.input or self.reader)
-            memory, memory_mask, attention_mask = x, padding, None
+            encoded, attention_mask = {"memory": x, "memory_mask": padding}, None
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, given.get("tokens")))
         return tap("logits", HEADS[config.head](config, self, x))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ from transparity_pytorch.layers.sequential import normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys
 from transparity_pytorch.norms.norm import Norm
 from transparity_pytorch.positions.in_attention import contexts_by_kind
-from transparity_pytorch.shapes import Frames, Hidden, Input, IsToken, Memory, Pixels, Source, SourceIds, TokenIds
+from transparity_pytorch.shapes import Frames, Hidden, Input, IsToken, Pixels, Source, SourceIds, TokenIds
 from transparity_pytorch.state.context import Context, Mask
 from transparity_pytorch.state.tied import tie
 
@@ -111,8 +113,7 @@ class Transformer(nn.Module):
         given = inputs_by_name(config, inputs, named, others)
         if self.dropout.training and config.dropout:
             tap = chained(dropped(config.dropout_at, self.dropout), tap)
-        memory: Memory | None = None
-        memory_mask: Mask | None = None
+        encoded: dict[str, Any] = {}
         for name, read in zip(config.stacks, config.input_names, strict=True):
             is_token = visible_keys(given[read], config.pad_id, attention_mask, config.positions_of(read))
             positions = torch.arange(is_token.shape[1], device=is_token.device)[None]
@@ -121,11 +122,9 @@ class Transformer(nn.Module):
             if name == "decoder":
                 causal = target_mask(positions, is_token, config.decoder_mask)
                 mask = Mask(causal, "causal" if config.decoder_mask == "causal" else None)
-            context = Context(
-                mask, positions, is_token, token_types, memory=memory, memory_mask=memory_mask, tap=scoped(tap, name)
-            )
+            context = Context(mask, positions, is_token, token_types, tap=scoped(tap, name), **encoded)
             x = getattr(self, name)(given[read], context)
-            memory, memory_mask, attention_mask = x, padding, None
+            encoded, attention_mask = {"memory": x, "memory_mask": padding}, None
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, given.get("tokens")))
         return tap("logits", HEADS[config.head](config, self, x))

@@ -69,15 +69,14 @@ def transformer(
     tree = nest(shared(config, parameters))
     named = {"source": source, "target": target, "tokens": tokens, "pixels": pixels}
     inputs = inputs_by_name(config, (), named, others)
-    memory = memory_mask = None
+    encoded: dict[str, Any] = {}
     for name, read in zip(config.stacks, config.input_names, strict=True):
         is_token = visible_keys(inputs[read], config.pad_id, attention_mask, config.positions_of(read))
         positions, padding, scope = np.arange(is_token.shape[1])[None], padding_mask(is_token), scoped(tap, name)
         mask = padding if name == "encoder" else target_mask(positions, is_token, config.decoder_mask)
-        given: dict[str, Any] = {"memory": memory, "memory_mask": memory_mask, "training": training}
-        context = Context(mask, positions, is_token, token_types, tap=scope, **given)
+        context = Context(mask, positions, is_token, token_types, tap=scope, training=training, **encoded)
         x = stack(name, config, tree[name], inputs[read], context)
-        memory, memory_mask, attention_mask = x, padding, None
+        encoded, attention_mask = {"memory": x, "memory_mask": padding}, None
     if config.is_pooled:
         x = tap("pooled", pool(config, x, is_token, inputs.get("tokens")))
     return tap("logits", HEADS[config.head](config, tree, x))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Bool
 
 from transparity.config import TargetMask
-from transparity_flax.shapes import IsToken, Positions, Source, SourceIds
+from transparity_flax.shapes import CausalMask, IsToken, PaddingMask, Positions, Source, SourceIds
 
 
 def visible_keys(
@@ -24,17 +22,17 @@ def visible_keys(
     return tokens != pad_id if pad_id is not None else jnp.ones(tokens.shape, bool)
 
 
-def padding_mask(is_token: IsToken) -> Bool[Array, "batch 1 1 keys"]:
+def padding_mask(is_token: IsToken) -> PaddingMask:
     """Return the mask that hides padding from every query (documents 000, 002, 003, 004)."""
     return is_token[:, None, None, :]
 
 
-def causal_mask(positions: Positions, keys: int) -> Bool[Array, "#batch 1 queries keys"]:
+def causal_mask(positions: Positions, keys: int) -> CausalMask:
     """Return the mask that hides later positions: a query at position t sees the keys 0 … t (all five documents)."""
     return (jnp.arange(keys) <= positions[..., None])[:, None]
 
 
-def target_mask(positions: Positions, is_token: IsToken, kind: TargetMask) -> Bool[Array, "#batch 1 queries keys"]:
+def target_mask(positions: Positions, is_token: IsToken, kind: TargetMask) -> CausalMask:
     """Return the causal mask of a decoder; with `causal-and-padding`, the mask also hides padding (document 003)."""
     causal = causal_mask(positions, is_token.shape[1])
     return causal & padding_mask(is_token) if kind == "causal-and-padding" else causal

@@ -20,23 +20,9 @@ from transparity_flax.layers import LAYERS
 from transparity_flax.layers.sequential import normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys
 from transparity_flax.norms.norm import Norm
-from transparity_flax.positions.bias import query_temperature, score_bias, window_mask
-from transparity_flax.rotary import rotary_tables
-from transparity_flax.shapes import Frames, Hidden, Input, IsToken, Memory, Pixels, Source, SourceIds, TokenIds
-from transparity_flax.state.context import Context, Mask, MaskKind
-
-
-def layer_context(config: TransformerConfig, context: Context, dtype: jnp.dtype) -> Context:
-    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen."""
-    mask, keys = context.mask, context.mask.array.shape[-1]
-    if config.sliding_window is not None:
-        window = window_mask(context.positions, keys, config.sliding_window, config.window_kind)
-        kind: MaskKind | None = None if mask.kind is None else "some"  # with a window, each query still sees itself
-        mask = Mask(mask.array & window, kind)
-    given = context.positions, keys, dtype
-    rotary = rotary_tables(config, *given) if config.positions == "rotary" else None
-    temperature = query_temperature(config, *given) if config.query_temperature else None
-    return context._replace(mask=mask, rotary=rotary, temperature=temperature)
+from transparity_flax.positions.in_attention import contexts_by_kind
+from transparity_flax.shapes import Frames, Hidden, Input, IsToken, Pixels, Source, SourceIds, TokenIds
+from transparity_flax.state.context import Context, Mask
 
 
 class Stack(nnx.Module):
@@ -67,14 +53,12 @@ class Stack(nnx.Module):
     def __call__(self, tokens: Source, context: Context, *, reader: EmbedTokens | None = None) -> Hidden:
         tap, config = context.tap, self.config
         x = tap("embedding", embed(self.name, self, tokens, context, reader=reader))
-        if config.has_score_bias:
-            place, both = (context.positions, context.mask.array.shape[-1], x.dtype), self.name == "encoder"
-            context = context._replace(bias=score_bias(config, self, *place, both=both))
         if config.embedding_norm:
             x = normalize(self, "embedding_norm", x, context)
-        contexts = {kind: layer_context(own, context, x.dtype) for kind, own in config.layer_kinds.items()}
+        contexts = contexts_by_kind(self.name, self, context, x.dtype) if config.attends_by_position else {}
         for i, layer in enumerate(self.layers):
-            given, cache = contexts[config.layer_kind(self.name, i)], context.cache and context.cache["layers"][i]
+            given = contexts.get(config.layer_kind(self.name, i), context)
+            cache = context.cache and context.cache["layers"][i]
             x = layer(x, given._replace(tap=scoped(tap, f"layers.{i}"), cache=cache))
         if self.config.final_norm:
             x = self.final_norm(x, scoped(tap, "final_norm"))
@@ -142,22 +126,19 @@ class Transformer(nnx.Module):
         given = inputs_by_name(config, inputs, named, others)
         if config.dropout and not self.dropout.deterministic:
             tap = chained(dropped(config.dropout_at, self.dropout), tap)
-        full: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None
-        causal: MaskKind | None = "causal" if config.decoder_mask == "causal" else None
-        memory: Memory | None = None
-        memory_mask: Mask | None = None
+        encoded: dict[str, Any] = {}
         for name, read in zip(config.stacks, config.input_names, strict=True):
             is_token = visible_keys(given[read], config.pad_id, attention_mask, config.positions_of(read))
             positions = jnp.arange(is_token.shape[1])[None]
-            mask = padding = Mask(padding_mask(is_token), full)
+            hides_nothing = config.pad_id is None and attention_mask is None
+            mask = padding = Mask(padding_mask(is_token), "full" if hides_nothing else None)
             if name == "decoder":
-                mask = Mask(target_mask(positions, is_token, config.decoder_mask), causal)
-            context = Context(
-                mask, positions, is_token, token_types, memory=memory, memory_mask=memory_mask, tap=scoped(tap, name)
-            )
+                causal = target_mask(positions, is_token, config.decoder_mask)
+                mask = Mask(causal, "causal" if config.decoder_mask == "causal" else None)
+            context = Context(mask, positions, is_token, token_types, tap=scoped(tap, name), **encoded)
             own = getattr(self, name)
             x = own(given[read], context, reader=own.input or self.reader)
-            memory, memory_mask, attention_mask = x, padding, None
+            encoded, attention_mask = {"memory": x, "memory_mask": padding}, None
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, given.get("tokens")))
         return tap("logits", HEADS[config.head](config, self, x))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,22 +19,10 @@ from transparity_pytorch.layers import LAYERS
 from transparity_pytorch.layers.sequential import normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys
 from transparity_pytorch.norms.norm import Norm
-from transparity_pytorch.positions.bias import query_temperature, score_bias, window_mask
-from transparity_pytorch.rotary import rotary_tables
-from transparity_pytorch.shapes import Frames, Hidden, Input, IsToken, Memory, Pixels, Source, SourceIds, TokenIds
-from transparity_pytorch.state.context import Context, Mask, MaskKind
-from transparity_pytorch.state.initial import initialize, tie
-
-
-def layer_context(config: TransformerConfig, context: Context, dtype: torch.dtype) -> Context:
-    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen."""
-    (mask, kind), positions = context.mask, context.positions
-    if config.sliding_window is not None:
-        kind = None if kind is None else "some"  # with a window, each query still sees itself
-        mask = mask & window_mask(positions, mask.shape[-1], config.sliding_window, config.window_kind)
-    rotary = rotary_tables(config, positions, dtype) if config.positions == "rotary" else None
-    temperature = query_temperature(config, positions, dtype) if config.query_temperature else None
-    return context._replace(mask=Mask(mask, kind), rotary=rotary, temperature=temperature)
+from transparity_pytorch.positions.in_attention import contexts_by_kind
+from transparity_pytorch.shapes import Frames, Hidden, Input, IsToken, Pixels, Source, SourceIds, TokenIds
+from transparity_pytorch.state.context import Context, Mask
+from transparity_pytorch.state.tied import tie
 
 
 class Stack(nn.Module):
@@ -58,14 +48,12 @@ class Stack(nn.Module):
     def forward(self, tokens: Source, context: Context) -> Hidden:
         tap, config = context.tap, self.config
         x = tap("embedding", embed(self.name, self, tokens, context))
-        if config.has_score_bias:
-            place, both = (context.positions, context.mask.array.shape[-1], x.dtype), self.name == "encoder"
-            context = context._replace(bias=score_bias(config, self, *place, both=both))
         if config.embedding_norm:
             x = normalize(self, "embedding_norm", x, context)
-        contexts = {kind: layer_context(own, context, x.dtype) for kind, own in config.layer_kinds.items()}
+        contexts = contexts_by_kind(self.name, self, context, x.dtype) if config.attends_by_position else {}
         for i, layer in enumerate(self.layers):
-            given, cache = contexts[config.layer_kind(self.name, i)], context.cache and context.cache["layers"][i]
+            given = contexts.get(config.layer_kind(self.name, i), context)
+            cache = context.cache and context.cache["layers"][i]
             x = layer(x, given._replace(tap=scoped(tap, f"layers.{i}"), cache=cache))
         if self.config.final_norm:
             x = self.final_norm(x, scoped(tap, "final_norm"))
@@ -101,17 +89,12 @@ class Transformer(nn.Module):
             self.head_norm = Norm(config)
         if config.head in ("logits", "classes"):
             self.head = nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)
-        self.apply(initialize)
+        self.apply(_initialize)
         if config.shared_embedding:
             self.decoder.token_embedding = self.encoder.token_embedding
             tie(self, "decoder.token_embedding.weight", "encoder.token_embedding.weight")
         if config.has_tied_head:
             tie(self, "head.weight", f"{config.stacks[-1]}.token_embedding.weight")
-
-    @property
-    def token_embedding(self) -> nn.Embedding:
-        """The table of the last stack's token embeddings."""
-        return (self.decoder if self.config.has_decoder else self.encoder).token_embedding
 
     def forward(
         self,
@@ -130,21 +113,27 @@ class Transformer(nn.Module):
         given = inputs_by_name(config, inputs, named, others)
         if self.dropout.training and config.dropout:
             tap = chained(dropped(config.dropout_at, self.dropout), tap)
-        full: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None
-        causal: MaskKind | None = "causal" if config.decoder_mask == "causal" else None
-        memory: Memory | None = None
-        memory_mask: Mask | None = None
+        encoded: dict[str, Any] = {}
         for name, read in zip(config.stacks, config.input_names, strict=True):
             is_token = visible_keys(given[read], config.pad_id, attention_mask, config.positions_of(read))
             positions = torch.arange(is_token.shape[1], device=is_token.device)[None]
-            mask = padding = Mask(padding_mask(is_token), full)
+            hides_nothing = config.pad_id is None and attention_mask is None
+            mask = padding = Mask(padding_mask(is_token), "full" if hides_nothing else None)
             if name == "decoder":
-                mask = Mask(target_mask(positions, is_token, config.decoder_mask), causal)
-            context = Context(
-                mask, positions, is_token, token_types, memory=memory, memory_mask=memory_mask, tap=scoped(tap, name)
-            )
+                causal = target_mask(positions, is_token, config.decoder_mask)
+                mask = Mask(causal, "causal" if config.decoder_mask == "causal" else None)
+            context = Context(mask, positions, is_token, token_types, tap=scoped(tap, name), **encoded)
             x = getattr(self, name)(given[read], context)
-            memory, memory_mask, attention_mask = x, padding, None
+            encoded, attention_mask = {"memory": x, "memory_mask": padding}, None
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, given.get("tokens")))
         return tap("logits", HEADS[config.head](config, self, x))
+
+
+def _initialize(module: nn.Module) -> None:
+    """Draw matrices uniformly within Glorot's bound (document 003), and set biases to 0; gains are unchanged."""
+    for name, value in module.named_parameters(recurse=False):
+        if value.ndim > 1:
+            nn.init.xavier_uniform_(value)
+        elif name == "bias":
+            nn.init.zeros_(value)

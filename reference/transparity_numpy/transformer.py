@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Inexact
 from numpy import ndarray as Array
-from numpy.typing import DTypeLike
 
 from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
@@ -21,35 +20,22 @@ from transparity_numpy.layers import LAYERS
 from transparity_numpy.layers.sequential import normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys
 from transparity_numpy.norms.norm import norm
-from transparity_numpy.positions.bias import query_temperature, score_bias, window_mask
-from transparity_numpy.rotary import rotary_tables
+from transparity_numpy.positions.in_attention import contexts_by_kind
 from transparity_numpy.shapes import Frames, Hidden, Input, IsToken, Parameters, Pixels, Source, SourceIds, TokenIds
 from transparity_numpy.state.context import Context
-
-
-def layer_context(config: TransformerConfig, context: Context, dtype: DTypeLike) -> Context:
-    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen."""
-    mask = context.mask
-    if config.sliding_window is not None:
-        mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)
-    rotary = rotary_tables(config, context.positions, dtype) if config.positions == "rotary" else None
-    temperature = query_temperature(config, context.positions, dtype) if config.query_temperature else None
-    return context._replace(mask=mask, rotary=rotary, temperature=temperature)
 
 
 def stack(name: str, config: TransformerConfig, parameters: Parameters, tokens: Source, context: Context) -> Hidden:
     """The embedding, layers and norms of the `encoder` or the `decoder`."""
     tap = context.tap
     x = tap("embedding", embed(name, config, parameters, tokens, context))
-    if config.has_score_bias:
-        place, both = (context.positions, context.mask.shape[-1], x.real.dtype), name == "encoder"
-        context = context._replace(bias=score_bias(config, parameters, *place, both=both))
     if config.embedding_norm:
         x = normalize(config, parameters, "embedding_norm", x, context)
-    contexts = {kind: layer_context(own, context, x.real.dtype) for kind, own in config.layer_kinds.items()}
+    attends_by_position = config.attends_by_position
+    contexts = contexts_by_kind(name, config, parameters, context, x.real.dtype) if attends_by_position else {}
     for i in range(config.stack_num_layers(name)):
         own, cache = config.for_layer(name, i), context.cache and context.cache["layers"][i]
-        given = contexts[config.layer_kind(name, i)]._replace(tap=scoped(tap, f"layers.{i}"), cache=cache)
+        given = contexts.get(config.layer_kind(name, i), context)._replace(tap=scoped(tap, f"layers.{i}"), cache=cache)
         x = LAYERS[own.branches](own, parameters["layers"][str(i)], x, given)
     if config.final_norm:
         x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=context.training)
@@ -83,15 +69,14 @@ def transformer(
     tree = nest(shared(config, parameters))
     named = {"source": source, "target": target, "tokens": tokens, "pixels": pixels}
     inputs = inputs_by_name(config, (), named, others)
-    memory = memory_mask = None
+    encoded: dict[str, Any] = {}
     for name, read in zip(config.stacks, config.input_names, strict=True):
         is_token = visible_keys(inputs[read], config.pad_id, attention_mask, config.positions_of(read))
         positions, padding, scope = np.arange(is_token.shape[1])[None], padding_mask(is_token), scoped(tap, name)
         mask = padding if name == "encoder" else target_mask(positions, is_token, config.decoder_mask)
-        given: dict[str, Any] = {"memory": memory, "memory_mask": memory_mask, "training": training}
-        context = Context(mask, positions, is_token, token_types, tap=scope, **given)
+        context = Context(mask, positions, is_token, token_types, tap=scope, training=training, **encoded)
         x = stack(name, config, tree[name], inputs[read], context)
-        memory, memory_mask, attention_mask = x, padding, None
+        encoded, attention_mask = {"memory": x, "memory_mask": padding}, None
     if config.is_pooled:
         x = tap("pooled", pool(config, x, is_token, inputs.get("tokens")))
     return tap("logits", HEADS[config.head](config, tree, x))

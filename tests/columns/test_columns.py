@@ -33,7 +33,7 @@ WITHOUT_TWIN = {
     # parameters of the framework; recurrences in chunks; kernels recorded for a GPU; fused matrix products
     "pytorch": {
         "state.parameters",
-        "state.initial",
+        "state.tied",
         "mixers.recurrence",
         "decoding.replayed",
         "fast.graphs",
@@ -81,7 +81,7 @@ MODULE_ARGUMENTS = {
 
 DIFFERENT = {
     "flax rotary.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
-    "flax positions.bias.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
+    "flax positions.in_attention.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
     "flax inputs.embedding.embed": ("+reader", "a decoder receives the shared table as an argument"),
     "pytorch transformer.stack": ("-name", "a module knows its name"),
     "flax transformer.stack": ("-name +reader", "a module knows its name; a decoder receives the shared table"),
@@ -101,7 +101,7 @@ DIFFERENT = {
         "the kernel has no softcap, and XLA lacks products of some dtypes",
     ),
     "arithmetic.fused.attention": ("-softcap", "kernels have no softcap"),
-    "pytorch training.optimization.train": ("-differentiate", "frameworks differentiate automatically"),
+    "pytorch training.optimization.train": ("+local", "each rank may have a share of the parameters"),
     "flax training.optimization.train": ("-differentiate +loss_of +start", "parameters may be on several devices"),
     "flax training.loss.loss_and_gradients": ("+loss_of", "rows that fill several devices do not count"),
     "pytorch decoding.steps.next_logits": ("+step", "a step may be recorded for a GPU"),

@@ -29,7 +29,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.suite.claims.forward import FEW
 from transparity_numpy import port as numpy_column
 from transparity_numpy.inputs.embedding import embed
-from transparity_numpy.positions.bias import alibi_slopes, score_bias
+from transparity_numpy.positions.in_attention import alibi_slopes, score_bias
 from transparity_numpy.rotary import rotary_tables
 from transparity_numpy.state.context import Context
 from transparity_numpy.transformer import transformer
@@ -133,7 +133,7 @@ def test_another_form_of_the_same_is_right(
     config = dataclasses.replace(MODELS[case], **fields)
     with monkeypatch.context() as patched:
         if change is None:
-            patched.setattr("transparity_numpy.transformer.score_bias", _of_key_positions(config))
+            patched.setattr("transparity_numpy.positions.in_attention.score_bias", _of_key_positions(config))
         said = {
             name: _column(
                 dataclasses.replace(probe.config, **fields),
@@ -170,8 +170,8 @@ class BeginsAgain(numpy_column.NumpyForward):
             return wrong
 
         with (
-            patch("transparity_numpy.transformer.rotary_tables", begins_again(rotary_tables, 1)),
-            patch("transparity_numpy.transformer.score_bias", begins_again(score_bias, 2)),
+            patch("transparity_numpy.positions.in_attention.rotary_tables", begins_again(rotary_tables, 1)),
+            patch("transparity_numpy.positions.in_attention.score_bias", begins_again(score_bias, 2)),
             patch("transparity_numpy.transformer.embed", begins_again(embed, 4)),
         ):
             return super().step(*given, **named)

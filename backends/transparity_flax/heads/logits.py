@@ -30,7 +30,6 @@ def _tied(model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
 
 
 def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
-    """Return the last layer's output unchanged."""
     return x
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from flax import nnx
 
 from transparity.config import TransformerConfig
@@ -32,20 +30,20 @@ def normalize(module: nnx.Module, name: str, x: Hidden, context: Context) -> Hid
 
 
 def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
-    """x + y, or x + multiplier · y."""
     return x + y if config.residual_multiplier == 1 else x + y * config.residual_multiplier
 
 
-def residual(layer: Layer, name: str, x: Hidden, sublayer: Callable[[Hidden], Hidden], context: Context) -> Hidden:
-    """x + sublayer(x), with the norms of the sublayer `name` at the places that `config.norm_position` names."""
+def normed(layer: Layer, name: str, place: str, x: Hidden, context: Context) -> Hidden:
+    """Apply the norm at this `place` of the sublayer `name`, if `NORMS_AT` has one there."""
     config = layer.config
     norms = NORMS_AT[config.norm_position] if config.attention_norm or name != "self_attention" else {}
+    return normalize(layer, f"{name}_{norms[place]}", x, context) if place in norms else x
 
-    def normed(place: str, x: Hidden) -> Hidden:
-        return normalize(layer, f"{name}_{norms[place]}", x, context) if place in norms else x
 
-    y = normed("between", sublayer(normed("before", x)))
-    return normed("after", add_residual(config, x, y))
+def residual(layer: Layer, name: str, x: Hidden, y: Hidden, context: Context) -> Hidden:
+    """x + y, where y is the output of the sublayer `name`, with the norms before and after the sum."""
+    y = normed(layer, name, "between", y, context)
+    return normed(layer, name, "after", add_residual(layer.config, x, y), context)
 
 
 def mix(layer: Layer, x: Hidden, context: Context) -> Hidden:
@@ -62,7 +60,6 @@ def attend_to_memory(layer: Layer, x: Hidden, context: Context) -> Hidden:
 
 
 def feed(layer: Layer, x: Hidden, context: Context) -> Hidden:
-    """Apply the feed-forward, or the mixture of experts."""
     return layer.feed_forward(x, scoped(context.tap, "feed_forward"))
 
 
@@ -93,9 +90,12 @@ class Layer(nnx.Module):
             setattr(self, f"{sublayer}_post_norm", Norm(self.config, rngs=rngs))
 
     def __call__(self, x: Hidden, context: Context) -> Hidden:
-        x = residual(self, "self_attention", x, lambda x: mix(self, x, context), context)
+        y = normed(self, "self_attention", "before", x, context)
+        x = residual(self, "self_attention", x, mix(self, y, context), context)
         if context.memory_mask is not None:
-            x = residual(self, "cross_attention", x, lambda x: attend_to_memory(self, x, context), context)
+            y = normed(self, "cross_attention", "before", x, context)
+            x = residual(self, "cross_attention", x, attend_to_memory(self, y, context), context)
         if self.config.feed_forward_dim:
-            x = residual(self, "feed_forward", x, lambda x: feed(self, x, context), context)
+            y = normed(self, "feed_forward", "before", x, context)
+            x = residual(self, "feed_forward", x, feed(self, y, context), context)
         return context.tap("output", x)

@@ -117,13 +117,11 @@ def normalize_and_rotate(module: AttentionProjections, name: str, x: Heads, cont
 
 
 def project_query(module: AttentionProjections, x: Hidden, context: Context) -> Queries:
-    """Return the query of every head."""
     query = context.tap("query", project_heads(module.query, x, module.config.num_heads, module.config.projection))
     return normalize_and_rotate(module, "query", query, context)
 
 
 def project_key_value(module: AttentionProjections, x: Memory, context: Context) -> tuple[Keys, Values]:
-    """Return the key and value of every head."""
     num_heads, projection = module.config.key_value_heads, module.config.projection
     key = context.tap("key", project_heads(module.key, x, num_heads, projection))
     value = context.tap("value", project_heads(module.value, x, num_heads, projection))

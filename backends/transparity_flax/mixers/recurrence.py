@@ -80,7 +80,6 @@ def chunk_decays(
 
 
 def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
-    """Return a mask that is True for the queries at `positions` that are not padding."""
     return jnp.take_along_axis(is_token, jnp.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
 
 

@@ -15,8 +15,6 @@ from transparity_pytorch.fast import graphs
 from transparity_pytorch.shapes import GeneratedIds, TokenIds
 from transparity_pytorch.transformer import Transformer
 
-Tensors = dict[str, Tensor]
-
 
 class ReplayedGeneration:
     """A `generate` for GPUs that records the second step and replays it for later steps.
@@ -27,8 +25,7 @@ class ReplayedGeneration:
     """
 
     def __init__(self) -> None:
-        self.shapes: Any = None
-        self.again: Callable[[Tensors], Tensor] | None = None
+        self.replayed = graphs.Replayed(_run, _prepare)
 
     @torch.no_grad()
     def __call__(
@@ -43,24 +40,10 @@ class ReplayedGeneration:
     ) -> GeneratedIds:
         """Return the same result as `generate`."""
         config = model.config
+        options: dict[str, Any] = {"sampling": sampling or Sampling(), "step": step, **others}
         if not (max_new_tokens and config.prefixes_agree and prompt.shape[1] <= config.max_length):
-            return generate(model, prompt, max_new_tokens, sampling=sampling, step=step, **others)  # without a cache
-        given = {"prompt": prompt} | {name: value for name, value in others.items() if value is not None}
-        shapes = max_new_tokens, sampling, {name: (value.shape, value.dtype) for name, value in given.items()}
-
-        def begin(tensors: Tensors) -> Generation:
-            return Generation(model, max_new_tokens, sampling or Sampling(), step, **tensors)
-
-        def run(tensors: Tensors) -> Tensor:
-            begun = begin(tensors)
-            return begun.end(_recorded_after_one(begun.add_next))
-
-        if shapes != self.shapes:
-            self.shapes, self.again = shapes, None
-            return run(given)
-        if self.again is None:
-            self.again = _recording(begin, given, run)
-        return self.again(given)
+            return generate(model, prompt, max_new_tokens, **options)  # without a cache
+        return self.replayed(model, {"prompt": prompt, "max_new_tokens": max_new_tokens, **options})
 
 
 class Generation:
@@ -124,30 +107,20 @@ def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def _recording(
-    begin: Callable[[Tensors], Generation], given: Tensors, otherwise: Callable[[Tensors], Tensor]
-) -> Callable[[Tensors], Tensor]:
-    """Record the prompt's processing, and return a function that replays it, or `otherwise` if memory is short."""
-    held = {name: value.clone() for name, value in given.items()}
+def _run(model: Transformer, given: dict[str, Any]) -> Tensor:
+    begun = Generation(model, **given)
+    return begun.end(_recorded_after_one(begun.add_next))
+
+
+def _prepare(model: Transformer, given: dict[str, Any]) -> tuple[Callable[[], None], Callable[[], Tensor]]:
+    """Return a function that processes the prompt, and a function that adds the remaining tokens."""
     begun: list[Generation] = []
 
     def start() -> None:
-        begun[:] = [begin(held)]
+        begun[:] = [Generation(model, **given)]
 
     def add_next() -> None:
         begun[0].add_next()
 
-    try:
-        start()
-        replay = graphs.recorded(start)
-    except torch.cuda.OutOfMemoryError:
-        return otherwise
     following = _recorded_after_one(add_next)
-
-    def again(tensors: Tensors) -> Tensor:
-        for name, value in held.items():
-            value.copy_(tensors[name])
-        replay()
-        return begun[0].end(following)
-
-    return again
+    return start, lambda: begun[0].end(following)

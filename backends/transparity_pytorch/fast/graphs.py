@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,51 +23,64 @@ def recorded(change: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-Run = Callable[..., Tensor]
-"""A function `run(model, inputs)` that returns the result for inputs by name, of which some are None."""
+Run = Callable[[Any, dict[str, Any]], Tensor]
+"""A function `run(model, inputs)` that returns the result for inputs by name, of which some are no tensors."""
+
+Prepare = Callable[[Any, dict[str, Any]], tuple[Callable[[], None], Callable[[], Tensor]]]
+"""A function `prepare(model, inputs)` that returns the function to record, and a function that returns the result after
+a replay."""
 
 
 class Replayed:
-    """A forward pass on a GPU, whose kernels are recorded in the second call with the same shapes, then replayed.
+    """A `run` on a GPU, whose kernels are recorded in the second call with the same shapes, then replayed.
 
     A recording has its own memory, and only one thread at a time may use it. If there is too little memory, kernels are
     launched one by one.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, prepare: Prepare | None = None) -> None:
         self.run = self.again = run
+        self.prepare = prepare or functools.partial(_whole, run)
         self.shapes: dict[str, Any] = {}
 
-    def __call__(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
-        shapes = {name: None if value is None else (value.shape, value.dtype) for name, value in inputs.items()}
+    def __call__(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        shapes = {name: (it.shape, it.dtype) if isinstance(it, Tensor) else it for name, it in inputs.items()}
         if shapes != self.shapes:
             self.shapes, self.again = shapes, self._record
             return self.run(model, inputs)
         return self.again(model, inputs)
 
-    def _record(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
+    def _record(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         try:
-            self.again = _recording(self.run, model, inputs)
+            self.again = _recording(self.prepare, model, inputs)
         except torch.cuda.OutOfMemoryError:
             self.again = self.run
         return self.again(model, inputs)
 
 
-def _recording(run: Run, model: Any, inputs: Mapping[str, Any]) -> Run:
-    held = {name: None if value is None else value.clone() for name, value in inputs.items()}
+def _whole(run: Run, model: Any, inputs: dict[str, Any]) -> tuple[Callable[[], None], Callable[[], Tensor]]:
     results: dict[str, Tensor] = {}
 
     def write() -> None:
-        results["run"] = run(model, held)
+        results["run"] = run(model, inputs)
 
-    write()
-    replay = recorded(write)
+    def copied() -> Tensor:
+        return results["run"].clone()
 
-    def again(model: Any, inputs: Mapping[str, Any]) -> Tensor:
+    return write, copied
+
+
+def _recording(prepare: Prepare, model: Any, inputs: dict[str, Any]) -> Run:
+    held = {name: value.clone() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    change, result = prepare(model, held)
+    change()
+    replay = recorded(change)
+
+    def again(model: Any, inputs: dict[str, Any]) -> Tensor:
         for name, value in held.items():
-            if value is not None:
+            if isinstance(value, Tensor):
                 value.copy_(inputs[name])
         replay()
-        return results["run"].clone()
+        return result()
 
     return again

@@ -24,7 +24,6 @@ def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Tensor, "
 
 
 def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
-    """Return the last layer's output unchanged."""
     return x
 
 

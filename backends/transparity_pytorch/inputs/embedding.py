@@ -18,15 +18,11 @@ from transparity_pytorch.state.context import Context
 
 
 def token_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """Return the embedding table.
-
-    If both stacks share a table, the model later replaces the decoder's table by the encoder's.
-    """
+    """Return the embedding table; a model whose stacks share a table replaces the decoder's."""
     return {"token_embedding": nn.Embedding(config.stack_vocab_size(stack), config.embed_dim)}
 
 
 def embed_tokens(config: TransformerConfig, module: Any, tokens: TokenIds, tap: Tap = identity) -> Hidden:
-    """Return the row of the embedding table for each token."""
     return module.token_embedding(tokens)
 
 

@@ -82,7 +82,6 @@ class Recurrence(nn.Module):
 
 
 def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
-    """Return a mask that is True for the queries at `positions` that are not padding."""
     return is_token.take_along_dim(positions.expand(len(is_token), -1), dim=1)
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transparity.training import Training
 from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.parallel.sharding import Root
-from transparity_pytorch.training.optimization import clip_by_global_norm, optimizer_of
+from transparity_pytorch.training import optimization
 from transparity_pytorch.transformer import Transformer
 
 IGNORED = -100
@@ -48,21 +48,13 @@ def train(
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Take one step per batch of this rank's rows; return the loss before each step and the final learned parameters.
 
-    Every rank updates only its shard, because optimizers are elementwise. Clipping uses the norm over all shards.
+    Clipping uses the norm over all shards.
     """
-    parameters = dict(root.model.named_parameters())
-    shards = {name: nn.Parameter(_local(parameter)) for name, parameter in parameters.items()}
-    optimizer, losses = optimizer_of(list(shards.values()), training), []
-    for step, batch in enumerate(batches, 1):
-        loss, gradients = loss_and_gradients(root, mesh, **batch)
-        if training.max_norm is not None:
-            gradients = clip_by_global_norm(gradients, training.max_norm)
-        for name, gradient in gradients.items():
-            shards[name].grad = _local(gradient)
-        optimizer.param_groups[0]["lr"] = training.rate(step, root.model.config.embed_dim)
-        optimizer.step()
-        losses.append(float(loss))
-    return losses, {name: parameter.detach() for name, parameter in parameters.items()}
+
+    def differentiate(model: nn.Module, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss_and_gradients(root, mesh, **batch)
+
+    return optimization.train(root.model, batches, training, differentiate, _local)
 
 
 def _summed(model: Transformer, targets: Tensor, **tokens: Any) -> Tensor:

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxtyping import Int
-from torch import Tensor
-
 from transparity.config import TransformerConfig
-from transparity_pytorch.shapes import Hidden, IsToken, Positions
+from transparity_pytorch.shapes import Hidden, IsToken, Positions, QueryIds
 from transparity_pytorch.state.context import Context
 
 
-def position_ids(config: TransformerConfig, is_token: IsToken, positions: Positions) -> Int[Tensor, "#batch queries"]:
+def position_ids(config: TransformerConfig, is_token: IsToken, positions: Positions) -> Positions:
     """Return the row of the position table for each token at `positions`."""
     if config.position_count == "visible":
         positions = counted(is_token, positions)
     return positions + config.position_offset
 
 
-def counted(is_token: IsToken, positions: Positions) -> Int[Tensor, "batch queries"]:
+def counted(is_token: IsToken, positions: Positions) -> QueryIds:
     """Return the number of tokens before each position; padding gets −1, the row before the first token's row."""
     counts = is_token.cumsum(dim=1) * is_token
     return counts.take_along_dim(positions.expand(len(is_token), -1), dim=1) - 1
 
 
 def add_learned(config: TransformerConfig, module: Any, x: Hidden, context: Context) -> Hidden:
-    """x + the row of the position table for each token."""
     return x + module.position_embedding(position_ids(config, context.is_token, context.positions))

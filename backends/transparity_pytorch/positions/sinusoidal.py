@@ -38,7 +38,6 @@ def sinusoidal_positions(
 
 
 def add_sinusoidal(config: TransformerConfig, module: Any, x: Hidden, context: Context) -> Hidden:
-    """x + the sinusoidal position of each token."""
     options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
     table = sinusoidal_positions(context.mask.array.shape[-1], *options, context.positions.device)
     return x + table.to(x.dtype)[context.positions]

@@ -38,7 +38,6 @@ def empty_cache(
 
 
 def next_positions(cache: Cache, length: int) -> QueryIds:
-    """Return the positions of the next `length` tokens of each row."""
     return cache["lengths"][:, None] + torch.arange(length, device=cache["lengths"].device)
 
 
@@ -74,7 +73,6 @@ def update_inputs(
 
 
 def update_state(cache: Cache, state: State) -> None:
-    """Write the state of a recurrence into the cache."""
     cache["state"].copy_(state)
 
 

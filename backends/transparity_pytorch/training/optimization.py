@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transparity.training import Training
 from transparity_pytorch.training.loss import loss_and_gradients
@@ -23,38 +23,32 @@ def clip_by_global_norm(gradients: Mapping[str, Tensor], max_norm: float) -> dic
 
 
 def train(
-    model: Transformer, batches: Sequence[Mapping[str, Tensor]], training: Training
+    model: Transformer,
+    batches: Sequence[Mapping[str, Tensor]],
+    training: Training,
+    differentiate: Callable[..., tuple[Tensor, dict[str, Tensor]]] = loss_and_gradients,
+    local: Callable[[Tensor], Tensor] = Tensor.detach,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Take one step per batch (inputs and `targets`); return the loss before each step and the learned parameters.
 
-    Batch norms normalize by the batch, and running statistics do not change.
+    Batch norms normalize by the batch, and running statistics do not change. `local` returns this rank's share of a
+    parameter or of a gradient, in the same memory; optimizers are elementwise, so each rank updates only its share.
     """
     parameters = dict(model.named_parameters())
-    optimizer = optimizer_of(list(parameters.values()), training)
-    losses = [
-        _step(model, training, training.rate(step, model.config.embed_dim), parameters, optimizer, batch)
-        for step, batch in enumerate(batches, 1)
-    ]
+    shares = {name: nn.Parameter(local(parameter)) for name, parameter in parameters.items()}
+    optimizer, losses = optimizer_of(list(shares.values()), training), []
+    for step, batch in enumerate(batches, 1):
+        loss, gradients = differentiate(model, **batch)
+        if training.max_norm is not None:
+            gradients = clip_by_global_norm(gradients, training.max_norm)
+        for name, gradient in gradients.items():
+            shares[name].grad = local(gradient)
+        optimizer.param_groups[0]["lr"] = training.rate(step, model.config.embed_dim)
+        optimizer.step()
+        optimizer.zero_grad()
+        del gradients, gradient  # otherwise these gradients and the next step's would be in memory together
+        losses.append(float(loss))
     return losses, {name: parameter.detach() for name, parameter in parameters.items()}
-
-
-def _step(
-    model: Transformer,
-    training: Training,
-    rate: float,
-    parameters: Mapping[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    batch: Mapping[str, Tensor],
-) -> float:
-    loss, gradients = loss_and_gradients(model, **batch)
-    if training.max_norm is not None:
-        gradients = clip_by_global_norm(gradients, training.max_norm)
-    for name, gradient in gradients.items():
-        parameters[name].grad = gradient
-    optimizer.param_groups[0]["lr"] = rate
-    optimizer.step()
-    optimizer.zero_grad()  # otherwise these gradients and the next step's would be in memory together
-    return float(loss)
 
 
 def optimizer_of(parameters: list[torch.nn.Parameter], training: Training) -> torch.optim.Optimizer:

@@ -31,7 +31,7 @@ from transparity_conformance.oracle.budgets import FITTED_WIDTH
 from transparity_conformance.oracle.undetermined import own_config, right_mask, split
 from transparity_numpy.arithmetic.precision import apply_softcap
 from transparity_numpy.mixers.attention import attention_scores, attention_weights, merge_heads, repeat_heads
-from transparity_numpy.positions.bias import query_temperature
+from transparity_numpy.positions.in_attention import query_temperature
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

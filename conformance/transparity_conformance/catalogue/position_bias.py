@@ -12,7 +12,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, WalkState, fault, is_same
 from transparity_conformance.catalogue.sites import Value, distances_at, normalized_and_rotated
 from transparity_conformance.oracle.undetermined import length_at, split
-from transparity_numpy.positions.bias import alibi_slopes, relative_buckets, score_bias
+from transparity_numpy.positions.in_attention import alibi_slopes, relative_buckets, score_bias
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

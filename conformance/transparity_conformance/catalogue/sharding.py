@@ -17,7 +17,7 @@ from transparity_conformance.catalogue.sites import Value, parameters_of
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import MaskParts, split
 from transparity_numpy.arithmetic.functional import linear
-from transparity_numpy.positions.bias import alibi_slopes
+from transparity_numpy.positions.in_attention import alibi_slopes
 
 ROW_PARALLEL = {"attention.output": ("output", "context"), "feed_forward.output": ("down", "hidden")}
 """The taps after linear maps with sharded inputs (row-parallel), each with the map's name and its input's tap."""

@@ -12,7 +12,7 @@ from transparity_conformance.oracle.probes import scoped_parameters
 from transparity_conformance.oracle.undetermined import given_mask, keys_name, length_at, own_config, padding_at, split
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.layers.sequential import add_residual
-from transparity_numpy.positions.bias import distances
+from transparity_numpy.positions.in_attention import distances
 
 Value = Any
 

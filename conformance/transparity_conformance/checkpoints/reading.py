@@ -21,10 +21,10 @@ from transparity.errors import TransparityError
 from transparity.limits.files import is_file, is_folder, read_header
 from transparity.limits.mapped import Mapped
 from transparity.limits.memory import check_fits
-from transparity.limits.scaled import BLOCK, MXFP4, Float8, Stored, first_byte
-from transparity.limits.scaled import DTYPES as FLOAT8
 from transparity.text import VALUE, reason, safe, shown
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes, refuse_constant
+from transparity_conformance.checkpoints.scaled import BLOCK, MXFP4, Float8, Stored, first_byte
+from transparity_conformance.checkpoints.scaled import DTYPES as FLOAT8
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -124,7 +124,7 @@ def load_tensors(
                 shape = _shape(file.get_slice(name), name, path)
                 float8 = _float8(file.get_slice(name), name, where, block)
                 if len(shape) == 2 and (name in in_place or float8 is not None):
-                    found = Mapped(path, name, (shape[0], shape[1]), scaled=float8)
+                    found = Mapped(path, name, (shape[0], shape[1]), rows=None if float8 is None else float8.rows)
                     tensors[name] = found if name in in_place else np.asarray(found)
                     continue
                 whole[name] = 4 * math.prod(shape)
@@ -258,7 +258,7 @@ class PackedExperts:
         first, stop, step = index[2].indices(high)
         shape = (len(range(first, stop, step)), wide)
         matrix = MXFP4(self.blocks, self.scales, shape, range(count)[index[0]] * high + first, step)
-        return Mapped(self.blocks.path, self.name, shape, scaled=matrix).T
+        return Mapped(self.blocks.path, self.name, shape, rows=matrix.rows).T
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.stack([np.asarray(self[expert, ..., :], dtype) for expert in range(self.shape[0])])

@@ -26,7 +26,7 @@ from transparity_conformance.oracle.cases import text_inputs
 from transparity_conformance.oracle.memory import check_memory
 from transparity_conformance.oracle.oracle import Arrays, Oracle, Room, forward_oracle
 from transparity_numpy.masks import target_mask, visible_keys
-from transparity_numpy.positions.bias import window_mask
+from transparity_numpy.positions.in_attention import window_mask
 
 BATCH, SOURCE, TARGET = 8, 9, 7
 

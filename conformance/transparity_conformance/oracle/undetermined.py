@@ -23,7 +23,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
 from transparity_numpy.masks import padding_mask, visible_keys
-from transparity_numpy.positions.bias import window_mask
+from transparity_numpy.positions.in_attention import window_mask
 from transparity_numpy.transformer import transformer
 
 Convention = Callable[[np.ndarray], np.ndarray]

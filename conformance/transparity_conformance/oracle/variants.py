@@ -122,7 +122,7 @@ def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
         both = [np.sin(angles), np.cos(angles)]
         return np.stack(both, -1).reshape(length, embed_dim) if layout == "interleaved" else np.concatenate(both, -1)
 
-    tables = {"transformer.rotary_tables": rotary_tables}
+    tables = {"positions.in_attention.rotary_tables": rotary_tables}
     return tables | {"positions.sinusoidal.sinusoidal_positions": sinusoidal_positions}
 
 

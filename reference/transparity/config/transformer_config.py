@@ -564,6 +564,13 @@ class TransformerConfig:
         """Return whether the scores have a bias for each distance, learned or not."""
         return self.has_relative_bias or self.positions == "alibi"
 
+    @functools.cached_property
+    def attends_by_position(self) -> bool:
+        """Whether positions change attention in any layer: by a window, a bias, a rotation or a query temperature."""
+        kinds = self.layer_kinds.values()
+        rotated = any(own.positions == "rotary" for own in kinds)
+        return self.has_score_bias or rotated or any(own.sliding_window or own.query_temperature for own in kinds)
+
     @property
     def has_tables(self) -> bool:
         """Whether a stack computes sines and cosines of positions, for rotary or sinusoidal positions."""

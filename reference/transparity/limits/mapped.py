@@ -10,8 +10,6 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from safetensors import safe_open
 
-from transparity.limits.scaled import MXFP4, Float8
-
 BLOCK = 2**23
 """How many numbers a block has; they take 64 MB in float64."""
 
@@ -48,7 +46,7 @@ class Mapped(NDArrayOperatorsMixin):
         casts: dtypes to which the numbers are rounded, and functions that change them, in this order. The last is the
             dtype of the matrix.
         is_transposed: whether the matrix is the transpose of the tensor.
-        scaled: reads the tensor if it is stored in float8 or MXFP4; `path` and `name` are then used only in the repr.
+        rows: reads some rows of a tensor that safetensors cannot return; `path` and `name` are then only in the repr.
     """
 
     ndim = 2
@@ -61,10 +59,10 @@ class Mapped(NDArrayOperatorsMixin):
         casts: tuple[np.dtype[Any] | Change, ...] = (np.dtype(np.float32),),
         *,
         is_transposed: bool = False,
-        scaled: Float8 | MXFP4 | None = None,
+        rows: Callable[[slice], np.ndarray] | None = None,
     ) -> None:
         self.path, self.name, self.stored, self.casts, self.is_transposed = path, name, shape, casts, is_transposed
-        self.scaled = scaled
+        self.rows = rows
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -92,7 +90,7 @@ class Mapped(NDArrayOperatorsMixin):
         return self._as(casts, is_transposed=self.is_transposed)
 
     def _as(self, casts: tuple[np.dtype[Any] | Change, ...], *, is_transposed: bool) -> Mapped:
-        return Mapped(self.path, self.name, self.stored, casts, is_transposed=is_transposed, scaled=self.scaled)
+        return Mapped(self.path, self.name, self.stored, casts, is_transposed=is_transposed, rows=self.rows)
 
     def changed(self, change: Change) -> Mapped:
         """Return the matrix with an elementwise change, which is applied when a block is read."""
@@ -114,8 +112,8 @@ class Mapped(NDArrayOperatorsMixin):
         return value
 
     def _as_stored(self, place: slice) -> np.ndarray:
-        if self.scaled is not None:
-            return self.scaled.rows(place)
+        if self.rows is not None:
+            return self.rows(place)
         with safe_open(self.path, framework="numpy") as file:  # closed again to free the mapped memory
             value: np.ndarray = file.get_slice(self.name)[place]
         return value

@@ -25,7 +25,6 @@ def logits(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Ine
 
 
 def hidden(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
-    """Return the last layer's output unchanged."""
     return x
 
 

@@ -15,7 +15,6 @@ from transparity_numpy.state.context import Context
 
 
 def embed_tokens(config: TransformerConfig, parameters: Parameters, tokens: TokenIds, tap: Tap = identity) -> Hidden:
-    """Return the row of the embedding table for each token."""
     return parameters["token_embedding"]["weight"][tokens]
 
 

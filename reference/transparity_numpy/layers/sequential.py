@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from transparity.config import TransformerConfig
 from transparity.taps import scoped
 from transparity_numpy.experts import mixture_of_experts
@@ -31,26 +29,23 @@ def normalize(config: TransformerConfig, parameters: Parameters, name: str, x: H
 
 
 def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
-    """x + y, or x + multiplier · y."""
     return x + y if config.residual_multiplier == 1 else x + y * x.dtype.type(config.residual_multiplier)
 
 
-def residual(
-    config: TransformerConfig,
-    parameters: Parameters,
-    name: str,
-    x: Hidden,
-    sublayer: Callable[[Hidden], Hidden],
-    context: Context,
+def normed(
+    config: TransformerConfig, parameters: Parameters, name: str, place: str, x: Hidden, context: Context
 ) -> Hidden:
-    """x + sublayer(x), with the norms of the sublayer `name` at the places that `config.norm_position` names."""
+    """Apply the norm at this `place` of the sublayer `name`, if `NORMS_AT` has one there."""
     norms = NORMS_AT[config.norm_position] if config.attention_norm or name != "self_attention" else {}
+    return normalize(config, parameters, f"{name}_{norms[place]}", x, context) if place in norms else x
 
-    def normed(place: str, x: Hidden) -> Hidden:
-        return normalize(config, parameters, f"{name}_{norms[place]}", x, context) if place in norms else x
 
-    y = normed("between", sublayer(normed("before", x)))
-    return normed("after", add_residual(config, x, y))
+def residual(
+    config: TransformerConfig, parameters: Parameters, name: str, x: Hidden, y: Hidden, context: Context
+) -> Hidden:
+    """x + y, where y is the output of the sublayer `name`, with the norms before and after the sum."""
+    y = normed(config, parameters, name, "between", y, context)
+    return normed(config, parameters, name, "after", add_residual(config, x, y), context)
 
 
 def mix(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
@@ -67,7 +62,6 @@ def attend_to_memory(config: TransformerConfig, parameters: Parameters, x: Hidde
 
 
 def feed(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
-    """Apply the feed-forward, or the mixture of experts."""
     function = mixture_of_experts if config.num_experts else feed_forward
     return function(config, parameters["feed_forward"], x, scoped(context.tap, "feed_forward"))
 
@@ -79,9 +73,12 @@ def layer(config: TransformerConfig, parameters: Parameters, x: Hidden, context:
     x = norm(x + feed_forward(x)). With a cache, `x` has the tokens that follow the cached tokens.
     """
     given = config, parameters
-    x = residual(*given, "self_attention", x, lambda x: mix(*given, x, context), context)
+    y = normed(*given, "self_attention", "before", x, context)
+    x = residual(*given, "self_attention", x, mix(*given, y, context), context)
     if context.memory_mask is not None:
-        x = residual(*given, "cross_attention", x, lambda x: attend_to_memory(*given, x, context), context)
+        y = normed(*given, "cross_attention", "before", x, context)
+        x = residual(*given, "cross_attention", x, attend_to_memory(*given, y, context), context)
     if config.feed_forward_dim:
-        x = residual(*given, "feed_forward", x, lambda x: feed(*given, x, context), context)
+        y = normed(*given, "feed_forward", "before", x, context)
+        x = residual(*given, "feed_forward", x, feed(*given, y, context), context)
     return context.tap("output", x)

@@ -101,7 +101,6 @@ def normalize_and_rotate(
 
 
 def project_query(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Queries:
-    """Return the query of every head."""
     query = context.tap("query", project_heads(parameters["query"], x, config.num_heads, config.projection))
     return normalize_and_rotate(config, parameters, "query", query, context)
 
@@ -109,7 +108,6 @@ def project_query(config: TransformerConfig, parameters: Parameters, x: Hidden, 
 def project_key_value(
     config: TransformerConfig, parameters: Parameters, x: Memory, context: Context
 ) -> tuple[Keys, Values]:
-    """Return the key and value of every head."""
     heads, projection = config.key_value_heads, config.projection
     key = context.tap("key", project_heads(parameters["key"], x, heads, projection))
     value = context.tap("value", project_heads(parameters["value"], x, heads, projection))

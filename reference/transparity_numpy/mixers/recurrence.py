@@ -50,7 +50,6 @@ def convolve(config: TransformerConfig, parameters: Parameters, name: str, x: Hi
 
 
 def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
-    """Return a mask that is True for the queries at `positions` that are not padding."""
     return np.take_along_axis(is_token, np.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
 
 

@@ -32,7 +32,6 @@ def rms_norm(x: Vectors, weight: Weight, eps: float) -> Vectors:
 
 
 def gain(config: TransformerConfig, weight: Weight) -> Weight:
-    """Return the weight, or 1 + the weight."""
     return weight if config.norm_gain == "weight" else 1 + weight
 
 

@@ -33,6 +33,5 @@ def sinusoidal_positions(
 
 
 def add_sinusoidal(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
-    """x + the sinusoidal position of each token."""
     options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
     return x + sinusoidal_positions(context.mask.shape[-1], *options).astype(x.dtype)[context.positions]

@@ -36,7 +36,6 @@ def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTy
 
 
 def next_positions(cache: Cache, length: int) -> QueryIds:
-    """Return the positions of the next `length` tokens of each row."""
     return cache["lengths"][:, None] + np.arange(length)
 
 
@@ -70,7 +69,6 @@ def update_inputs(
 
 
 def update_state(cache: Cache, state: State) -> None:
-    """Write the state of a recurrence into the cache."""
     cache["state"] = state
 
 

@@ -135,7 +135,8 @@ CACHE_FAULTS = _read(
     "cache",
     "decoding.steps.step",
     *("mixers.attention", "mixers.recurrence", "mixers.gated_delta", "mixers.state_space"),
-    *("mixers.latent", "mixers", "layers.sequential", "layers.parallel", "layers", "transformer"),
+    *("mixers.latent", "mixers", "layers.sequential", "layers.parallel", "layers"),
+    *("positions.in_attention", "transformer"),
     call=decode,
 )
 

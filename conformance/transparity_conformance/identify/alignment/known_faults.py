@@ -16,7 +16,7 @@ from transparity_conformance.matching.recorded import Match
 from transparity_conformance.oracle.near_ties import is_choice
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_numpy.positions.bias import alibi_slopes
+from transparity_numpy.positions.in_attention import alibi_slopes
 from transparity_numpy.positions.sinusoidal import sinusoidal_positions
 from transparity_numpy.rotary import rotary_frequencies, rotate
 from transparity_numpy.transformer import transformer

@@ -16,7 +16,7 @@ from transparity_conformance.identify.fitting.values.rotary import rotary, rotat
 from transparity_conformance.identify.fitting.values.scores import Scale, Scores, raw_scores, scale_of, scores_of
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.norms.heads import query_key_norm
-from transparity_numpy.positions.bias import alibi_slopes, relative_buckets
+from transparity_numpy.positions.in_attention import alibi_slopes, relative_buckets
 
 USUAL_DISTANCES = (128, 64, 256)
 

@@ -31,7 +31,7 @@ from transparity_numpy.heads.logits import HEADS
 from transparity_numpy.masks import target_mask
 from transparity_numpy.mixers import attention as of_reference
 from transparity_numpy.mixers.attention import repeat_heads
-from transparity_numpy.positions.bias import score_bias, window_mask
+from transparity_numpy.positions.in_attention import score_bias, window_mask
 from transparity_numpy.transformer import transformer
 
 BLOCK = 128
@@ -134,8 +134,8 @@ def blocks_of_queries() -> Iterator[None]:
     # Patch the reference, which has no option for blocks, because only long prompts need them.
     with (
         mock.patch("transparity_numpy.transformer.target_mask", _target_mask),
-        mock.patch("transparity_numpy.transformer.window_mask", _window_mask),
-        mock.patch("transparity_numpy.transformer.score_bias", _score_bias),
+        mock.patch("transparity_numpy.positions.in_attention.window_mask", _window_mask),
+        mock.patch("transparity_numpy.positions.in_attention.score_bias", _score_bias),
         mock.patch("transparity_numpy.mixers.attention.attention", _in_blocks(of_reference.attention)),
     ):
         yield

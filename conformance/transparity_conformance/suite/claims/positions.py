@@ -22,7 +22,7 @@ FEW_ULPS = RULES["float64"].floor * epsilon("float64")
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
     """Each distance has the bucket that T5 defines, even if the limit of a bucket is an integer."""
-    bucket_of = bench.function("positions.bias.relative_buckets")
+    bucket_of = bench.function("positions.in_attention.relative_buckets")
     pairs = ((4, 5), (4, 200), (6, 81), (8, 9), (8, 400), (10, 160), (12, 17), (16, 288), (32, 25), (32, 128))
     for buckets, farthest in pairs:
         distances = np.arange(-3 * farthest, 3 * farthest + 1)
@@ -50,7 +50,7 @@ def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def alibi_slopes(bench: Bench) -> Iterator[ClaimEvidence]:
     """The slopes for 1 to 33 heads follow the formula of ALiBi's authors, in float64 for every dtype."""
-    slopes = bench.function("positions.bias.alibi_slopes")
+    slopes = bench.function("positions.in_attention.alibi_slopes")
     for heads in range(1, 34):
         yield bench.evidence(f"{heads} heads").within("slopes", slopes(heads), _slopes(heads), FEW_ULPS)
 

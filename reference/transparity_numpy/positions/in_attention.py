@@ -1,4 +1,4 @@
-"""Effects of distances on scores: windows, a learned (T5) or linear (ALiBi) bias, and a temperature of queries."""
+"""Positions in attention: windows, learned (T5) or linear (ALiBi) biases, rotary tables, a temperature of queries."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float, Float64, Inexact, Int
+from jaxtyping import Float64, Int
 from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
 from transparity.config import TransformerConfig, WindowKind
-from transparity_numpy.shapes import Mask, Parameters, Positions
+from transparity_numpy.rotary import rotary_tables
+from transparity_numpy.shapes import DistanceBias, Integers, Mask, Parameters, Positions, Temperature
+from transparity_numpy.state.context import Context
 
 
 def distances(positions: Positions, keys: int) -> Int[Array, "#batch queries keys"]:
@@ -26,9 +28,7 @@ def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind =
     return (np.abs(distances(positions, keys)) < window)[:, None]
 
 
-def relative_buckets(
-    distances: Int[Array, "*batch"], buckets: int, max_distance: int, *, both: bool
-) -> Int[Array, "*batch"]:
+def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, both: bool) -> Integers:
     """Return the bucket of each distance, key position − query position (Raffel et al. 2020, §2.1).
 
     In each direction, each bucket of the first half has one distance. Each bucket of the second half has a range of
@@ -46,7 +46,7 @@ def relative_buckets(
 
 def relative_bias(
     config: TransformerConfig, table: Mapping[str, Array], positions: Positions, keys: int, *, both: bool
-) -> Inexact[Array, "#batch heads queries keys"]:
+) -> DistanceBias:
     """table[bucket(key − query)] for each head; with `both`, queries also see later keys."""
     limits = (config.relative_buckets, config.relative_max_distance)
     buckets = relative_buckets(distances(positions, keys), *limits, both=both)
@@ -65,9 +65,7 @@ def alibi_slopes(num_heads: int) -> Float64[Array, " heads"]:
     return np.concatenate([slopes, between])
 
 
-def alibi_bias(
-    config: TransformerConfig, positions: Positions, keys: int, dtype: DTypeLike
-) -> Inexact[Array, "#batch heads queries keys"]:
+def alibi_bias(config: TransformerConfig, positions: Positions, keys: int, dtype: DTypeLike) -> DistanceBias:
     """−slope · |key − query|."""
     slopes = alibi_slopes(config.num_heads).astype(dtype)
     return -slopes[:, None, None] * np.abs(distances(positions, keys)).astype(dtype)[:, None]
@@ -75,7 +73,7 @@ def alibi_bias(
 
 def score_bias(
     config: TransformerConfig, parameters: Parameters, positions: Positions, keys: int, dtype: DTypeLike, *, both: bool
-) -> Inexact[Array, "#batch heads queries keys"]:
+) -> DistanceBias:
     """Return the bias of the scores of queries at `positions` and keys at 0 … `keys` − 1.
 
     With `both`, queries also see later keys. `parameters` contains the parameters of the whole stack.
@@ -85,9 +83,27 @@ def score_bias(
     return alibi_bias(config, positions, keys, dtype)
 
 
-def query_temperature(
-    config: TransformerConfig, positions: Positions, dtype: DTypeLike
-) -> Float[Array, "#batch 1 queries 1"]:
+def query_temperature(config: TransformerConfig, positions: Positions, dtype: DTypeLike) -> Temperature:
     """1 + temperature · ln(1 + ⌊(position + first) / length⌋), in float64."""
     pieces = (positions + config.query_temperature_first) // config.query_temperature_length
     return (1 + config.query_temperature * np.log1p(pieces)).astype(dtype)[:, None, :, None]
+
+
+def layer_context(config: TransformerConfig, context: Context, dtype: DTypeLike) -> Context:
+    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen."""
+    mask = context.mask
+    if config.sliding_window is not None:
+        mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)
+    rotary = rotary_tables(config, context.positions, dtype) if config.positions == "rotary" else None
+    temperature = query_temperature(config, context.positions, dtype) if config.query_temperature else None
+    return context._replace(mask=mask, rotary=rotary, temperature=temperature)
+
+
+def contexts_by_kind(
+    name: str, config: TransformerConfig, parameters: Parameters, context: Context, dtype: DTypeLike
+) -> dict[str, Context]:
+    """Return the context of each kind of layer in the stack `name`; `parameters` are the stack's."""
+    if config.has_score_bias:
+        place, both = (context.positions, context.mask.shape[-1], dtype), name == "encoder"
+        context = context._replace(bias=score_bias(config, parameters, *place, both=both))
+    return {kind: layer_context(own, context, dtype) for kind, own in config.layer_kinds.items()}

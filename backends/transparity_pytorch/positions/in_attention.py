@@ -1,4 +1,4 @@
-"""Effects of distances on scores: windows, a learned (T5) or linear (ALiBi) bias, and a temperature of queries."""
+"""Positions in attention: windows, learned (T5) or linear (ALiBi) biases, rotary tables, a temperature of queries."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig, WindowKind
-from transparity_pytorch.shapes import MaskArray, Positions
+from transparity_pytorch.rotary import rotary_tables
+from transparity_pytorch.shapes import DistanceBias, Integers, MaskArray, Positions, Temperature
+from transparity_pytorch.state.context import Context, Mask
 
 
 def distances(positions: Positions, keys: int) -> Int[Tensor, "#batch queries keys"]:
@@ -25,9 +27,7 @@ def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind =
     return (distances(positions, keys).abs() < window)[:, None]
 
 
-def relative_buckets(
-    distances: Int[Tensor, "*batch"], buckets: int, max_distance: int, *, both: bool
-) -> Int[Tensor, "*batch"]:
+def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, both: bool) -> Integers:
     """Return the bucket of each distance, key position − query position (Raffel et al. 2020, §2.1).
 
     In each direction, each bucket of the first half has one distance. Each bucket of the second half has a range of
@@ -45,7 +45,7 @@ def relative_buckets(
 
 def relative_bias(
     config: TransformerConfig, table: nn.Embedding, positions: Positions, keys: int, *, both: bool
-) -> Float[Tensor, "#batch heads queries keys"]:
+) -> DistanceBias:
     """table[bucket(key − query)] for each head; with `both`, queries also see later keys."""
     limits = (config.relative_buckets, config.relative_max_distance)
     buckets = relative_buckets(distances(positions, keys), *limits, both=both)
@@ -65,9 +65,7 @@ def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Fl
     return torch.cat([slopes, between])
 
 
-def alibi_bias(
-    config: TransformerConfig, positions: Positions, keys: int, dtype: torch.dtype
-) -> Float[Tensor, "#batch heads queries keys"]:
+def alibi_bias(config: TransformerConfig, positions: Positions, keys: int, dtype: torch.dtype) -> DistanceBias:
     """−slope · |key − query|."""
     slopes = alibi_slopes(config.num_heads, positions.device).to(dtype)
     return -slopes[:, None, None] * distances(positions, keys).abs().to(dtype)[:, None]
@@ -75,7 +73,7 @@ def alibi_bias(
 
 def score_bias(
     config: TransformerConfig, module: Any, positions: Positions, keys: int, dtype: torch.dtype, *, both: bool
-) -> Float[Tensor, "#batch heads queries keys"]:
+) -> DistanceBias:
     """Return the bias of the scores of queries at `positions` and keys at 0 … `keys` − 1.
 
     With `both`, queries also see later keys. `module` is the stack.
@@ -85,9 +83,27 @@ def score_bias(
     return alibi_bias(config, positions, keys, dtype)
 
 
-def query_temperature(
-    config: TransformerConfig, positions: Positions, dtype: torch.dtype
-) -> Float[Tensor, "#batch 1 queries 1"]:
+def query_temperature(config: TransformerConfig, positions: Positions, dtype: torch.dtype) -> Temperature:
     """1 + temperature · ln(1 + ⌊(position + first) / length⌋), in float64."""
     pieces = (positions + config.query_temperature_first) // config.query_temperature_length
     return (1 + config.query_temperature * pieces.double().log1p()).to(dtype)[:, None, :, None]
+
+
+def layer_context(config: TransformerConfig, context: Context, dtype: torch.dtype) -> Context:
+    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen."""
+    (mask, kind), positions = context.mask, context.positions
+    if config.sliding_window is not None:
+        kind = None if kind is None else "some"  # with a window, each query still sees itself
+        mask = mask & window_mask(positions, mask.shape[-1], config.sliding_window, config.window_kind)
+    rotary = rotary_tables(config, positions, dtype) if config.positions == "rotary" else None
+    temperature = query_temperature(config, positions, dtype) if config.query_temperature else None
+    return context._replace(mask=Mask(mask, kind), rotary=rotary, temperature=temperature)
+
+
+def contexts_by_kind(name: str, module: Any, context: Context, dtype: torch.dtype) -> dict[str, Context]:
+    """Return the context of each kind of layer in the stack `name`, whose module is `module`."""
+    config = module.config
+    if config.has_score_bias:
+        place, both = (context.positions, context.mask.array.shape[-1], dtype), name == "encoder"
+        context = context._replace(bias=score_bias(config, module, *place, both=both))
+    return {kind: layer_context(own, context, dtype) for kind, own in config.layer_kinds.items()}

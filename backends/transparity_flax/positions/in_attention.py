@@ -1,4 +1,4 @@
-"""Effects of distances on scores: windows, a learned (T5) or linear (ALiBi) bias, and a temperature of queries."""
+"""Positions in attention: windows, learned (T5) or linear (ALiBi) biases, rotary tables, a temperature of queries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float64, Int
 
 from transparity.config import TransformerConfig, WindowKind
-from transparity_flax.shapes import MaskArray, Positions
+from transparity_flax.rotary import rotary_tables
+from transparity_flax.shapes import DistanceBias, Integers, MaskArray, Positions, Temperature
+from transparity_flax.state.context import Context, Mask, MaskKind
 
 
 def distances(positions: Positions, keys: int) -> Int[Array, "#batch queries keys"]:
@@ -27,9 +29,7 @@ def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind =
     return (jnp.abs(distances(positions, keys)) < window)[:, None]
 
 
-def relative_buckets(
-    distances: Int[Array, "*batch"], buckets: int, max_distance: int, *, both: bool
-) -> Int[Array, "*batch"]:
+def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, both: bool) -> Integers:
     """Return the bucket of each distance, key position − query position (Raffel et al. 2020, §2.1).
 
     In each direction, each bucket of the first half has one distance. Each bucket of the second half has a range of
@@ -47,7 +47,7 @@ def relative_buckets(
 
 def relative_bias(
     config: TransformerConfig, table: nnx.Embed, positions: Positions, keys: int, *, both: bool
-) -> Float[Array, "#batch heads queries keys"]:
+) -> DistanceBias:
     """table[bucket(key − query)] for each head; with `both`, queries also see later keys."""
     limits = (config.relative_buckets, config.relative_max_distance)
     buckets = relative_buckets(distances(positions, keys), *limits, both=both)
@@ -66,9 +66,7 @@ def alibi_slopes(num_heads: int) -> Float64[np.ndarray, " heads"]:
     return np.concatenate([slopes, between])
 
 
-def alibi_bias(
-    config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype
-) -> Float[Array, "#batch heads queries keys"]:
+def alibi_bias(config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype) -> DistanceBias:
     """−slope · |key − query|."""
     slopes = jnp.asarray(alibi_slopes(config.num_heads), dtype)
     return -slopes[:, None, None] * jnp.abs(distances(positions, keys)).astype(dtype)[:, None]
@@ -76,7 +74,7 @@ def alibi_bias(
 
 def score_bias(
     config: TransformerConfig, module: Any, positions: Positions, keys: int, dtype: jnp.dtype, *, both: bool
-) -> Float[Array, "#batch heads queries keys"]:
+) -> DistanceBias:
     """Return the bias of the scores of queries at `positions` and keys at 0 … `keys` − 1.
 
     With `both`, queries also see later keys. `module` is the stack.
@@ -86,9 +84,7 @@ def score_bias(
     return alibi_bias(config, positions, keys, dtype)
 
 
-def query_temperature(
-    config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype
-) -> Float[Array, "#batch 1 queries 1"]:
+def query_temperature(config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype) -> Temperature:
     """1 + temperature · ln(1 + ⌊(position + first) / length⌋), or None if it is 1 everywhere.
 
     NumPy computes it in float64 for the positions 0 … `keys` − 1.
@@ -96,3 +92,25 @@ def query_temperature(
     pieces = (np.arange(keys) + config.query_temperature_first) // config.query_temperature_length
     factors = jnp.asarray(1 + config.query_temperature * np.log1p(pieces), dtype)
     return factors[positions][:, None, :, None]
+
+
+def layer_context(config: TransformerConfig, context: Context, dtype: jnp.dtype) -> Context:
+    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen."""
+    mask, keys = context.mask, context.mask.array.shape[-1]
+    if config.sliding_window is not None:
+        window = window_mask(context.positions, keys, config.sliding_window, config.window_kind)
+        kind: MaskKind | None = None if mask.kind is None else "some"  # with a window, each query still sees itself
+        mask = Mask(mask.array & window, kind)
+    given = context.positions, keys, dtype
+    rotary = rotary_tables(config, *given) if config.positions == "rotary" else None
+    temperature = query_temperature(config, *given) if config.query_temperature else None
+    return context._replace(mask=mask, rotary=rotary, temperature=temperature)
+
+
+def contexts_by_kind(name: str, module: Any, context: Context, dtype: jnp.dtype) -> dict[str, Context]:
+    """Return the context of each kind of layer in the stack `name`, whose module is `module`."""
+    config = module.config
+    if config.has_score_bias:
+        place, both = (context.positions, context.mask.array.shape[-1], dtype), name == "encoder"
+        context = context._replace(bias=score_bias(config, module, *place, both=both))
+    return {kind: layer_context(own, context, dtype) for kind, own in config.layer_kinds.items()}

@@ -1,19 +1,10 @@
-"""Initial values of parameters, and parameters with two names."""
+"""Parameters with two names."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import nn
-
-
-def initialize(module: nn.Module) -> None:
-    """Draw matrices uniformly within Glorot's bound (document 003), and set biases to 0; gains are unchanged."""
-    for name, value in module.named_parameters(recurse=False):
-        if value.ndim > 1:
-            nn.init.xavier_uniform_(value)
-        elif name == "bias":
-            nn.init.zeros_(value)
 
 
 def tie(model: nn.Module, name: str, first: str) -> None:

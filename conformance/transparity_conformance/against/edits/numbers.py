@@ -137,8 +137,7 @@ ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that round a result, or the operands and the result, to a dtype in which the port has a value of the
-    same size."""
+    """Yield edits that round a result, or also the operands, to a dtype of which the port has a value of this size."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:

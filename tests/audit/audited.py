@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from meta.audits.measure import FOLDER
+from meta.pool.bug import edited_copy
 from transparity_conformance.checking.audit.audit import audited
 from transparity_conformance.checking.audit.fields import audited_of
 from transparity_conformance.checkpoints.examples import example_config
@@ -14,15 +16,9 @@ from transparity_conformance.report.audit import Audit
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import load_port
 
-LOADERS = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders"
-
 
 def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") -> Callable[..., Any]:
-    text = (LOADERS / f"{loader}.py").read_text(encoding="utf-8")
-    assert text.count(right) == 1
-    file = folder / f"{loader}.py"
-    file.write_text(text.replace(right, wrong), encoding="utf-8")
-    return load_port(f"{file}:load")
+    return load_port(f"{edited_copy(FOLDER / f'{loader}.py', folder, right, wrong)}:load")
 
 
 def audit_of(load: Callable[..., Any], family: str, folder: Path, *, with_fields: bool) -> Audit:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.audit.audited import LOADERS, audit_of, changed
+from tests.audit.audited import audit_of, changed
 
+from meta.audits.measure import FOLDER
 from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity_conformance.checking.audit.fields import exercised, shows
 from transparity_conformance.checking.audit.variants import Variant, candidates, differing, variants_of
@@ -32,7 +33,7 @@ def variants(family: str) -> list[Variant]:
 
 @pytest.fixture(scope="module")
 def right() -> Report:
-    return check(load_port(f"{LOADERS / 'llama_module.py'}:load"), family="llama", audit=True)
+    return check(load_port(f"{FOLDER / 'llama_module.py'}:load"), family="llama", audit=True)
 
 
 def test_a_field_that_no_forward_pass_depends_on_is_not_exercised(right: Report) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.audit.audited import LOADERS, audit_of, changed
+from tests.audit.audited import audit_of, changed
 
+from meta.audits.measure import FOLDER
 from transparity_conformance.checking.audit.tensors import kind_of, tensor_file
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
@@ -30,28 +31,44 @@ def faults(load: Callable[..., Any], family: str, folder: Path) -> dict[str, Aud
 
 
 def test_every_tensor_of_a_right_loader_is_read_and_refused_if_missing(tmp_path: Path) -> None:
-    tensors = audit_of(load_port(f"{LOADERS / 'gpt2_numpy.py'}:load"), "gpt2", tmp_path, with_fields=False).tensors
+    tensors = audit_of(load_port(f"{FOLDER / 'gpt2_numpy.py'}:load"), "gpt2", tmp_path, with_fields=False).tensors
     assert {each.outcome for each in tensors} == {"read"}
     assert len(tensors) == 28
 
 
+MISSING, UNREAD = "missing from the file: the port uses {} instead", "never read: the port uses {} instead"
+NORM = "model.norm.weight"
+
+
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "name", "told", "says"),
     [
-        ('state.setdefault("norm.weight", torch.ones(settings.width))', "ones"),
-        ('state.setdefault("norm.weight", torch.zeros(settings.width))', "zeros"),
-        ('state.setdefault("norm.weight", torch.randn(settings.width))', "random numbers"),
+        ('setdefault("norm.weight", torch.ones(settings.width))', NORM, MISSING, "ones"),
+        ('setdefault("norm.weight", torch.zeros(settings.width))', NORM, MISSING, "zeros"),
+        ('setdefault("norm.weight", torch.randn(settings.width))', NORM, MISSING, "random numbers"),
         (
-            'state.setdefault("norm.weight", state["blocks.1.norm2.weight"])',
-            "decoder.layers.1.feed_forward_norm.weight (read twice)",
+            'setdefault("norm.weight", state["blocks.1.norm2.weight"])',
+            *(NORM, MISSING, "decoder.layers.1.feed_forward_norm.weight (read twice)"),
         ),
-        ('state.setdefault("norm.weight", torch.linspace(1, 2, settings.width))', "other numbers"),
+        ('setdefault("norm.weight", torch.linspace(1, 2, settings.width))', NORM, MISSING, "other numbers"),
+        ('update({"norm.weight": torch.ones(settings.width)})', NORM, UNREAD, "ones"),
+        (
+            'update({"blocks.1.norm2.weight": state["blocks.1.norm1.weight"]})',
+            "model.layers.1.post_attention_layernorm.weight",
+            *(UNREAD, "decoder.layers.1.self_attention_norm.weight (read twice)"),
+        ),
+        (
+            'update({"head.weight": torch.randn(settings.vocab, settings.width)})',
+            *("lm_head.weight", UNREAD, "random numbers"),
+        ),
     ],
 )
-def test_what_stands_in_the_place_of_a_missing_tensor_is_told(wrong: str, says: str, tmp_path: Path) -> None:
-    (found,) = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path).values()
-    assert (found.name, found.outcome) == ("model.norm.weight", "may be missing")
-    assert found.says == f"missing from the file: the port uses {says} instead"
+def test_what_stands_in_the_place_of_a_tensor_is_told(
+    wrong: str, name: str, told: str, says: str, tmp_path: Path
+) -> None:
+    (found,) = faults(changed(TIE, f"    state.{wrong}\n{TIE}", tmp_path), "llama", tmp_path).values()
+    assert (found.name, found.outcome) == (name, "may be missing" if told is MISSING else "never read")
+    assert found.says == told.format(says)
 
 
 @pytest.mark.parametrize(
@@ -107,26 +124,6 @@ def test_a_bias_of_zeros_that_no_file_has_is_no_fault(tmp_path: Path) -> None:
     assert faults(load, "qwen2", tmp_path) == {}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "name", "says"),
-    [
-        ('state["norm.weight"] = torch.ones(settings.width)', "model.norm.weight", "ones"),
-        (
-            'state["blocks.1.norm2.weight"] = state["blocks.1.norm1.weight"]',
-            "model.layers.1.post_attention_layernorm.weight",
-            "decoder.layers.1.self_attention_norm.weight (read twice)",
-        ),
-        ('state["head.weight"] = torch.randn(settings.vocab, settings.width)', "lm_head.weight", "random numbers"),
-    ],
-)
-def test_a_tensor_that_is_never_read_is_named_beside_the_verdict(
-    wrong: str, name: str, says: str, tmp_path: Path
-) -> None:
-    found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
-    assert list(found) == [name]
-    assert (found[name].outcome, found[name].says) == ("never read", f"never read: the port uses {says} instead")
-
-
 def test_a_layer_that_has_the_weights_of_another_is_told_as_one(tmp_path: Path) -> None:
     wrong = 'state |= {n.replace("blocks.0.", "blocks.1."): p for n, p in state.items() if n.startswith("blocks.0.")}'
     found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
@@ -154,7 +151,7 @@ def test_of_a_port_that_takes_long_the_first_and_the_last_layer_are_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transparity_conformance.checking.audit.tensors.SECONDS", 0.0)
-    load = load_port(f"{LOADERS / 't5_functional.py'}:load")
+    load = load_port(f"{FOLDER / 't5_functional.py'}:load")
     tensors = audit_of(load, "t5", tmp_path, with_fields=False).tensors
     left = {each.name for each in tensors if each.outcome == "not tried"}
     assert {kind_of(name) for name in left} <= {kind_of(each.name) for each in tensors if each.outcome == "read"}

@@ -77,9 +77,9 @@ def _wrong_members(schema: dict[str, Any], value: dict[str, Any], where: str) ->
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ignoring = changed('ACTIVATIONS[c.get("hidden_act", "silu")]', "F.silu", tmp_path_factory.mktemp("loader"))
     made = [
-        check(port_with(), "translation"),
-        check(port_with("attention-scale-none"), "translation"),
-        check(port_with("mean-over-positions-added"), "translation", logits_only=True, budget=0),
+        check(port_with(), "notes-lm"),
+        check(port_with("attention-scale-none"), "notes-lm"),
+        check(port_with("mean-over-positions-added"), "notes-lm", logits_only=True, budget=0),
         check(lambda config, parameters: lambda **tokens: np.full((8, 7, 3), np.nan), "translation"),
         check(ignoring, family="llama", logits_only=True),
     ]
@@ -115,10 +115,11 @@ def test_another_form_is_rejected(reports: list[dict[str, Any]]) -> None:
         assert list(wrong(SCHEMA, report)), path
 
 
-def test_a_search_that_runs_out_of_time_says_so(reports: list[dict[str, Any]]) -> None:
-    (note,) = (note for note in reports[2]["notes"] if "search" in note)
+def test_a_search_that_runs_out_of_time_says_so() -> None:
+    report = check(port_with("mean-over-positions-added"), "notes-lm", logits_only=True, budget=0)
+    (note,) = (note for note in report.notes if "search" in note)
     assert note.startswith("the search for causes ended after 0 s; 0 of ")
-    assert not any(fault["causes"] for fault in reports[2]["faults"])
+    assert not any(fault.causes for fault in report.faults)
 
 
 Change = Callable[[np.ndarray, np.ndarray], np.ndarray]

@@ -1,21 +1,17 @@
 # mypy: ignore-errors
-"""Check damaged artifacts: `python -m tests.runtimes.damage [--inputs N] [--seed N] [--only KIND]`.
+"""Damage artifacts, and check each in its own process, which may crash.
 
-Each check runs in its own process, which may crash. If a damaged artifact agrees, it is compared with the original. The
-logits of every token, or the numbers of a quantized file, may differ only by rounding.
+If a damaged artifact agrees, it is compared with the original. The logits of every token, or the numbers of a quantized
+file, may differ only by rounding.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
 import shutil
-import sys
-import tempfile
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -48,8 +44,6 @@ ROUNDING = 1e-5
 
 STEPS = 2.0
 """The largest change of a quantized number that counts as rounding, in steps of its block's grid."""
-
-KINDS = ("onnx", "gguf", "folder")
 
 
 @functools.cache
@@ -178,43 +172,3 @@ def in_a_process(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     os.close(reading)
     _, status = os.waitpid(child, 0)
     return json.loads(content) if content else {"what": f"died ({status})"}
-
-
-def campaign(kind: str, inputs: int, seed: int, root: Path) -> tuple[Counter[str], int]:
-    """Check damaged artifacts of a kind. Print unexpected outcomes, and each artifact that agrees with the right
-    outputs.
-
-    Returns: the number of each outcome, and the number of artifacts that agree but compute something else.
-    """
-    original, checkpoint = right(kind, root)
-    counts, wrong = Counter(), 0
-    for index in range(inputs):
-        path = damage(kind, Random(f"{seed}/{kind}/{index}"), original, root / f"damaged-{index}{original.suffix}")
-        found = in_a_process(functools.partial(judged, path, original, checkpoint))
-        counts[found["what"]] += 1
-        is_wrong = found.get("difference", 0.0) > (STEPS if kind == "gguf" else ROUNDING)
-        wrong += is_wrong
-        if found["what"] not in ("refused", "diverges", "inconclusive"):
-            print(kind, index, found, "WRONG" if is_wrong else "", flush=True)  # noqa: T201
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return counts, wrong
-
-
-def main() -> None:
-    """Print the counts; exit with 1 if an artifact agrees but computes something else."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=480)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", choices=("", *KINDS))
-    given = parser.parse_args()
-    kinds, every = [kind for kind in KINDS if given.only in ("", kind)], 0
-    with tempfile.TemporaryDirectory() as folder:
-        for kind in kinds:
-            counts, wrong = campaign(kind, given.inputs // len(kinds), given.seed, Path(folder))
-            every += wrong
-            print(kind, dict(counts), f"{wrong} agree and compute something else", flush=True)  # noqa: T201
-    sys.exit(every > 0)
-
-
-if __name__ == "__main__":
-    main()

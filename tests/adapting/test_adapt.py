@@ -169,10 +169,6 @@ def test_a_bias_that_the_configuration_has_not_is_zero_in_the_port() -> None:
     assert list(result.adapter.zero) == ["transformer.h.{i}.attn.c_attn.bias"]
 
 
-def test_a_bias_that_the_port_keeps_in_a_buffer_is_found() -> None:
-    assert lines_of("logits-bias")["head.bias"] == "final_logits_bias.view(-1)"
-
-
 def test_a_bias_that_the_port_has_not_is_named() -> None:
     result = adapt(PORTS["meta-llama"][0], dataclasses.replace(LLAMA, output_bias=True))
     absent = [name for name, line in result.adapter.lines.items() if line == ""]

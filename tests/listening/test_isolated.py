@@ -138,10 +138,6 @@ def test_a_malformed_record_is_an_error_of_the_port(spec: str, answer: Any) -> N
     assert not group.is_running
 
 
-def test_a_port_of_which_nothing_was_heard_has_no_operations() -> None:
-    assert received(described([])) == []
-
-
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_pass_of_a_probe_that_is_listened_to_is_within_the_target(framework: str) -> None:
     found = measured(framework, "probe")

@@ -81,12 +81,6 @@ def test_every_operation_has_the_line_that_ran_it() -> None:
     )
 
 
-def test_a_statement_of_several_lines_is_one_line_of_code() -> None:
-    _, operations = listen(lambda: explicit(IDS))
-    assert operations[-1].source is not None
-    assert operations[-1].source.code == "return ( y @ C_PROJ # the last line )"
-
-
 def test_the_parts_of_a_fused_projection_flow_to_their_own_places() -> None:
     _, operations = listen(lambda: explicit(IDS))
     query, key, value = (operations.index(each) for each in named(operations, "split"))
@@ -209,18 +203,6 @@ def test_memory_that_is_used_again_does_not_mix_values() -> None:
     sums = named(operations, "sum")
     assert [len(each.inputs) for each in sums] == [1] * 50
     assert len({each.inputs for each in sums}) == 50
-
-
-def test_exceptions_of_the_port_pass_unchanged() -> None:
-    error = RuntimeError("mine")
-
-    def forward() -> None:
-        WTE.sum()
-        raise error
-
-    with pytest.raises(RuntimeError) as caught:
-        listen(forward)
-    assert caught.value is error
 
 
 def test_operations_beyond_the_room_are_left_out_and_data_flows_through_them() -> None:

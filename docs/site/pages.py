@@ -30,6 +30,9 @@ ELSEWHERE = {
 INDEX = "docs/README.md"
 """The list of pages for readers of the repository, which the site replaces by its navigation."""
 
+COUNT = re.compile(r"\((\d+) of (\d+)\)(?= \|)")
+"""Matches the count at the end of a cell of the agreement matrix, which stays on one line."""
+
 FENCED = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2$|`[^`\n]+`")
 OF_FRAMEWORK = re.compile(r"(?ms)^\*\*(PyTorch|JAX|NumPy)\*\*\n\n(```.*?^```)$")
 LINK = re.compile(r"(\]\()([^)\s#]+)?(#[^)\s]*)?(\))")
@@ -89,7 +92,8 @@ def site_text(path: str, pages: dict[str, str]) -> str:
         place = site_path(target, pages)
         return f"{SOURCES}/{target}" if place is None else os.path.relpath(place, here)
 
-    return tabbed(relinked((ROOT / path).read_text(encoding="utf-8"), change))
+    text = COUNT.sub("(\\1\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}\\2)", (ROOT / path).read_text(encoding="utf-8"))
+    return tabbed(relinked(text, change))
 
 
 def tabbed(text: str) -> str:

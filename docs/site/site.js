@@ -15,9 +15,15 @@ function stackTables() {
   }
 }
 
+// A line of text breaks before an option such as `--checkpoint`, but not inside it.
+function keepOptionsWhole() {
+  for (const code of document.querySelectorAll(".md-typeset :not(pre) > code"))
+    code.innerHTML = code.innerHTML.replace(/--\w[\w-]*/g, '<span class="option">$&</span>')
+}
+
 // What scrolls sideways is reached, and scrolled, with the keyboard, too: code, wide tables, pictures, cells of the columns.
 function makeReachable() {
-  for (const part of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .cell, p:has(> img)"))
+  for (const part of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .cell, p:has(> img), math"))
     if (part.scrollWidth > part.clientWidth) part.tabIndex = 0
 }
 
@@ -57,3 +63,4 @@ function chooseColumn() {
 }
 
 addEventListener("DOMContentLoaded", chooseColumn)
+addEventListener("DOMContentLoaded", keepOptionsWhole)

@@ -30,8 +30,9 @@ ELSEWHERE = {
 INDEX = "docs/README.md"
 """The list of pages for readers of the repository, which the site replaces by its navigation."""
 
-COUNT = re.compile(r"\((\d+) of (\d+)\)(?= \|)")
-"""Matches the count at the end of a cell of the agreement matrix, which stays on one line."""
+ROW = re.compile(r"(?m)^\|.*\|$")
+WITHIN = re.compile(r"(?<=\d) (?=%|of \d+\))|(?<=\d of) (?=\d+\))")
+"""Matches the spaces in `74 %` and `(1 of 6)`, at which the cells of a table do not break their lines."""
 
 FENCED = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2$|`[^`\n]+`")
 OF_FRAMEWORK = re.compile(r"(?ms)^\*\*(PyTorch|JAX|NumPy)\*\*\n\n(```.*?^```)$")
@@ -92,7 +93,8 @@ def site_text(path: str, pages: dict[str, str]) -> str:
         place = site_path(target, pages)
         return f"{SOURCES}/{target}" if place is None else os.path.relpath(place, here)
 
-    text = COUNT.sub("(\\1\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}\\2)", (ROOT / path).read_text(encoding="utf-8"))
+    text = (ROOT / path).read_text(encoding="utf-8")
+    text = ROW.sub(lambda row: WITHIN.sub("\N{NO-BREAK SPACE}", row[0]), text)
     return tabbed(relinked(text, change))
 
 

@@ -204,7 +204,7 @@ def test_an_unexplained_line_says_which_part_it_changes_and_a_wrong_shape_is_giv
     misshapen = report(fault(error=math.inf, is_misshapen=True), notes=(shape,))
     assert flat(as_text([misshapen], 80)).count("shape (2, 3)") == 1
     assert "wrong shape" in as_text([misshapen]) and "unexplained" not in as_text([misshapen])
-    assert shape in flat(as_html([misshapen]).split("<h3>Notes")[0])
+    assert shape in flat(as_html([misshapen]).partition("Notes</h2>")[0])
 
 
 def test_the_lines_around_one_do_not_end_with_blank_lines(tmp_path: Path) -> None:
@@ -217,6 +217,15 @@ def test_each_cause_links_to_its_page_on_the_site() -> None:
     site = tomllib.loads(Path("docs/site/zensical.toml").read_text())["project"]["site_url"]
     assert f'<a href="{site}causes/attention-scale/">attention-scale</a>' in as_html([report(fault(0, SCALE))])
     assert Path("docs/causes/attention-scale.md").exists()
+
+
+def test_the_page_shows_the_line_of_every_cause() -> None:
+    lines = [{"file": "my.py", "line": line, "code": f"x = {line}"} for line in (45, 46)]
+    causes = [dataclasses.replace(SCALE, source=line) for line in lines]
+    page = as_html([report(fault(0, *causes, source=lines[0]))])
+    assert [f'<b title="my.py">my.py:{line["line"]}</b>' in page for line in lines] == [True, True]
+    assert "fix my.py:45" in page.partition("What to do next")[2].partition("</p>")[0]
+    assert "my.py:46" in page.partition("What to do next")[2].partition("</p>")[0]
 
 
 def test_the_name_of_the_port_is_in_every_headline() -> None:

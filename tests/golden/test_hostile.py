@@ -123,6 +123,7 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
         ([REFERENCE, "--checkpoint", "c", "--config", "c.json"], "--checkpoint needs a PORT"),
         (["--command", "true", "--checkpoint", "c"], "--checkpoint needs a PORT"),
         (["a.py:b", "--family", "llama", "--adapter", "no.toml"], "There is no file no.toml."),
+        (["a.py:b", "--against", "transformers", "--family", "llama"], "--against REFERENCE takes a model from"),
         (["a.py:b", "--inputs", "inputs.py"], "--against REFERENCE needs a PORT, and allows only"),
         (["a.py:b", "--json", "x", "--html", "./x"], "x is given for two files"),
         (["a.py:b", "--json", "-", "--html", "-"], "- is given for two files"),

@@ -111,9 +111,12 @@ OF_MODELS = "{} needs a PORT that is a model in Python{}; {{port}} is an artifac
 
 OF_AGAINST = """--against REFERENCE needs a PORT, and allows only --config, --checkpoint, --inputs, --dtype, --timeout \
 and --budget; leave out the other options."""
+OF_THEIR_MODEL = """--against REFERENCE takes a model from --config FILE or --checkpoint FOLDER; leave out \
+--family, --preset and --set."""
 ALONE = "--preset --family --set --head --command --adapter --audit --quick --by-layer --length --ranks --logits-only"
 
 RULES_OF_AGAINST = (
+    OptionRule("--against", OF_THEIR_MODEL, "--family --preset --set"),
     OptionRule("--against", OF_AGAINST, f"{ALONE} sections", needs="PORT"),
     OptionRule("--inputs", OF_AGAINST, needs="--against"),
 )

@@ -83,6 +83,12 @@ class Finding:
         return lines_of(*(fault.source for fault in self.faults))
 
     @property
+    def wrong_lines(self) -> tuple[PortLine, ...]:
+        """The lines of the causes if every cause has a line, otherwise `lines`."""
+        sources = [cause.source for cause in self.causes]
+        return lines_of(*sources) if sources and all(sources) else self.lines
+
+    @property
     def departs_from(self) -> tuple[PortLine, ...]:
         """With `--against`, the corresponding lines of the other implementation."""
         return lines_of(*(fault.reference_source for fault in self.faults))

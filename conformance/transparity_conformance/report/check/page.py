@@ -61,7 +61,8 @@ def _summary(view: CheckView) -> str:
 
 def _next(view: CheckView) -> str:
     """Return the next step: fix all places if this makes the port right, otherwise the first place."""
-    places = [(finding.lines[0].place if finding.lines else finding.places[0]) for finding in view.findings]
+    lines = [[line.place for line in finding.wrong_lines] or finding.places[:1] for finding in view.findings]
+    places = [place for of_finding in lines for place in of_finding]
     if enough := remedy(view.report):
         return f"fix {listed(list(dict.fromkeys(places)))}, and run the check again. {enough}"
     more = "; later differences may vanish with it" if places[1:] else ""

@@ -76,8 +76,8 @@ def judged(
     """Return the port's values `actual`, with undetermined values replaced by `ours`, so that they count as right.
 
     Args:
-        shown: The port's activations from which `ours` was computed. If they include the logits of every router, `ours`
-            follows the port's choices, so near-ties are not replaced.
+        shown: The port's activations from which `ours` was computed. If `shown` includes the logits of every router,
+            `ours` follows the port's choices, so near-ties are not replaced.
     """
     free = (hidden_positions(probe) if shows_routers(probe, shown) else undetermined_positions(probe, dtype)).get(tap)
     if free is None or not free.shape == actual.shape == ours.shape:

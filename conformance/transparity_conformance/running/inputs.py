@@ -175,7 +175,7 @@ def completed(
 def needs_targets(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> bool:
-    """Return whether a model returns the logits of all positions only if it gets targets."""
+    """Return whether the model needs targets to return the logits of all positions, and not only of the last."""
     if takes is None or TARGETS not in takes.parameters:
         return False
     try:

@@ -147,7 +147,7 @@ def _latent(role: str, config: TransformerConfig) -> list[Rows]:
 def _recurrent(role: str) -> list[Rows]:
     """Return the possible places of a map's or a kernel's rows in a recurrence: its own tensor, or a fused tensor.
 
-    Fused tensors concatenate whole maps, or the maps of each key head.
+    A fused tensor has the rows of several maps, one map after another, or ordered by key heads.
     """
     kind = role.removesuffix("_convolution")
     whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")

@@ -81,7 +81,7 @@ def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
 
 
 def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[int]:
-    """Return the operations with a path to an end, if the path passes through no operation of `every`."""
+    """Return the operations that `ends` depend on, without tracing back through operations in `every`."""
     return ancestors(ends, known.port.inputs.__getitem__, set(every)) - set(ends)
 
 

@@ -143,7 +143,7 @@ def _ways(
     """Return the possible values of a tap, one for each order of axes; no values for masked scores.
 
     Args:
-        indices: the operations; each of them computes some rows, with the shape `shape`.
+        indices: the operations; each operation computes some rows of the tap, with the shape `shape`.
     """
     values, config = [unmasked(operations, index) for index in indices], probe.config
     heads = config.num_heads, config.key_value_heads

@@ -94,7 +94,7 @@ Sum = tuple[np.ndarray, float, np.ndarray]
 
 
 def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
-    """Return the embedding with the token table `tokens` that the last recognized sum describes, or None.
+    """Return the embedding (token table `tokens`, positions, factor) of the last recognized sum; None without one.
 
     A sum is recognized if the term of the positions is zero, sinusoids, or rows of a table in `others`. If the term is
     a constant factor times such rows, raise `FitError`, because no configuration has such a factor.

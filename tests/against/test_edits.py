@@ -93,6 +93,8 @@ LARGE_SCORES = replaced(THEIRS, {"noise / parameter.shape[-1] ** 0.5": "6 * nois
 
 CLIPPED = replaced(LARGE_SCORES, {"q @ k.mT * 0.5": "(q @ k.mT * 0.5).clamp(-5, 5)"})
 
+CAPPED = replaced(LARGE_SCORES, {"q @ k.mT * 0.5": "(q @ k.mT * 0.5 / 5).tanh() * 5"})
+
 SCALE = "scores = q @ k.mT * 0.5"
 SLOPED = replaced(
     THEIRS,
@@ -207,6 +209,11 @@ MISTAKES: dict[float, dict[str, Mistake]] = {
             SCALE, f"{SCALE}\n        scores = scores.clamp(-5, 5)", "at least -5 and at most 5", LARGE_SCORES
         ),
         "clipped above": one(SCALE, f"{SCALE}\n        scores = scores.clamp(max=5)", "` to at most 5", LARGE_SCORES),
+        "capped": one(SCALE, "scores = (q @ k.mT * 0.5 / 5).tanh() * 5", "applies 5 · tanh(x / 5) to", LARGE_SCORES),
+        "not capped": one("(q @ k.mT * 0.5 / 5).tanh() * 5", "q @ k.mT * 0.5", "leaves out", CAPPED),
+        "other cap": one(
+            "(q @ k.mT * 0.5 / 5).tanh() * 5", "(q @ k.mT * 0.5 / 8).tanh() * 8", "applies 8 · tanh(x / 8) to", CAPPED
+        ),
         "not clipped": one(".clamp(-5, 5)", "", "leaves out `(q @ k.mT * 0.5).clamp(-5, 5)`", CLIPPED),
         "other limits": one(".clamp(-5, 5)", ".clamp(-9, 9)", "at least -9 and at most 9", CLIPPED),
         "rotated in all layers": one(

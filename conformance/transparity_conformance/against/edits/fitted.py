@@ -1,0 +1,129 @@
+"""Edits that scale, shift, limit or cap a result, with numbers fitted to a value of the port."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from transparity.config import EXACT_MASK_BELOW
+from transparity_conformance.against.edits.edit import At, Context, Edit, behind_views, result_of, short
+from transparity_conformance.listening.program import Change
+from transparity_conformance.matching.values import fingerprint
+from transparity_conformance.oracle.budgets import RULES, epsilon
+
+
+def scales(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits `a * result + b`; a and b are fitted so that the result equals an unmatched value of the port."""
+    if at.value is None or not at.value.is_floating_point():
+        return
+    ours = fingerprint(at.value)
+    for theirs in context.wanted:
+        if ours is None or ours.size != theirs.size or not (_is_plain(ours) and _is_plain(theirs)):
+            continue
+        factor = float(np.linalg.norm(theirs - theirs.mean()) / np.linalg.norm(ours - ours.mean()))
+        for a in (factor, -factor):
+            ordered = np.sort(a * ours)
+            b = float((theirs - ordered).mean())
+            says = _scale_in_words(a, b, float(np.abs(theirs).max()), result_of(at.step))
+            change = lambda x, a=a, b=b: x * a + b
+            yield Edit("scale", says, functools.partial(At.with_result, change=change), rank=3)
+
+
+CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
+
+
+def limits(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that clip a result to the range of an unmatched value of the port.
+
+    If the step itself clips, change its limits.
+    """
+    is_limited = short(at.step) in CLIPPING
+    value = at.program.values.get(at.step.inputs[0]) if is_limited else at.value
+    if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
+        return
+    for theirs in context.wanted:
+        if ours.size == theirs.size and _is_plain(theirs) and (ends := _cut_ends(ours, theirs)) != (None, None):
+            where = f"the operand of `{short(at.step)}` in `{at.line}`" if is_limited else result_of(at.step)
+            words = [f"at {end} {x:.6g}" for end, x in zip(("least", "most"), ends, strict=True) if x is not None]
+            change = functools.partial(_limited, low=ends[0], high=ends[1], again=is_limited)
+            yield Edit("limits", f"limits {where} to {' and '.join(words)}", change, rank=3)
+
+
+def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
+    """Return the lower and upper limits to which the port clips numbers, or None for no limit. Both arrays are sorted.
+    The port has a limit if several numbers of `theirs` equal it, and some numbers of `ours` lie beyond it."""
+    low = float(theirs[0]) if ours[0] < theirs[0] == theirs[1] else None
+    return low, float(theirs[-1]) if ours[-1] > theirs[-1] == theirs[-2] else None
+
+
+def _limited(at: At, low: float | None, high: float | None, again: bool) -> Change:
+    if again:
+        return lambda values: at.fitting(values[at.step.inputs[0]].clamp(low, high))
+    return at.with_result(lambda x: x.clamp(low, high))
+
+
+SOFTCAP = (("mul", "div"), ("tanh",), ("mul", "div"))
+"""The operations of a softcap, from the last to the first."""
+
+
+def softcaps(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that apply c · tanh(x / c) to a result; c is fitted to a value of the port.
+
+    If the step already ends a softcap, change its c.
+    """
+    index = _uncapped(at)
+    value = at.value if index < 0 else at.program.values[index]
+    if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
+        return
+    fitted = (_fitted_cap(ours, np.sort(theirs.ravel())) for theirs in context.lost.values() if _is_plain(ours))
+    for cap in dict.fromkeys(each for each in fitted if each is not None):
+        for c in dict.fromkeys((float(f"{cap:.3g}"), cap)):
+            where = result_of(at.step) if index < 0 else f"the operand of the softcap in `{at.line}`"
+            change = functools.partial(_capped, c=c, again=index >= 0)
+            behind = () if index < 0 else (len(SOFTCAP),)
+            yield Edit("softcap", f"applies {c:.6g} · tanh(x / {c:.6g}) to {where}", change, 3, behind)
+
+
+def _uncapped(at: At) -> int:
+    """Return the x of the softcap c · tanh(x / c) that a step ends; -1 if the step does not end a softcap."""
+    index = at.step.output
+    for operations in SOFTCAP:
+        index = behind_views(at.program, index)
+        if index not in at.program.maker or short(step := at.program.steps[at.program.maker[index]]) not in operations:
+            return -1
+        index = step.inputs[0]
+    return index
+
+
+def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
+    """Solve c · tanh(ours / c) = theirs for c, where both arrays are sorted; return None without a solution."""
+    largest, capped = float(np.abs(ours).max()), float(np.abs(theirs).max())
+    if ours.size != theirs.size or not 0 < capped < largest:
+        return None
+    low, high = capped, capped * 2.0**20
+    for _ in range(64):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if middle * math.tanh(largest / middle) < capped else (low, middle)
+    allowed = RULES["float32"].budget(0, epsilon("float32"), largest)
+    return low if bool((np.abs(low * np.tanh(ours / low) - theirs) <= allowed).all()) else None
+
+
+def _capped(at: At, c: float, *, again: bool) -> Change:
+    if not again:
+        return at.with_result(lambda x: c * (x / c).tanh())
+    index = _uncapped(at)
+    return lambda values: at.fitting(c * (values[index] / c).tanh())
+
+
+def _is_plain(numbers: np.ndarray) -> bool:
+    return bool((np.abs(numbers) < -EXACT_MASK_BELOW).all())
+
+
+def _scale_in_words(a: float, b: float, size: float, where: str) -> str:
+    ulp = epsilon("float32")
+    times = f"multiplies {where} by {a:.6g}" if abs(a - 1) > RULES["float32"].budget(0, ulp, 1) else ""
+    plus = f"adds {b:.6g} to {where}" if abs(b) > RULES["float32"].budget(0, ulp, size) else ""
+    return " and ".join(filter(None, [times, plus])) or f"changes {where}"

@@ -101,7 +101,7 @@ class MXFP4:
         blocks: (rows, columns / 2), the numbers, two in each byte.
         scales: (rows, columns / 32), the exponents.
         shape: the numbers of rows and columns of the matrix.
-        first, step: the rows of the two tensors that the matrix has.
+        first, step: the matrix has the rows first, first + step, … of both tensors.
     """
 
     blocks: Stored

@@ -57,7 +57,7 @@ def explain(
         known: Faults that are already in the reference.
         others: All probes, one of which may distinguish causes that are equally good.
         earlier: The explanations of other segments, because a fault of one layer is likely in the next layer, too.
-        clock: The remaining time. If it runs out, the segment gets no cause.
+        clock: The remaining work. If none is left, the segment gets no cause.
         deepest: The largest number of faults in a combination.
     """
     search = Search(segment, sites, known, clock)

@@ -72,7 +72,7 @@ def judge(
         port, dtype: The name of the port; the precision that determines the budgets.
         logits_only, needs_logits: Whether to compare only logits; whether to skip probes without logits.
         not_compared, repeated: Further lines for the report; the claim that two runs are equal.
-        clock, located: The time of the search for causes; a function that receives the report before the search.
+        clock, located: The limits of the search for causes; a function that receives the report before the search.
         ranks, answer: The number of ranks, but 1 if one rank is also wrong; the logits, if taps were matched by value.
     """
     with np.errstate(all="ignore"):  # a port may return any number
@@ -180,7 +180,7 @@ def _explained(
     """Return the divergences with their causes, notes on the search, and fields of the configuration that differ."""
     clock, others = search.clock, dict[str, tuple[object, object]]()
     is_large = any(result.probe.is_large for result in results.values())
-    clock.begin(1 if is_large else STAGES)  # the search for rounding may have used all time
+    clock.begin(1 if is_large else STAGES)  # the search for rounding may have used all work
     with clock.interruptible():
         divergences = explain_all(results, places, search.progress, clock, search.ranks, search.answer)
         remarks = [clock.note] * clock.ran_out

@@ -133,7 +133,7 @@ ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that round a result, or also the operands, to a dtype of which the port has a value of this size."""
+    """Yield edits that round a result, or also the operands, if the port has a rounded value of the same size."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:
@@ -145,7 +145,7 @@ def roundings(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
-    """Return the change that rounds as the port does, which may round numbers near a tie differently."""
+    """Return a change that inserts the port's rounded values, because the port may round ties differently."""
 
     def changed(values: Values) -> Any:
         now = dict(values)

@@ -104,7 +104,7 @@ class Sides:
     reference: Reference
     make: Callable[[], Callable[..., Any]]
     budget: float | None
-    """The seconds that the search for causes may take."""
+    """The most seconds of the search for causes; None if only its work is limited."""
     progress: Progress
     called: list[Answer] = field(default_factory=list)
     """The answers of all compared forward passes."""

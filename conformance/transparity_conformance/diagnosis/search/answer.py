@@ -149,7 +149,7 @@ class Answer:
 
 
 def _complete(search: Search, deepest: int, *, only_wide: bool = False) -> list[Combination]:
-    """Return the combinations with which no difference remains; nothing if the time runs out."""
+    """Return the combinations with which no difference remains; nothing if the clock runs out."""
     with contextlib.suppress(OutOfTime):
         found, remains = search.run([], deepest, only_wide=only_wide)
         return [] if remains else found

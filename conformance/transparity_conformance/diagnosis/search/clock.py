@@ -17,7 +17,7 @@ WORK = 12.0
 fault of a small model takes about 30 s."""
 
 CANDIDATES = 300
-"""The number of candidates per segment for which the time should suffice, approximately."""
+"""The number of candidates per segment for which the work should suffice, approximately."""
 
 STAGES = 4
 """The number of stages of a search: logits, operations, segments, and what remains of logits and segments."""
@@ -105,7 +105,7 @@ class Clock:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """On the first Ctrl-C, end the search as if the time were over. Python delivers Ctrl-C only to the main thread,
+        """On the first Ctrl-C, end the search as if no work were left. Python delivers Ctrl-C only to the main thread,
         and only if a handler is set. In other cases, nothing changes."""
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):

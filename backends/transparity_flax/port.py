@@ -148,7 +148,8 @@ class FlaxForward(DifferentiableForward):
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
         taps = self._in_mode(_traced)(self.structure, self.weights, self._rows(inputs), self.activations)
         # jit returns a dict with sorted keys; this restores the order of the forward pass.
-        return {name: taps[name] for name in ordered(self.config, inputs, taps)}
+        order = list(tap_shapes(self.config, 1, **lengths_of(self.config, inputs)))
+        return {name: taps[name] for name in sorted(taps, key=order.index)}
 
     @in_its_precision
     def _logits(self, inputs: Inputs) -> jax.Array:
@@ -278,11 +279,6 @@ class _OneKey(nnx.Rngs):
 
     def params(self) -> jax.Array:
         return jax.random.key(0)
-
-
-def ordered(config: TransformerConfig, inputs: Inputs, taps: dict[str, Any]) -> list[str]:
-    order = list(tap_shapes(config, 1, **lengths_of(config, inputs)))
-    return sorted(taps, key=order.index)
 
 
 build = FlaxBackend()

@@ -1,4 +1,4 @@
-"""Positions other than rotary: tables added to embeddings, biases of scores, and a factor of queries."""
+"""Positions: tables added to embeddings; and windows, biases, rotary tables and a temperature in attention."""
 
 from transparity_numpy.positions.learned import add_learned
 from transparity_numpy.positions.sinusoidal import add_sinusoidal

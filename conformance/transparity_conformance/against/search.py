@@ -15,7 +15,7 @@ import numpy as np
 from transparity_conformance.against.comparer import Comparer, Comparison
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, short
 from transparity_conformance.against.edits.elements import masks, orders
-from transparity_conformance.against.edits.fitted import limits, scales, softcaps
+from transparity_conformance.against.edits.fitted import limits, other_numbers, scales, softcaps
 from transparity_conformance.against.edits.numbers import numbers, roundings, tables
 from transparity_conformance.against.edits.operands import functions, operands
 from transparity_conformance.against.edits.parameters import layers, parameters, uses
@@ -41,7 +41,7 @@ SIMPLE: tuple[Maker, ...] = (
 OF_TABLES: tuple[Maker, ...] = (uses, tables)
 """Functions that yield edits of constant tables. They are tried first, because few steps read such a table."""
 
-LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, softcaps, roundings)
+LATER: tuple[Maker, ...] = (orders, uses, operands, other_numbers, scales, limits, softcaps, roundings)
 """Functions that yield many edits per step, or edits with numbers fitted to the port's values; tried last."""
 
 LAG = 2

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
-from transparity_conformance.against.edits.edit import At, Context, Edit, behind_views, result_of, short
+from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, behind_views, result_of, short
+from transparity_conformance.against.edits.numbers import Path, number_arguments, number_edit, with_number
 from transparity_conformance.listening.program import Change
-from transparity_conformance.matching.values import fingerprint
+from transparity_conformance.matching.values import fingerprint, numbers_of
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 
@@ -30,6 +33,40 @@ def scales(at: At, context: Context) -> Iterator[Edit]:
             says = _scale_in_words(a, b, float(np.abs(theirs).max()), result_of(at.step))
             change = lambda x, a=a, b=b: x * a + b
             yield Edit("scale", says, functools.partial(At.with_result, change=change), rank=3)
+
+
+REAL = frozenset(["pow", "mul", "div", "add", "sub", "rsub"])
+"""Operations whose integer arguments are also real numbers."""
+
+
+def other_numbers(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that pass another number to a step, fitted so that the result equals a value of the port."""
+    value = at.value
+    if value is None or short(at.step) in VIEWS or not value.is_floating_point():
+        return
+    for path, old in number_arguments(at):
+        if isinstance(old, bool) or old == 0 or not (isinstance(old, float) or short(at.step) in REAL):
+            continue
+        for theirs in context.wanted if _is_plain(numbers_of(value)) else ():
+            if theirs.size == value.numel() and _is_plain(theirs):
+                for number in _solved(at, path, abs(old), float(np.abs(theirs).mean())):
+                    yield number_edit(at, path, old, math.copysign(number, old), rank=3)
+
+
+def _solved(at: At, path: Path, old: float, wanted: float) -> Iterator[float]:
+    """Yield positive numbers, rounded and exact, with which the mean absolute result of a step is `wanted`."""
+
+    def mean(number: float) -> float:
+        made = with_number(at, path, math.copysign(number, old))(at.program.values)
+        return float(np.abs(numbers_of(made)).mean())
+
+    grid = [old * 2.0**power for power in range(-24, 25, 4)]
+    with contextlib.suppress(Exception):  # any operation may refuse another number
+        below = [mean(number) < wanted for number in grid]
+        for place, (low, high) in enumerate(itertools.pairwise(grid)):
+            if below[place] != below[place + 1]:
+                found = _bisected(lambda number: mean(number) < wanted, low, high)
+                yield from dict.fromkeys((float(f"{found:.3g}"), found))
 
 
 CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
@@ -103,12 +140,17 @@ def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
     largest, capped = float(np.abs(ours).max()), float(np.abs(theirs).max())
     if ours.size != theirs.size or not 0 < capped < largest:
         return None
-    low, high = capped, capped * 2.0**20
-    for _ in range(64):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if middle * math.tanh(largest / middle) < capped else (low, middle)
+    cap = _bisected(lambda c: c * math.tanh(largest / c) < capped, capped, capped * 2.0**20)
     allowed = RULES["float32"].budget(0, epsilon("float32"), largest)
-    return low if bool((np.abs(low * np.tanh(ours / low) - theirs) <= allowed).all()) else None
+    return cap if bool((np.abs(cap * np.tanh(ours / cap) - theirs) <= allowed).all()) else None
+
+
+def _bisected(is_below: Callable[[float], bool], low: float, high: float) -> float:
+    """Return the positive number between `low` and `high` at which `is_below` changes from its value at `low`."""
+    at_low = is_below(low)
+    while low < (middle := math.sqrt(low * high)) < high:
+        low, high = (middle, high) if is_below(middle) == at_low else (low, middle)
+    return low
 
 
 def _capped(at: At, c: float, *, again: bool) -> Change:

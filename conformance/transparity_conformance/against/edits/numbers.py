@@ -37,20 +37,27 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
     if short(at.step) in WITH_SIZES:
         yield from _sizes(at)
         return
-    for path, old in _numbers(at):
+    for path, old in number_arguments(at):
         others: Iterable[float] = [old - 1, old + 1, -1, -2, 0, 1, 2]
         if isinstance(old, bool | float):
             others = [not old] if isinstance(old, bool) else _other_fractions(old, at, context)
         for value in dict.fromkeys(others):
             if value != old:
-
-                def says(value: float = value, old: float = old) -> str:
-                    return f"uses {_in_words(value)} instead of {_in_words(old)} in {part_of(at.program, [at.step])}"
-
-                yield Edit("number", says, functools.partial(_with_number, path=path, value=value))
+                yield number_edit(at, path, old, value)
 
 
-def _numbers(at: At) -> Iterator[tuple[Path, Any]]:
+def number_edit(at: At, path: Path, old: Any, value: Any, rank: int = 0) -> Edit:
+    """Return the edit that passes `value` instead of the number `old` at `path`."""
+
+    def says() -> str:
+        return f"uses {_in_words(value)} instead of {_in_words(old)} in {part_of(at.program, [at.step])}"
+
+    return Edit("number", says, functools.partial(with_number, path=path, value=value), rank)
+
+
+def number_arguments(at: At) -> Iterator[tuple[Path, Any]]:
+    """Yield each number among a step's arguments, with its location."""
+
     def inside(path: Path, item: Any) -> Iterator[tuple[Path, Any]]:
         if isinstance(item, bool | int | float):
             yield path, item
@@ -93,7 +100,7 @@ def _in_words(value: Any) -> str:
     return plain
 
 
-def _with_number(at: At, path: Path, value: Any) -> Change:
+def with_number(at: At, path: Path, value: Any) -> Change:
     def changed(values: Values) -> Any:
         args, kwargs = at.step.args, dict(at.step.kwargs)
         if isinstance(path[0], str):

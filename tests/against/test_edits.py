@@ -132,6 +132,8 @@ def one(old: str, new: str, says: str | None, reference: str = THEIRS, line: str
 
 MISTAKES: dict[str, Mistake] = {
     "number": one("q @ k.mT * 0.5", "q @ k.mT * 0.25", f"uses {NUMBER}"),
+    "fitted number": one("k.mT * 0.5", "k.mT * 0.317", "uses 0.317 instead of 0.5"),
+    "fitted epsilon": Mistake({"eps=1e-5": "eps=3e-3"}, ("uses 0.003 instead of 1e-05",) * 3, line="h = self.norm(x)"),
     "left out": one("h = self.norm2(x)", "h = x", "leaves out `self.norm2(x)`"),
     "twice": one("h = self.norm(x)", "h = self.norm(self.norm(x))", "applies `self.norm(x)` twice"),
     "operand": one("weights @ v", "weights @ k", "where the reference passes"),

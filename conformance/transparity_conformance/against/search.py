@@ -28,6 +28,7 @@ Maker = Callable[[At, Context], Iterator[Edit]]
 
 SIMPLE: tuple[Maker, ...] = (
     numbers,
+    other_numbers,
     functions,
     operands_alone,
     segments,
@@ -41,7 +42,7 @@ SIMPLE: tuple[Maker, ...] = (
 OF_TABLES: tuple[Maker, ...] = (uses, tables)
 """Functions that yield edits of constant tables. They are tried first, because few steps read such a table."""
 
-LATER: tuple[Maker, ...] = (orders, uses, operands, other_numbers, scales, limits, softcaps, roundings)
+LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, softcaps, roundings)
 """Functions that yield many edits per step, or edits with numbers fitted to the port's values; tried last."""
 
 LAG = 2
@@ -106,7 +107,9 @@ class EditSearch:
             return [found]
         lost = Known({index: self.port.prints[index] for index in now.lost})
         wanted = [print_ for index in port if (print_ := self.port.prints[index]) is not None]
-        context = Context(self.numbers, wanted, {index: self.port.operations[index].value for index in now.lost})
+        context = Context(
+            self.numbers, wanted, {index: self.port.operations[index].value for index in now.lost}, now.values
+        )
         best: list[Explanation] = []
         self._reserved = self.clock.work.left / 2
         with contextlib.suppress(OutOfTime), float64_defaults():

@@ -141,6 +141,8 @@ class Context:
     """The port's first unmatched values, each as a fingerprint (its sorted numbers)."""
     lost: Mapping[int, np.ndarray] = field(default_factory=dict)
     """All unmatched values of the port, by the index of their operation."""
+    values: Values = field(default_factory=dict)
+    """The values of the reference, changed by the edits found so far."""
 
 
 def short(step: Step) -> str:

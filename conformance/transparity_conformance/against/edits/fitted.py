@@ -13,16 +13,17 @@ import numpy as np
 from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, behind_views, result_of, short
 from transparity_conformance.against.edits.numbers import Path, number_arguments, number_edit, with_number
-from transparity_conformance.listening.program import Change
+from transparity_conformance.listening.program import Change, Values
 from transparity_conformance.matching.values import fingerprint, numbers_of
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 
 def scales(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits `a * result + b`; a and b are fitted so that the result equals an unmatched value of the port."""
-    if at.value is None or not at.value.is_floating_point():
+    value = context.values.get(at.step.output)
+    if value is None or not value.is_floating_point():
         return
-    ours = fingerprint(at.value)
+    ours = fingerprint(value)
     for theirs in context.wanted:
         if ours is None or ours.size != theirs.size or not (_is_plain(ours) and _is_plain(theirs)):
             continue
@@ -32,7 +33,7 @@ def scales(at: At, context: Context) -> Iterator[Edit]:
             b = float((theirs - ordered).mean())
             says = _scale_in_words(a, b, float(np.abs(theirs).max()), result_of(at.step))
             change = lambda x, a=a, b=b: x * a + b
-            yield Edit("scale", says, functools.partial(At.with_result, change=change), rank=3)
+            yield Edit("scale", says, functools.partial(At.with_result, change=change), rank=4)
 
 
 REAL = frozenset(["pow", "mul", "div", "add", "sub", "rsub"])
@@ -41,7 +42,7 @@ REAL = frozenset(["pow", "mul", "div", "add", "sub", "rsub"])
 
 def other_numbers(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that pass another number to a step, fitted so that the result equals a value of the port."""
-    value = at.value
+    value = context.values.get(at.step.output)
     if value is None or short(at.step) in VIEWS or not value.is_floating_point():
         return
     for path, old in number_arguments(at):
@@ -49,24 +50,25 @@ def other_numbers(at: At, context: Context) -> Iterator[Edit]:
             continue
         for theirs in context.wanted if _is_plain(numbers_of(value)) else ():
             if theirs.size == value.numel() and _is_plain(theirs):
-                for number in _solved(at, path, abs(old), float(np.abs(theirs).mean())):
-                    yield number_edit(at, path, old, math.copysign(number, old), rank=3)
+                for number in _solved(at, context.values, path, old, float(np.abs(theirs).mean())):
+                    yield number_edit(at, path, old, math.copysign(number, old), rank=1)
 
 
-def _solved(at: At, path: Path, old: float, wanted: float) -> Iterator[float]:
-    """Yield positive numbers, rounded and exact, with which the mean absolute result of a step is `wanted`."""
+def _solved(at: At, values: Values, path: Path, old: float, wanted: float) -> Iterator[float]:
+    """Yield positive numbers with which the mean absolute result of a step is `wanted`, rounded if this is enough."""
 
     def mean(number: float) -> float:
-        made = with_number(at, path, math.copysign(number, old))(at.program.values)
+        made = with_number(at, path, math.copysign(number, old))(values)
         return float(np.abs(numbers_of(made)).mean())
 
-    grid = [old * 2.0**power for power in range(-24, 25, 4)]
+    grid = [abs(old) * 2.0**power for power in range(-24, 25, 4)]
     with contextlib.suppress(Exception):  # any operation may refuse another number
         below = [mean(number) < wanted for number in grid]
         for place, (low, high) in enumerate(itertools.pairwise(grid)):
             if below[place] != below[place + 1]:
                 found = _bisected(lambda number: mean(number) < wanted, low, high)
-                yield from dict.fromkeys((float(f"{found:.3g}"), found))
+                plain, allowed = float(f"{found:.3g}"), RULES["float32"].budget(0, epsilon("float32"), wanted)
+                yield plain if abs(mean(plain) - wanted) <= allowed else found
 
 
 CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
@@ -78,7 +80,7 @@ def limits(at: At, context: Context) -> Iterator[Edit]:
     If the step itself clips, change its limits.
     """
     is_limited = short(at.step) in CLIPPING
-    value = at.program.values.get(at.step.inputs[0]) if is_limited else at.value
+    value = context.values.get(at.step.inputs[0] if is_limited else at.step.output)
     if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
         return
     for theirs in context.wanted:
@@ -112,7 +114,7 @@ def softcaps(at: At, context: Context) -> Iterator[Edit]:
     If the step already ends a softcap, change its c.
     """
     index = _uncapped(at)
-    value = at.value if index < 0 else at.program.values[index]
+    value = context.values.get(at.step.output if index < 0 else index)
     if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
         return
     fitted = (_fitted_cap(ours, np.sort(theirs.ravel())) for theirs in context.lost.values() if _is_plain(ours))

@@ -206,8 +206,10 @@ MISTAKES: dict[str, Mistake] = {
     "clipped above": one(SCALE, f"{SCALE}\n        scores = scores.clamp(max=5)", "` to at most 5", LARGE_SCORES),
     "capped": one(SCALE, "scores = (q @ k.mT * 0.5 / 5).tanh() * 5", "applies 5 · tanh(x / 5) to", LARGE_SCORES),
     "not capped": one("(q @ k.mT * 0.5 / 5).tanh() * 5", "q @ k.mT * 0.5", "leaves out", CAPPED),
-    "other cap": one(
-        "(q @ k.mT * 0.5 / 5).tanh() * 5", "(q @ k.mT * 0.5 / 8).tanh() * 8", "applies 8 · tanh(x / 8) to", CAPPED
+    "other cap": Mistake(
+        {"(q @ k.mT * 0.5 / 5).tanh() * 5": "(q @ k.mT * 0.5 / 8).tanh() * 8"},
+        ("8 instead of 5 in `div`", "8 instead of 5 in `mul`"),
+        CAPPED,
     ),
     "not clipped": one(".clamp(-5, 5)", "", "leaves out `(q @ k.mT * 0.5).clamp(-5, 5)`", CLIPPED),
     "other limits": one(".clamp(-5, 5)", ".clamp(-9, 9)", "at least -9 and at most 9", CLIPPED),
@@ -223,7 +225,7 @@ MISTAKES: dict[str, Mistake] = {
         "eps=1e-3", "eps=1e-5", "uses 1e-05 instead of 0.001 in `native_batch_norm`", BATCH_NORM, "self.norm(x.mT)"
     ),
     "opposite order": Mistake(OTHER_ORDER, (OPPOSITE,), IN_ORDER),
-    "scale and opposite order": Mistake({"* 2.0": "* 3.0"} | OTHER_ORDER, ("by 1.5", OPPOSITE), IN_ORDER),
+    "scale and opposite order": Mistake({"* 2.0": "* 3.0"} | OTHER_ORDER, ("3 instead of 2", OPPOSITE), IN_ORDER),
     "number and opposite order": Mistake(
         {"0.5 * x.cumsum": "0.25 * x.cumsum"} | OTHER_ORDER, (NUMBER, OPPOSITE), IN_ORDER
     ),

@@ -29,6 +29,7 @@ Maker = Callable[[At, Context], Iterator[Edit]]
 SIMPLE: tuple[Maker, ...] = (
     numbers,
     other_numbers,
+    softcaps,
     functions,
     operands_alone,
     segments,
@@ -42,7 +43,7 @@ SIMPLE: tuple[Maker, ...] = (
 OF_TABLES: tuple[Maker, ...] = (uses, tables)
 """Functions that yield edits of constant tables. They are tried first, because few steps read such a table."""
 
-LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, softcaps, roundings)
+LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 """Functions that yield many edits per step, or edits with numbers fitted to the port's values; tried last."""
 
 LAG = 2

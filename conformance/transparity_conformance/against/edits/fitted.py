@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
-from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, behind_views, result_of, short
+from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, result_of, short
 from transparity_conformance.against.edits.numbers import Path, number_arguments, number_edit, with_number
 from transparity_conformance.listening.program import Change, Values
 from transparity_conformance.matching.values import fingerprint, numbers_of
@@ -61,12 +61,15 @@ def _solved(at: At, values: Values, path: Path, old: float, wanted: float) -> It
         made = with_number(at, path, math.copysign(number, old))(values)
         return float(np.abs(numbers_of(made)).mean())
 
+    def is_on(side: bool, number: float) -> bool:
+        return (mean(number) < wanted) == side
+
     grid = [abs(old) * 2.0**power for power in range(-24, 25, 4)]
     with contextlib.suppress(Exception):  # any operation may refuse another number
         below = [mean(number) < wanted for number in grid]
-        for place, (low, high) in enumerate(itertools.pairwise(grid)):
-            if below[place] != below[place + 1]:
-                found = _bisected(lambda number: mean(number) < wanted, low, high)
+        for (low, is_below), (high, is_next_below) in itertools.pairwise(zip(grid, below, strict=True)):
+            if is_below != is_next_below:
+                found = _bisected(functools.partial(is_on, is_below), low, high)
                 plain, allowed = float(f"{found:.3g}"), RULES["float32"].budget(0, epsilon("float32"), wanted)
                 yield plain if abs(mean(plain) - wanted) <= allowed else found
 
@@ -104,37 +107,19 @@ def _limited(at: At, low: float | None, high: float | None, again: bool) -> Chan
     return at.with_result(lambda x: x.clamp(low, high))
 
 
-SOFTCAP = (("mul", "div"), ("tanh",), ("mul", "div"))
-"""The operations of a softcap, from the last to the first."""
-
-
 def softcaps(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply c · tanh(x / c) to a result; c is fitted to a value of the port.
-
-    If the step already ends a softcap, change its c.
-    """
-    index = _uncapped(at)
-    value = context.values.get(at.step.output if index < 0 else index)
-    if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
+    """Yield edits that apply c · tanh(x / c) to a result; c is fitted to a value of the port."""
+    value = context.values.get(at.step.output)
+    if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None or not _is_plain(ours):
         return
-    fitted = (_fitted_cap(ours, np.sort(theirs.ravel())) for theirs in context.lost.values() if _is_plain(ours))
+    steps, readers = at.program.steps, at.program.readers_of
+    if any(short(steps[later]) == "tanh" for reader in readers(at.step.number) for later in readers(reader)):
+        return  # the reference has a softcap, too; only its numbers may differ
+    fitted = (_fitted_cap(ours, theirs) for theirs in context.prints)
     for cap in dict.fromkeys(each for each in fitted if each is not None):
-        for c in dict.fromkeys((float(f"{cap:.3g}"), cap)):
-            where = result_of(at.step) if index < 0 else f"the operand of the softcap in `{at.line}`"
-            change = functools.partial(_capped, c=c, again=index >= 0)
-            behind = () if index < 0 else (len(SOFTCAP),)
-            yield Edit("softcap", f"applies {c:.6g} · tanh(x / {c:.6g}) to {where}", change, 3, behind)
-
-
-def _uncapped(at: At) -> int:
-    """Return the x of the softcap c · tanh(x / c) that a step ends; -1 if the step does not end a softcap."""
-    index = at.step.output
-    for operations in SOFTCAP:
-        index = behind_views(at.program, index)
-        if index not in at.program.maker or short(step := at.program.steps[at.program.maker[index]]) not in operations:
-            return -1
-        index = step.inputs[0]
-    return index
+        change = lambda x, cap=cap: cap * (x / cap).tanh()
+        says = f"applies {cap:.6g} · tanh(x / {cap:.6g}) to {result_of(at.step)}"
+        yield Edit("softcap", says, functools.partial(At.with_result, change=change), rank=2)
 
 
 def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
@@ -144,22 +129,17 @@ def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
         return None
     cap = _bisected(lambda c: c * math.tanh(largest / c) < capped, capped, capped * 2.0**20)
     allowed = RULES["float32"].budget(0, epsilon("float32"), largest)
-    return cap if bool((np.abs(cap * np.tanh(ours / cap) - theirs) <= allowed).all()) else None
+    for c in (float(f"{cap:.3g}"), cap):
+        if bool((np.abs(c * np.tanh(ours / c) - theirs) <= allowed).all()):
+            return c
+    return None
 
 
-def _bisected(is_below: Callable[[float], bool], low: float, high: float) -> float:
-    """Return the positive number between `low` and `high` at which `is_below` changes from its value at `low`."""
-    at_low = is_below(low)
+def _bisected(is_low: Callable[[float], bool], low: float, high: float) -> float:
+    """Return the largest number between the positive `low` and `high` for which `is_low` is true, or `low`."""
     while low < (middle := math.sqrt(low * high)) < high:
-        low, high = (middle, high) if is_below(middle) == at_low else (low, middle)
+        low, high = (middle, high) if is_low(middle) else (low, middle)
     return low
-
-
-def _capped(at: At, c: float, *, again: bool) -> Change:
-    if not again:
-        return at.with_result(lambda x: c * (x / c).tanh())
-    index = _uncapped(at)
-    return lambda values: at.fitting(c * (values[index] / c).tanh())
 
 
 def _is_plain(numbers: np.ndarray) -> bool:

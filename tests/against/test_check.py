@@ -76,9 +76,9 @@ def written(folder: Path, name: str, text: str) -> str:
     return f"{folder / name}.py:Model"
 
 
-def against_theirs(folder: Path, text: str, name: str = "port", reference: str = THEIRS, budget: float = 5.0) -> Report:
+def against_theirs(folder: Path, text: str, name: str = "port", reference: str = THEIRS) -> Report:
     port, theirs = written(folder, name, text), written(folder, "theirs", reference)
-    return check(load_port(port)(), against=load_port(theirs)(), inputs=INPUTS, budget=budget)
+    return check(load_port(port)(), against=load_port(theirs)(), inputs=INPUTS)
 
 
 def test_right_ports_agree_however_they_are_written(tmp_path: Path) -> None:

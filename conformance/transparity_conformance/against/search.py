@@ -15,7 +15,8 @@ import numpy as np
 from transparity_conformance.against.comparer import Comparer, Comparison
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, short
 from transparity_conformance.against.edits.elements import masks, orders
-from transparity_conformance.against.edits.numbers import limits, numbers, roundings, scales, tables
+from transparity_conformance.against.edits.fitted import limits, other_numbers, scales, softcaps
+from transparity_conformance.against.edits.numbers import numbers, roundings, tables
 from transparity_conformance.against.edits.operands import functions, operands
 from transparity_conformance.against.edits.parameters import layers, parameters, uses
 from transparity_conformance.against.edits.segments import elsewhere, operands_alone, segments, steps_before
@@ -27,6 +28,8 @@ Maker = Callable[[At, Context], Iterator[Edit]]
 
 SIMPLE: tuple[Maker, ...] = (
     numbers,
+    other_numbers,
+    softcaps,
     functions,
     operands_alone,
     segments,
@@ -105,7 +108,9 @@ class EditSearch:
             return [found]
         lost = Known({index: self.port.prints[index] for index in now.lost})
         wanted = [print_ for index in port if (print_ := self.port.prints[index]) is not None]
-        context = Context(self.numbers, wanted, {index: self.port.operations[index].value for index in now.lost})
+        context = Context(
+            self.numbers, wanted, {index: self.port.operations[index].value for index in now.lost}, now.values
+        )
         best: list[Explanation] = []
         self._reserved = self.clock.work.left / 2
         with contextlib.suppress(OutOfTime), float64_defaults():

@@ -15,6 +15,7 @@ import numpy as np
 from transparity.text import safe
 from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.listening.program import Change, Place, Program, Ref, Step, Values, executed, filled
+from transparity_conformance.matching.values import fingerprint
 
 VIEWS = frozenset(
     ["view", "unsafe_view", "transpose", "t", "permute", "expand", "clone", "unsqueeze", "squeeze", "detach", "alias"]
@@ -141,6 +142,13 @@ class Context:
     """The port's first unmatched values, each as a fingerprint (its sorted numbers)."""
     lost: Mapping[int, np.ndarray] = field(default_factory=dict)
     """All unmatched values of the port, by the index of their operation."""
+    values: Values = field(default_factory=dict)
+    """The values of the reference, changed by the edits found so far."""
+
+    @functools.cached_property
+    def prints(self) -> list[np.ndarray]:
+        """Return the fingerprints of all unmatched values of the port."""
+        return [found for each in self.lost.values() if (found := fingerprint(each)) is not None]
 
 
 def short(step: Step) -> str:

@@ -1,4 +1,4 @@
-"""Edits that change a number among a step's arguments, and edits that scale, shift, limit or round a result."""
+"""Edits that change a number among the arguments of a step, or the numbers of a table, or round a result."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.against.edits.edit import (
     VIEWS,
     At,
@@ -24,7 +21,6 @@ from transparity_conformance.against.edits.edit import (
     short,
 )
 from transparity_conformance.listening.program import Change, Values, executed, filled
-from transparity_conformance.matching.values import fingerprint
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
@@ -41,20 +37,27 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
     if short(at.step) in WITH_SIZES:
         yield from _sizes(at)
         return
-    for path, old in _numbers(at):
+    for path, old in number_arguments(at):
         others: Iterable[float] = [old - 1, old + 1, -1, -2, 0, 1, 2]
         if isinstance(old, bool | float):
             others = [not old] if isinstance(old, bool) else _other_fractions(old, at, context)
         for value in dict.fromkeys(others):
             if value != old:
-
-                def says(value: float = value, old: float = old) -> str:
-                    return f"uses {_in_words(value)} instead of {_in_words(old)} in {part_of(at.program, [at.step])}"
-
-                yield Edit("number", says, functools.partial(_with_number, path=path, value=value))
+                yield number_edit(at, path, old, value)
 
 
-def _numbers(at: At) -> Iterator[tuple[Path, Any]]:
+def number_edit(at: At, path: Path, old: Any, value: Any, rank: int = 0) -> Edit:
+    """Return the edit that passes `value` instead of the number `old` at `path`."""
+
+    def says() -> str:
+        return f"uses {_in_words(value)} instead of {_in_words(old)} in {part_of(at.program, [at.step])}"
+
+    return Edit("number", says, functools.partial(with_number, path=path, value=value), rank)
+
+
+def number_arguments(at: At) -> Iterator[tuple[Path, Any]]:
+    """Yield each number among a step's arguments, with its location."""
+
     def inside(path: Path, item: Any) -> Iterator[tuple[Path, Any]]:
         if isinstance(item, bool | int | float):
             yield path, item
@@ -97,7 +100,7 @@ def _in_words(value: Any) -> str:
     return plain
 
 
-def _with_number(at: At, path: Path, value: Any) -> Change:
+def with_number(at: At, path: Path, value: Any) -> Change:
     def changed(values: Values) -> Any:
         args, kwargs = at.step.args, dict(at.step.kwargs)
         if isinstance(path[0], str):
@@ -179,23 +182,6 @@ def _of_the_port(at: At, exact: Any, dtype: str) -> Any:
     raise ValueError("the port's rounding differs")
 
 
-def scales(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits `a * result + b`; a and b are fitted so that the result equals an unmatched value of the port."""
-    if at.value is None or not at.value.is_floating_point():
-        return
-    ours = fingerprint(at.value)
-    for theirs in context.wanted:
-        if ours is None or ours.size != theirs.size or not (_is_plain(ours) and _is_plain(theirs)):
-            continue
-        factor = float(np.linalg.norm(theirs - theirs.mean()) / np.linalg.norm(ours - ours.mean()))
-        for a in (factor, -factor):
-            ordered = np.sort(a * ours)
-            b = float((theirs - ordered).mean())
-            says = _scale_in_words(a, b, float(np.abs(theirs).max()), result_of(at.step))
-            change = lambda x, a=a, b=b: x * a + b
-            yield Edit("scale", says, functools.partial(At.with_result, change=change), rank=3)
-
-
 def tables(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that replace a constant table by an unmatched value of the port."""
     import torch
@@ -224,47 +210,3 @@ def _other_numbers(name: str, ours: Any, theirs: Any) -> str:
         f"has other numbers than {name}: {int(differ.sum())} of {a.numel()} differ; the first of them is "
         f"{float(b[first]):.6g} instead of {float(a[first]):.6g}"
     )
-
-
-CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
-
-
-def limits(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that clip a result to the range of an unmatched value of the port.
-
-    If the step itself clips, change its limits.
-    """
-    is_limited = short(at.step) in CLIPPING
-    value = at.program.values.get(at.step.inputs[0]) if is_limited else at.value
-    if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
-        return
-    for theirs in context.wanted:
-        if ours.size == theirs.size and _is_plain(theirs) and (ends := _cut_ends(ours, theirs)) != (None, None):
-            where = f"the operand of `{short(at.step)}` in `{at.line}`" if is_limited else result_of(at.step)
-            words = [f"at {end} {x:.6g}" for end, x in zip(("least", "most"), ends, strict=True) if x is not None]
-            change = functools.partial(_limited, low=ends[0], high=ends[1], again=is_limited)
-            yield Edit("limits", f"limits {where} to {' and '.join(words)}", change, rank=3)
-
-
-def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
-    """Return the lower and upper limits to which the port clips numbers, or None for no limit. Both arrays are sorted.
-    The port has a limit if several numbers of `theirs` equal it, and some numbers of `ours` lie beyond it."""
-    low = float(theirs[0]) if ours[0] < theirs[0] == theirs[1] else None
-    return low, float(theirs[-1]) if ours[-1] > theirs[-1] == theirs[-2] else None
-
-
-def _limited(at: At, low: float | None, high: float | None, again: bool) -> Change:
-    if again:
-        return lambda values: at.fitting(values[at.step.inputs[0]].clamp(low, high))
-    return at.with_result(lambda x: x.clamp(low, high))
-
-
-def _is_plain(numbers: np.ndarray) -> bool:
-    return bool((np.abs(numbers) < -EXACT_MASK_BELOW).all())
-
-
-def _scale_in_words(a: float, b: float, size: float, where: str) -> str:
-    ulp = epsilon("float32")
-    times = f"multiplies {where} by {a:.6g}" if abs(a - 1) > RULES["float32"].budget(0, ulp, 1) else ""
-    plus = f"adds {b:.6g} to {where}" if abs(b) > RULES["float32"].budget(0, ulp, size) else ""
-    return " and ".join(filter(None, [times, plus])) or f"changes {where}"

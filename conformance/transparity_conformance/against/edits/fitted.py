@@ -1,0 +1,153 @@
+"""Edits that scale, shift, limit or cap a result, with numbers fitted to a value of the port."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from transparity.config import EXACT_MASK_BELOW
+from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, result_of, short
+from transparity_conformance.against.edits.numbers import Path, number_arguments, number_edit, with_number
+from transparity_conformance.listening.program import Change, Values
+from transparity_conformance.matching.values import fingerprint, numbers_of
+from transparity_conformance.oracle.budgets import RULES, epsilon
+
+
+def scales(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits `a * result + b`; a and b are fitted so that the result equals an unmatched value of the port."""
+    value = context.values.get(at.step.output)
+    if value is None or not value.is_floating_point():
+        return
+    ours = fingerprint(value)
+    for theirs in context.wanted:
+        if ours is None or ours.size != theirs.size or not (_is_plain(ours) and _is_plain(theirs)):
+            continue
+        factor = float(np.linalg.norm(theirs - theirs.mean()) / np.linalg.norm(ours - ours.mean()))
+        for a in (factor, -factor):
+            ordered = np.sort(a * ours)
+            b = float((theirs - ordered).mean())
+            says = _scale_in_words(a, b, float(np.abs(theirs).max()), result_of(at.step))
+            change = lambda x, a=a, b=b: x * a + b
+            yield Edit("scale", says, functools.partial(At.with_result, change=change), rank=4)
+
+
+REAL = frozenset(["pow", "mul", "div", "add", "sub", "rsub"])
+"""Operations whose integer arguments are also real numbers."""
+
+
+def other_numbers(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that pass another number to a step, fitted so that the result equals a value of the port."""
+    value = context.values.get(at.step.output)
+    if value is None or short(at.step) in VIEWS or not value.is_floating_point():
+        return
+    for path, old in number_arguments(at):
+        if isinstance(old, bool) or old == 0 or not (isinstance(old, float) or short(at.step) in REAL):
+            continue
+        for theirs in context.wanted if _is_plain(numbers_of(value)) else ():
+            if theirs.size == value.numel() and _is_plain(theirs):
+                for number in _solved(at, context.values, path, old, float(np.abs(theirs).mean())):
+                    yield number_edit(at, path, old, math.copysign(number, old), rank=1)
+
+
+def _solved(at: At, values: Values, path: Path, old: float, wanted: float) -> Iterator[float]:
+    """Yield positive numbers with which the mean absolute result of a step is `wanted`, rounded if this is enough."""
+
+    def mean(number: float) -> float:
+        made = with_number(at, path, math.copysign(number, old))(values)
+        return float(np.abs(numbers_of(made)).mean())
+
+    def is_on(side: bool, number: float) -> bool:
+        return (mean(number) < wanted) == side
+
+    grid = [abs(old) * 2.0**power for power in range(-24, 25, 4)]
+    with contextlib.suppress(Exception):  # any operation may refuse another number
+        below = [mean(number) < wanted for number in grid]
+        for (low, is_below), (high, is_next_below) in itertools.pairwise(zip(grid, below, strict=True)):
+            if is_below != is_next_below:
+                found = _bisected(functools.partial(is_on, is_below), low, high)
+                plain, allowed = float(f"{found:.3g}"), RULES["float32"].budget(0, epsilon("float32"), wanted)
+                yield plain if abs(mean(plain) - wanted) <= allowed else found
+
+
+CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
+
+
+def limits(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that clip a result to the range of an unmatched value of the port.
+
+    If the step itself clips, change its limits.
+    """
+    is_limited = short(at.step) in CLIPPING
+    value = context.values.get(at.step.inputs[0] if is_limited else at.step.output)
+    if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
+        return
+    for theirs in context.wanted:
+        if ours.size == theirs.size and _is_plain(theirs) and (ends := _cut_ends(ours, theirs)) != (None, None):
+            where = f"the operand of `{short(at.step)}` in `{at.line}`" if is_limited else result_of(at.step)
+            words = [f"at {end} {x:.6g}" for end, x in zip(("least", "most"), ends, strict=True) if x is not None]
+            change = functools.partial(_limited, low=ends[0], high=ends[1], again=is_limited)
+            yield Edit("limits", f"limits {where} to {' and '.join(words)}", change, rank=3)
+
+
+def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
+    """Return the lower and upper limits to which the port clips numbers, or None for no limit. Both arrays are sorted.
+    The port has a limit if several numbers of `theirs` equal it, and some numbers of `ours` lie beyond it."""
+    low = float(theirs[0]) if ours[0] < theirs[0] == theirs[1] else None
+    return low, float(theirs[-1]) if ours[-1] > theirs[-1] == theirs[-2] else None
+
+
+def _limited(at: At, low: float | None, high: float | None, again: bool) -> Change:
+    if again:
+        return lambda values: at.fitting(values[at.step.inputs[0]].clamp(low, high))
+    return at.with_result(lambda x: x.clamp(low, high))
+
+
+def softcaps(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that apply c · tanh(x / c) to a result; c is fitted to a value of the port."""
+    value = context.values.get(at.step.output)
+    if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None or not _is_plain(ours):
+        return
+    steps, readers = at.program.steps, at.program.readers_of
+    if any(short(steps[later]) == "tanh" for reader in readers(at.step.number) for later in readers(reader)):
+        return  # the reference has a softcap, too; only its numbers may differ
+    fitted = (_fitted_cap(ours, theirs) for theirs in context.prints)
+    for cap in dict.fromkeys(each for each in fitted if each is not None):
+        change = lambda x, cap=cap: cap * (x / cap).tanh()
+        says = f"applies {cap:.6g} · tanh(x / {cap:.6g}) to {result_of(at.step)}"
+        yield Edit("softcap", says, functools.partial(At.with_result, change=change), rank=2)
+
+
+def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
+    """Solve c · tanh(ours / c) = theirs for c, where both arrays are sorted; return None without a solution."""
+    largest, capped = float(np.abs(ours).max()), float(np.abs(theirs).max())
+    if ours.size != theirs.size or not 0 < capped < largest:
+        return None
+    cap = _bisected(lambda c: c * math.tanh(largest / c) < capped, capped, capped * 2.0**20)
+    allowed = RULES["float32"].budget(0, epsilon("float32"), largest)
+    for c in (float(f"{cap:.3g}"), cap):
+        if bool((np.abs(c * np.tanh(ours / c) - theirs) <= allowed).all()):
+            return c
+    return None
+
+
+def _bisected(is_low: Callable[[float], bool], low: float, high: float) -> float:
+    """Return the largest number between the positive `low` and `high` for which `is_low` is true, or `low`."""
+    while low < (middle := math.sqrt(low * high)) < high:
+        low, high = (middle, high) if is_low(middle) else (low, middle)
+    return low
+
+
+def _is_plain(numbers: np.ndarray) -> bool:
+    return bool((np.abs(numbers) < -EXACT_MASK_BELOW).all())
+
+
+def _scale_in_words(a: float, b: float, size: float, where: str) -> str:
+    ulp = epsilon("float32")
+    times = f"multiplies {where} by {a:.6g}" if abs(a - 1) > RULES["float32"].budget(0, ulp, 1) else ""
+    plus = f"adds {b:.6g} to {where}" if abs(b) > RULES["float32"].budget(0, ulp, size) else ""
+    return " and ".join(filter(None, [times, plus])) or f"changes {where}"

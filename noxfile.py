@@ -125,7 +125,7 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session
 def as_users_compile(session: nox.Session) -> None:
-    """Test claims about models that are compiled as by users: with all passes of XLA, and with torch.compile."""
+    """Test claims about compiled models, with all passes of XLA and with torch.compile."""
     install(session, "test")
     environment = SIDE_BY_SIDE | compiled(session)
     suite = ["conformance/transparity_conformance", "--every-case", "-k", AS_USERS_COMPILE]

@@ -173,7 +173,7 @@ def exam(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Try 20,000 malformed inputs; each must soon end in a verdict, or in an error message of one sentence."""
+    """Try 20,000 malformed inputs; each must soon end in a verdict or in an error of one sentence."""
     install(session, "test")
     measure(session, "--pool", "fuzz", *session.posargs, **quickly(session))
 

@@ -187,7 +187,7 @@ def calibrate(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Time our three implementations and other libraries, relative to each other and to the machine's limits."""
+    """Time our three columns and other libraries, relative to each other and to the machine's limits."""
     install(session, "test", "peers")
     install_alone(session, "peers-alone")
     session.run("pytest", "--benchmark", *(session.posargs or ["-k", "race and not tiny"]))
@@ -226,7 +226,7 @@ def imports(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the website into build/site/html, and fail on a broken link; `-- serve` shows the site in a browser."""
+    """Build the website into build/site/html; fail on a broken link. `-- serve` opens it in a browser."""
     install(session, "docs")
     session.run("python", "-m", "docs.site", *session.posargs, env=quickly(session))
 
@@ -251,7 +251,7 @@ def dist(session: nox.Session) -> None:
 
 @nox.session(python=["3.11", "3.12", "3.13"], requires=["dist"], reuse_venv=False)
 def installed(session: nox.Session) -> None:
-    """Check the wheel in empty environments: without extras, with extras, and by the documented install commands."""
+    """Check the wheel in empty environments, with and without extras, and each documented command."""
     (wheel,), (archive,) = Path("dist").resolve().glob("*.whl"), Path("dist").resolve().glob("*.tar.gz")
     script, version = Path("tests/release/installed.py").resolve(), wheel.name.split("-")[1]
     session.chdir(session.create_tmp())

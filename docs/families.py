@@ -75,7 +75,7 @@ def _lines(family: Family, cases: Mapping[str, str]) -> Iterator[str]:
     classes = ", ".join(f"`{name}`" for name in dict.fromkeys(cases.values()))
     yield f"Compared with {classes}, in the configurations: {'; '.join(cases)}"
     unchanged = [f"`{row.name}` ({', '.join(f'`{name}`' for name in row.ours)})" for row in family.rows if row.ours]
-    yield f"Copied: {', '.join(unchanged)}"
+    yield f"Copied from config.json (our fields in parentheses): {', '.join(unchanged)}"
     yield f"Converted: {', '.join(f'`{name}`' for row in family.rows if not row.ours for name in row.reads)}"
     always = [f"`{name}` {as_json(value)}" for name, value in family.always.items()]
     yield f"Always: {', '.join(always)}"

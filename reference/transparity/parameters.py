@@ -51,9 +51,9 @@ def is_learned(name: str) -> bool:
 
 
 def cut_axis(config: TransformerConfig, name: str, ranks: int) -> tuple[int | None, str | None]:
-    """Return the axis along which a parameter is distributed over `ranks`.
+    """Return the axis along which a parameter is distributed over `ranks`, and a reason.
 
-    Without an axis, return None and, if there is one, the reason.
+    The axis is None if every rank has the whole parameter. The reason then says why; it is None on one rank.
     """
     if ranks == 1:
         return None, None

@@ -25,7 +25,10 @@ def greedy_tokens(logits: NextLogits) -> NextIds:
 
 
 def filter_logits(logits: NextLogits, sampling: Sampling) -> NextLogits:
-    """Apply temperature, top-k and top-p: removed logits become −inf, and the largest 0, in at least float32."""
+    """Apply temperature, top-k and top-p, and return logits in at least float32.
+
+    The largest logit of each row becomes 0. Removed logits become −inf.
+    """
     logits = upcast(logits)
     logits = (logits - logits.max(axis=-1, keepdims=True)) / sampling.temperature
     order = jnp.argsort(-logits, axis=-1, stable=True)

@@ -66,7 +66,7 @@ def called_by_its_names(model: Any) -> Callable[..., Any]:
     The first input may have any name. `forward` returns the array of logits or hidden states.
     """
     if not callable(model):
-        raise PortError(f"The port returned {shown(model)}; expected a model, or a function of its inputs.")
+        raise PortError(f"The port returned {shown(model)}; expected a model, or a function that takes its inputs.")
     array, without_gradients = call_port(arrays, _in_evaluation_mode(model), call_port(framework_of, model))
     takes = takes_of(model)
     further, has_targets = settings_of(takes), needs_targets(model, takes, array, without_gradients)

@@ -22,7 +22,10 @@ def greedy_tokens(logits: NextLogits) -> NextIds:
 
 
 def filter_logits(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
-    """Apply temperature, top-k and top-p: removed logits become −inf, and the largest 0, in at least float32."""
+    """Apply temperature, top-k and top-p, and return logits in at least float32.
+
+    The largest logit of each row becomes 0. Removed logits become −inf.
+    """
     logits = upcast(logits)
     logits = (logits - logits.max(axis=-1, keepdims=True)) / logits.dtype.type(sampling.temperature)
     order = np.argsort(-logits, axis=-1, kind="stable")

@@ -80,8 +80,8 @@ def step(
 ) -> Inexact[Array, "batch length vocab"]:
     """Return the logits after each of the next `tokens`, as a full forward pass computes them, and update `cache`.
 
-    At a padding position, all keys can be masked and then have equal weights. The logits there depend on the cache's
-    capacity.
+    At a padding position, the mask may hide every key. All keys of the cache then have equal weights, and the logits
+    depend on the capacity of the cache.
 
     Args:
         valid_lengths: Number of valid tokens in each row. None means all. The others are fillers: no token attends to

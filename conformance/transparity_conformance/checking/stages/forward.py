@@ -265,14 +265,14 @@ def _as_stored(probe: Probe, logits: np.ndarray, computed: str, dtype: str) -> t
 
 
 def is_explained_at_other_size(evidence: Evidence) -> bool:
-    """Return whether to search for the causes of a wrong call of another size."""
+    """Return whether to search for the causes of a wrong call with other lengths or sizes than the probes."""
     reached = evidence.reached
     is_open = bool(reached.wrong) and not reached.is_history and not evidence.report.faults[-1].is_misshapen
     return is_open and can_be_walked(reached.wrong[0].probe)
 
 
 def explain_at_other_size(evidence: Evidence) -> None:
-    """Add the causes and lines of the first wrong call of another size."""
+    """Add the causes and lines of code of the first wrong call with other lengths or sizes than the probes."""
     arguments, report = evidence.arguments, evidence.report
     evidence(report)
     wrong, clock = evidence.reached.wrong[0].probe, evidence.new_clock()

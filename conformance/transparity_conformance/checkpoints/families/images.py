@@ -130,7 +130,7 @@ def _packed_clip(config: TransformerConfig) -> Table:
 def _pooling(fields: Fields) -> dict[str, Any]:
     end = fields["eos_token_id"]
     if end is None or isinstance(end, list):
-        raise row.wrong("eos_token_id", end, "one token id, whose position the model pools")
+        raise row.wrong("eos_token_id", end, "one token id, at whose position the model pools")
     return {"pooling": "largest" if end == LEGACY_EOS else "eos"}
 
 

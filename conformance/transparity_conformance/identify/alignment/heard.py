@@ -202,7 +202,7 @@ def _heard(
     taps_of_row = list(row.oracle.expected)
     absent = [tap for tap in taps_of_row if tap not in plan.matches]
     named = ", ".join(absent[:3]) + (", …" if absent[3:] else "")
-    says = f"{len(absent)} of {len(taps_of_row)} activations are not among the port's operations: {named}"
+    says = f"{len(absent)} of {len(taps_of_row)} activations of the reference match no operation of the port: {named}"
     return RecordedPort(read_by(plan), (says,) if absent else (), {} if probes else {row.name: row})
 
 

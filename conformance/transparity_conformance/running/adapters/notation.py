@@ -225,7 +225,7 @@ def _layers(lines: Mapping[str, str], before: str, rest: str) -> list[int]:
 
 
 def line_of(ours: str, lines: Mapping[str, str]) -> str | None:
-    """Return a parameter's own line, or its line for all layers with the layer's number; None without a line."""
+    """Return a parameter's own line, or the line for all layers with this layer's number; None if neither exists."""
     if ours in lines:
         return lines[ours]
     match = LAYER.match(ours)

@@ -26,7 +26,7 @@ INPUTS = {
 """Names of inputs in functional models, in addition to `NAMES`."""
 
 OF_KERAS = ("_layers", "_operations", "_functional", "_modules")
-"""Attributes in which Keras and PyTorch store layers for themselves; names of variables do not contain them."""
+"""Attributes that Keras and PyTorch add to a model with layers; the names of variables do not contain them."""
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:

@@ -144,7 +144,7 @@ RATE = 0.3
 
 @functools.cache
 def dropped(case: str) -> tuple[Derivatives, Arrays]:
-    """Return the derivatives and the parameters of a preset with few layers, with dropout masks."""
+    """Return the derivatives under fixed dropout masks, and the parameters, of a preset with one layer per stack."""
     config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
     parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
     lengths = lengths_of(config, inputs)

@@ -51,9 +51,9 @@ def is_learned(name: str) -> bool:
 
 
 def cut_axis(config: TransformerConfig, name: str, ranks: int) -> tuple[int | None, str | None]:
-    """Return the axis along which a parameter is distributed over `ranks`, and a reason.
+    """Return the axis along which a parameter is distributed over `ranks`, and None.
 
-    The axis is None if every rank has the whole parameter. The reason then says why; it is None on one rank.
+    If every rank has the whole parameter, return None and the reason. On one rank, there is no reason.
     """
     if ranks == 1:
         return None, None

@@ -39,3 +39,9 @@ def test_no_way_and_no_file_comes_twice() -> None:
     files = [row.file for row in CAPABILITIES.values() if row.file]
     assert len(set(claims)) == len(claims)
     assert len(set(files)) == len(files)
+
+
+def test_every_capability_has_an_option() -> None:
+    from transparity_conformance.cli import SECTIONS
+
+    assert list(SECTIONS) == list(CAPABILITIES)

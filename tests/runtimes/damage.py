@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -160,7 +161,10 @@ def judged(path: Path, original: Path, folder: Path) -> dict[str, Any]:
 def in_a_process(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Run a function in a forked process, which may crash."""
     reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX warns of forks, but the child does not use JAX
+        child = os.fork()
+    if child == 0:
         try:
             result = run()
         except BaseException:  # noqa: BLE001 - that nothing else is raised is what is looked for

@@ -27,7 +27,9 @@ def test_damaged_artefacts_that_agree_compute_the_same(
     for index in range(inputs * (10 if pytestconfig.getoption("--every-case") else 1)):
         path = damage(kind, Random(f"1/{kind}/{index}"), original, tmp_path / f"{index}{original.suffix}")
         found = in_a_process(partial(judged, path, original, checkpoint))
-        assert found["what"] != "raised" and found.get("difference", 0.0) <= most, (index, found)
+        is_judged = found["what"] in ("refused", "diverges", "inconclusive", "agrees")
+        assert is_judged or (kind == "onnx" and found["what"].startswith("died")), (index, found)
+        assert found.get("difference", 0.0) <= most, (index, found)
 
 
 def test_a_difference_is_seen(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def score_bias(
 
 
 def query_temperature(config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype) -> Temperature:
-    """1 + temperature · ln(1 + ⌊(position + first) / length⌋), or None if it is 1 everywhere.
+    """1 + temperature · ln(1 + ⌊(position + first) / length⌋).
 
     NumPy computes it in float64 for the positions 0 … `keys` − 1.
     """

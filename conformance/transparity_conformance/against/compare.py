@@ -102,11 +102,11 @@ class Confirming:
             tried = next(with_other_edits(found), None)  # an alternative edit may explain every call
             while tried is not None and self._failing(tried):
                 tried = next(with_other_edits(tried), None)
-            if tried:
-                return tried, self._run_again(tried, now)
+            if tried and (after := self._run_again(tried, now)):
+                return tried, after
             more = self._with_further(found, failing, now)
-            if more and all(each.edit for each in more):
-                return more, self._run_again(more, now)
+            if more and all(each.edit for each in more) and (after := self._run_again(more, now)):
+                return more, after
             further = further or more[len(found) :]
             if self.clock.is_over or not found:
                 return list(map(without_edit, [*found, *further])), now
@@ -130,7 +130,8 @@ class Confirming:
             if not (added and after.agrees and all(each.edit for each in added)):
                 return more if added else []
             failing = self._failing(more)
-        return more if self._run_again(more, now).agrees else []
+        together = self._run_again(more, now)
+        return more if together is not None and together.agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
         """Return whether the clearest other wrong call differs only on lines that `found` already contains."""
@@ -141,9 +142,11 @@ class Confirming:
         lines = {each.step.line for each in found if each.edit is None}
         return after.agrees and {each.step.line for each in added} <= lines
 
-    def _run_again(self, found: Sequence[Departure], now: Comparison) -> Comparison:
+    def _run_again(self, found: Sequence[Departure], now: Comparison) -> Comparison | None:
+        """Run the first call with the edits of `found`; return None if an edit of another call does not apply to it."""
         comparer = self.departures.comparer
-        return comparer.measured(comparer.compared(self.departures.changes_of(found), now.shares))
+        after = comparer.tried(self.departures.changes_of(found), now)
+        return None if after is None else comparer.measured(after)
 
 
 Port = Callable[[Inputs], np.ndarray]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity_conformance import work
 from transparity_conformance.against.comparer import Comparer, Comparison
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, short
 from transparity_conformance.against.edits.elements import masks, orders
@@ -217,6 +218,7 @@ class EditSearch:
         self, now: Comparison, lost: Known, context: Context, ring: Sequence[int], makers: Sequence[Maker]
     ) -> Iterator[tuple[Edit, int]]:
         for number in ring:
+            self.clock.check()
             made = set[bytes]()
             for edit in self._edits(number, makers, context):
                 self.clock.check()
@@ -273,6 +275,7 @@ class EditSearch:
 
     def _result(self, edit: Edit, number: int, now: Comparison) -> Any:
         try:
+            work.count(now.values[self.program.steps[number].output].numel())
             change = edit.make(self.comparer.at(number, now.changes))
             return None if change is None else change(now.values)
         except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it

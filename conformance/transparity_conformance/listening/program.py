@@ -32,6 +32,9 @@ _SOURCES = Sources()
 
 Values = dict[int, Any]
 
+PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm"))
+"""Operations that multiply matrices, which are their last two operands."""
+
 Place = tuple[CodeType, int]
 """A bytecode instruction: its code object, and its offset within the code."""
 
@@ -212,7 +215,12 @@ class Program:
 
     def run_one(self, step: Step, values: Values, changes: Mapping[int, Change], precision: Any) -> None:
         """Run a step, or the change that replaces its result; add the results to `values`."""
-        work.count(values[step.inputs[0]].numel() if step.inputs else 0)
+        self._put(step, values, changes, precision)
+        if not getattr(step.func, "is_view", False):
+            products = values[step.inputs[-2:][0]].shape[-1] if step.name in PRODUCTS else 0
+            work.count(getattr(values.get(step.output), "numel", int)(), products)
+
+    def _put(self, step: Step, values: Values, changes: Mapping[int, Change], precision: Any) -> None:
         if step.number not in changes:
             step.run(values, precision)
             return

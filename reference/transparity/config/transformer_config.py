@@ -564,7 +564,7 @@ class TransformerConfig:
         """Return whether the scores have a bias for each distance, learned or not."""
         return self.has_relative_bias or self.positions == "alibi"
 
-    @functools.cached_property
+    @property
     def attends_by_position(self) -> bool:
         """Whether positions change attention in any layer: by a window, a bias, a rotation or a query temperature."""
         kinds = self.layer_kinds.values()

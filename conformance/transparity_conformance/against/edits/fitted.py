@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
+from transparity_conformance import work
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, result_of, short
 from transparity_conformance.against.edits.numbers import Path, number_arguments, number_edit, with_number
 from transparity_conformance.listening.program import Change, Values
@@ -31,7 +32,8 @@ def scales(at: At, context: Context) -> Iterator[Edit]:
         for a in (factor, -factor):
             ordered = np.sort(a * ours)
             b = float((theirs - ordered).mean())
-            says = _scale_in_words(a, b, float(np.abs(theirs).max()), result_of(at.step))
+            if not (says := _scale_in_words(a, b, float(np.abs(theirs).max()), result_of(at.step))):
+                continue
             change = lambda x, a=a, b=b: x * a + b
             yield Edit("scale", says, functools.partial(At.with_result, change=change), rank=4)
 
@@ -58,8 +60,10 @@ def _solved(at: At, values: Values, path: Path, old: float, wanted: float) -> It
     """Yield positive numbers with which the mean absolute result of a step is `wanted`, rounded if this is enough."""
 
     def mean(number: float) -> float:
-        made = with_number(at, path, math.copysign(number, old))(values)
-        return float(np.abs(numbers_of(made)).mean())
+        made = numbers_of(with_number(at, path, math.copysign(number, old))(values))
+        work.count(made.size)
+        with np.errstate(all="ignore"):
+            return float(np.abs(made).mean())
 
     def is_on(side: bool, number: float) -> bool:
         return (mean(number) < wanted) == side
@@ -70,8 +74,8 @@ def _solved(at: At, values: Values, path: Path, old: float, wanted: float) -> It
         for (low, is_below), (high, is_next_below) in itertools.pairwise(zip(grid, below, strict=True)):
             if is_below != is_next_below:
                 found = _bisected(functools.partial(is_on, is_below), low, high)
-                plain, allowed = float(f"{found:.3g}"), RULES["float32"].budget(0, epsilon("float32"), wanted)
-                yield plain if abs(mean(plain) - wanted) <= allowed else found
+                allowed = RULES["float32"].budget(0, epsilon("float32"), wanted)
+                yield next((number for number in _rounded(found) if abs(mean(number) - wanted) <= allowed), found)
 
 
 CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
@@ -119,20 +123,30 @@ def softcaps(at: At, context: Context) -> Iterator[Edit]:
     for cap in dict.fromkeys(each for each in fitted if each is not None):
         change = lambda x, cap=cap: cap * (x / cap).tanh()
         says = f"applies {cap:.6g} · tanh(x / {cap:.6g}) to {result_of(at.step)}"
-        yield Edit("softcap", says, functools.partial(At.with_result, change=change), rank=2)
+        yield Edit("softcap", says, functools.partial(At.with_result, change=change), rank=3)
 
 
 def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
     """Solve c · tanh(ours / c) = theirs for c, where both arrays are sorted; return None without a solution."""
+    if ours.size != theirs.size:
+        return None
     largest, capped = float(np.abs(ours).max()), float(np.abs(theirs).max())
-    if ours.size != theirs.size or not 0 < capped < largest:
+    if not 0 < capped < largest:
         return None
     cap = _bisected(lambda c: c * math.tanh(largest / c) < capped, capped, capped * 2.0**20)
     allowed = RULES["float32"].budget(0, epsilon("float32"), largest)
-    for c in (float(f"{cap:.3g}"), cap):
-        if bool((np.abs(c * np.tanh(ours / c) - theirs) <= allowed).all()):
-            return c
-    return None
+    work.count(ours.size)
+
+    def fits(c: float) -> bool:
+        return bool((np.abs(c * np.tanh(ours / c) - theirs) <= allowed).all())
+
+    # If a cap that is 10 % larger fits as well, the difference may be rounding.
+    return None if fits(1.1 * cap) else next(filter(fits, _rounded(cap)), None)
+
+
+def _rounded(number: float) -> list[float]:
+    """Return a number with one, two and three digits, and with all digits."""
+    return [*(float(f"{number:.{digits}g}") for digits in (1, 2, 3)), number]
 
 
 def _bisected(is_low: Callable[[float], bool], low: float, high: float) -> float:
@@ -150,4 +164,4 @@ def _scale_in_words(a: float, b: float, size: float, where: str) -> str:
     ulp = epsilon("float32")
     times = f"multiplies {where} by {a:.6g}" if abs(a - 1) > RULES["float32"].budget(0, ulp, 1) else ""
     plus = f"adds {b:.6g} to {where}" if abs(b) > RULES["float32"].budget(0, ulp, size) else ""
-    return " and ".join(filter(None, [times, plus])) or f"changes {where}"
+    return " and ".join(filter(None, [times, plus]))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from transparity_conformance import work
 
 WORK = 12.0
-"""The work after which the search ends, in the unit of `work`. Comparisons are not counted; with them, an unexplained
+"""The work after which the search ends, in the unit of `work`. Matching is not counted; with it, an unexplained
 fault of a small model takes about 30 s."""
 
 CANDIDATES = 300
@@ -63,7 +63,7 @@ class Clock:
         self.work = Limit(work.done, WORK)
         self.time = Limit(time.thread_time, float("inf") if cap is None else cap)
         self.tried = self.planned = 0
-        self.ran_out = self.is_interrupted = False
+        self.ran_out = self.is_interrupted = self.is_late = False
         self.watch, self.told = watch, 0.0
 
     def allow(self, of_a_candidate: float) -> None:
@@ -72,10 +72,14 @@ class Clock:
         self.work.end += self.work.amount * (factor - 1)
         self.work.amount *= factor
 
+    def reserve(self, needed: float) -> None:
+        """Extend the work so that at least `needed` is left."""
+        self.work.end += max(needed - self.work.left, 0.0)
+
     def part(self) -> Clock:
         """Return a clock for one stage."""
         clock = Clock(watch=self.watch)
-        clock.work, clock.time = self.work.part(), self.time.part()
+        clock.work, clock.time, clock.is_interrupted = self.work.part(), self.time.part(), self.is_interrupted
         return clock
 
     def begin(self, stages: int = 1) -> None:
@@ -89,7 +93,7 @@ class Clock:
     def check(self) -> None:
         """Raise `OutOfTime` if no work or time is left."""
         if self.is_over:
-            self.ran_out = True
+            self.ran_out, self.is_late = True, self.time.left <= 0
             raise OutOfTime
         spent = self.work.amount - self.work.left
         if self.watch is not None and spent >= self.told:
@@ -131,6 +135,6 @@ class Clock:
         known = f"; {known}, so unexplained faults may have a known cause" if self.tried < self.planned else ""
         if self.is_interrupted:
             return f"the search for causes was interrupted{known}"
-        if self.time.left <= 0:
+        if self.is_late:
             return f"the search for causes ended after {self.time.amount:g} s{known} (--budget SECONDS searches longer)"
         return f"the search for causes ended after its full number of runs of the reference{known}"

@@ -82,7 +82,7 @@ def search(
             try:
                 settled = seeker.settled(place, found.lines)
             except OutOfTime:
-                found.lost_at = f"{place.tap} in the time allowed"
+                found.lost_at = f"{place.tap} before the search ended"
             if settled is None:
                 found.lost_at = found.lost_at or place.tap
         if settled is None:

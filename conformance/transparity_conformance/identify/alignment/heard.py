@@ -22,7 +22,7 @@ from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance import work
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.diagnosis.judge import Actual, Progress
-from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
+from transparity_conformance.diagnosis.search.clock import WORK, Clock, OutOfTime
 from transparity_conformance.diagnosis.segment import Combination
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.found import Flow, Found, flow_of
@@ -159,8 +159,10 @@ def _why_not(row: Probe, clock: Clock) -> str:
     walk(row, {})
     of_a_walk = work.done() - before
     clock.allow(of_a_walk)
-    if WALKS_OF_A_TAP * len(shapes) * of_a_walk > clock.work.left:
+    of_all = WALKS_OF_A_TAP * len(shapes) * of_a_walk
+    if of_all > max(clock.work.left, WORK):
         return f"the search for its {len(shapes)} activations needs too many runs of the reference"
+    clock.reserve(of_all)
     return ""
 
 

@@ -75,7 +75,7 @@ def _solved(at: At, values: Values, path: Path, old: float, wanted: float) -> It
             if is_below != is_next_below:
                 found = _bisected(functools.partial(is_on, is_below), low, high)
                 allowed = RULES["float32"].budget(0, epsilon("float32"), wanted)
-                yield next((number for number in _rounded(found) if abs(mean(number) - wanted) <= allowed), found)
+                yield next((number for number in _shortened(found) if abs(mean(number) - wanted) <= allowed), found)
 
 
 CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
@@ -141,10 +141,10 @@ def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
         return bool((np.abs(c * np.tanh(ours / c) - theirs) <= allowed).all())
 
     # If a cap that is 10 % larger fits as well, the difference may be rounding.
-    return None if fits(1.1 * cap) else next(filter(fits, _rounded(cap)), None)
+    return None if fits(1.1 * cap) else next(filter(fits, _shortened(cap)), None)
 
 
-def _rounded(number: float) -> list[float]:
+def _shortened(number: float) -> list[float]:
     """Return a number with one, two and three digits, and with all digits."""
     return [*(float(f"{number:.{digits}g}") for digits in (1, 2, 3)), number]
 

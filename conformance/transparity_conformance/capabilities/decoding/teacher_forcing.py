@@ -46,7 +46,7 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
     new = new_tokens(request, tokens)
     counts, all_ended = counted(request, new).sum(axis=1), bool((new == config.ending_id).any(axis=1).all())
     end = width + (int(counts.max()) if all_ended else request.steps)
-    # The width may be that of the longest beam, even if a shorter beam is better.
+    # A shorter beam may be better, but the array can have the width of the longest beam.
     longest = end if request.beams == 1 else width + request.steps
     if tokens.shape[1] > longest and all_ended:
         return f"token {longest}, {request.name}: decoding continued after every row had ended"

@@ -16,6 +16,7 @@ from torch import nn
 
 from transparity.errors import TransparityError
 from transparity_conformance import assert_conforms, check
+from transparity_conformance.against.probes import Source, probes_of
 from transparity_conformance.against.reference import raised
 from transparity_conformance.report.check.page import as_html
 from transparity_conformance.report.check.terminal import as_text
@@ -150,6 +151,13 @@ def test_a_stored_loss_of_the_port_keeps_its_graph() -> None:
 def test_probes_of_images_are_named_after_their_batch() -> None:
     report = check(NormedPatches, against=NormedPatches)
     assert [each.probe for each in report.measured] == ["batch of 1", "batch of 2", "batch of 3"]
+
+
+def test_no_probe_repeats_one_token_of_a_text_with_audio() -> None:
+    def draw(length: int, batch: int, _: int) -> dict[str, np.ndarray]:
+        return {"input_features": np.zeros((batch, 4, 6)), "input_ids": np.zeros((batch, length), int)}
+
+    assert not [name for name in probes_of(Source(draw, 64, is_text=True)) if "one token" in name]
 
 
 class ScaledUnlessSquare(NormedPatches):

@@ -103,14 +103,18 @@ def probes_of(source: Source) -> dict[str, Inputs]:
         if length <= source.longest:
             found[source.title(length, batch)] = source.draw(length, batch, number)
     length, batch = min(REPEATED[0], source.longest), REPEATED[1]
-    if source.is_text:
-        text = source.draw(length, batch, length)
+    if source.is_text and _is_only_ids(text := source.draw(length, batch, length)):
         tokens = next(iter(text))
         found[f"{batch} × {length}, one token"] = {**text, tokens: np.repeat(text[tokens][:, :1], length, 1)}
     for side, (length, batch) in PADDED.items() if source.is_text else ():
         if length <= source.longest and (inputs := padded(source.draw(length, batch, length), side)) is not None:
             found[f"{batch} × {length}, padded on the {side}"] = inputs
     return found
+
+
+def _is_only_ids(inputs: Inputs) -> bool:
+    """Return whether the inputs have no images or audio, for which a text needs as many placeholder tokens."""
+    return all(value.dtype.kind in "iu" for value in inputs.values())
 
 
 def is_configured(model: Any) -> bool:

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import nn
 
 from transparity.errors import TransparityError
 from transparity_conformance import assert_conforms, check
-from transparity_conformance.against.probes import Source, probes_of
+from transparity_conformance.against.probes import Source, probes_of, source_of
 from transparity_conformance.against.reference import raised
 from transparity_conformance.report.check.page import as_html
 from transparity_conformance.report.check.terminal import as_text
@@ -158,6 +159,12 @@ def test_no_probe_repeats_one_token_of_a_text_with_audio() -> None:
         return {"input_features": np.zeros((batch, 4, 6)), "input_ids": np.zeros((batch, length), int)}
 
     assert not [name for name in probes_of(Source(draw, 64, is_text=True)) if "one token" in name]
+
+
+def test_texts_are_as_long_as_the_decoder_of_a_combined_model_allows() -> None:
+    decoder = SimpleNamespace(max_position_embeddings=64)
+    config = SimpleNamespace(to_dict=dict, get_text_config=lambda: decoder)
+    assert source_of(SimpleNamespace(config=config)).longest == 64
 
 
 class ScaledUnlessSquare(NormedPatches):

@@ -91,7 +91,8 @@ def source_of(model: Any) -> Source:
     the number of token ids and the longest text."""
     if not is_configured(model):
         return _found_by_calls(model)
-    limits = [getattr(model.config, name, None) or LONGEST for name in ("max_position_embeddings", "max_seq_len")]
+    of_text = getattr(model.config, "get_text_config", lambda: model.config)()
+    limits = [getattr(of_text, name, None) or LONGEST for name in ("max_position_embeddings", "max_seq_len")]
     is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
     return Source(functools.partial(_draw, model), min(LONGEST, *map(int, limits)), is_text)
 

@@ -147,7 +147,7 @@ def published_lines() -> dict[str, tuple[str, str]]:
                     rank,
                     len(old + new),
                     row["file"],
-                    edit(old, old, new),
+                    edit(_text_around(row["file"], old), old, new),
                 )
                 found[cause] = min(found.get(cause, this), this)
     shown = {cause: (file, text) for cause, (*_, file, text) in found.items()}
@@ -155,6 +155,13 @@ def published_lines() -> dict[str, tuple[str, str]]:
     return dict(_lines_around()) | {
         cause: (f"`{file}`" if "/" in file else independent, text) for cause, (file, text) in shown.items()
     }
+
+
+def _text_around(file: str, old: str) -> str:
+    """Return the text of an independent port, which has `old` with its indentation; `old` itself for other files."""
+    path = META / "independent" / file
+    text = path.read_text(encoding="utf-8") if path.is_file() else old
+    return text if text.count(old) == 1 else old
 
 
 def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
@@ -197,8 +204,9 @@ def shown_lines(planted: dict[str, str], published: tuple[str, str] | None, beca
     if because:
         yield f"**No single line is wrong:** {because}"
     if planted:
-        yield "**The wrong line (−) and the right one (+)** in the three columns:"
         shown = [title for title, _ in COLUMNS.values() if title in planted]
+        where = "the three columns" if len(shown) == len(COLUMNS) else f"our {' and '.join(shown)} code"
+        yield f"**Wrong (−) and right (+)** in {where}:"
         yield from (f"**{title}**\n\n```diff\n{planted[title]}\n```" for title in shown)
     if published:
         yield f"**Wrong (−) and right (+)** in {published[0]}:\n\n```diff\n{published[1]}\n```"

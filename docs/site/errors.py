@@ -47,7 +47,8 @@ def by_tap(run: Run) -> str:
     """Return a bar chart of the errors of all activations, as SVG, on a logarithmic scale."""
     taps = [tap for tap in run.probe.oracle.expected if tap in run.wrong]
     wrong = [tap for tap in taps if run.share(tap) > 1]
-    label = f"Error by tap: {len(wrong)} of {len(taps)} are over budget, the first is {wrong[0] if wrong else 'none'}"
+    first = f"; the first is {wrong[0]}" if wrong else ""
+    label = f"Error by activation: {len(wrong)} of {len(taps)} exceed their tolerance{first}"
     return _bars([(tap, run, tap) for tap in taps], label)
 
 
@@ -55,7 +56,8 @@ def by_length(runs: Sequence[Run]) -> str:
     """Return a bar chart of the result's error by length, as SVG, on the scale of `by_tap`."""
     lengths = [max(value.shape[1] for value in run.probe.inputs.values()) for run in runs]
     wrong = [str(length) for length, run in zip(lengths, runs, strict=True) if run.share("logits") > 1]
-    label = f"Error by length, of {lengths[0]} to {lengths[-1]} tokens: over budget at {', '.join(wrong) or 'none'}"
+    above = ", ".join(wrong) or "none"
+    label = f"Error by length, of {lengths[0]} to {lengths[-1]} tokens; lengths above the tolerance: {above}"
     return _bars([(f"length {length}", run, "logits") for length, run in zip(lengths, runs, strict=True)], label)
 
 

@@ -110,7 +110,7 @@ def test_without_a_fault_no_bar_is_over_its_budget(shown: dict[str, list[Run]]) 
     assert 'class="over"' in by_tap(run)
     right = Run(run.probe, Hypothesis(run.hypothesis.fault), walk(run.probe, {}))
     assert 'class="over"' not in by_tap(right)
-    assert "the first is none" in by_tap(right)
+    assert "Error by activation: 0 of" in by_tap(right)
 
 
 def test_a_missing_causal_mask_does_not_show_at_length_1(shown: dict[str, list[Run]]) -> None:
@@ -135,7 +135,7 @@ def test_a_missing_causal_mask_shows_from_length_2_on(shown: dict[str, list[Run]
     assert [run.share("logits") > 1 for run in by_its_length] == [False, *[True] * (len(by_its_length) - 1)]
     drawn = by_length(by_its_length)
     assert drawn.count('class="within"') == 1
-    assert "over budget at 2, 4" in drawn
+    assert "lengths above the tolerance: 2, 4" in drawn
 
 
 def test_the_map_of_heads_is_darkest_where_a_head_is_most_wrong(shown: dict[str, list[Run]]) -> None:

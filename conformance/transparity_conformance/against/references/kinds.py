@@ -26,7 +26,7 @@ def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
         name: The name to use in messages.
         made: A module of PyTorch, flax or Equinox, a function of arrays, a callable object, or a pair (function,
         parameters). The function of a pair is called with the parameters as its first argument.
-        dtype: The precision of the port.
+        dtype: The dtype of the port.
     """
     if is_instance(made, "torch.nn", "Module"):
         return Reference(name, made.float(), dtype)
@@ -55,7 +55,7 @@ class TracedReference(Reference):
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and its budget (tolerance), measured with slightly changed inputs and weights.
-        Raise `TransparityError` if the recorded operations give another answer than the original."""
+        Raise `TransparityError` if the recorded operations compute another answer than the original."""
         program, answer = self.program(inputs), self.truth(inputs)
         pairs = ((exact[program.answer], rounded[program.answer]) for exact, rounded in neighbours(program, self.dtype))
         points = [(exact.double().numpy(), rounded.double().numpy()) for exact, rounded in pairs]
@@ -73,7 +73,7 @@ class TracedReference(Reference):
         return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the result of `answer`, because a recorded program allows no faster approximation."""
+        """Return the result of `answer`; a recorded program has no faster approximation."""
         return self.answer(inputs)
 
     def _recorded(self, inputs: Inputs, experts: str) -> Program:

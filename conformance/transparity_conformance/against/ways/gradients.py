@@ -1,7 +1,7 @@
 """Compare the gradients of all parameters.
 
-The differentiated scalar is the inner product of the answer and random numbers. For a wrong gradient, find the function
-where the backward pass goes wrong.
+The differentiated scalar is the inner product of the answer and random numbers. If a gradient is wrong, find the
+function at which the backward pass becomes wrong.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _line(source: Source | None) -> Mapping[str, Any] | None:
 
 
 def _apart(exact: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference of the sorted numbers, relative to the largest number."""
+    """Return the largest difference of the sorted elements, relative to the largest element."""
     a, b = np.sort(exact, axis=None), np.sort(other, axis=None)
     scale = float(np.abs(a).max(initial=0.0))
     if a.shape != b.shape:

@@ -249,7 +249,7 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
             says = "; or ".join(other.edit.says for other in each.others[:3])
             notes.append(f"{each.step.module or 'answer'}: equally well explained if the port {says}")
     probes = ", ".join(each.probe for each in outcome.answers)
-    return dataclasses.replace(outcome, notes=[*notes, f"the edited reference gives the port's answers on {probes}"])
+    return dataclasses.replace(outcome, notes=[*notes, f"the edited reference computes the port's answers on {probes}"])
 
 
 def _divergence(departure: Departure, residual: float, worst: Answer) -> Divergence:

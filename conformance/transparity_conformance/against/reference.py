@@ -88,7 +88,7 @@ class Reference:
         counted = answer if kept is None else answer[kept]
         if not np.isfinite(counted).any():
             raise RefusedError(
-                f"The reference {self.name} gives no number to compare on {described(inputs)}: its answer is empty, "
+                f"The reference {self.name} returns no value to compare on {described(inputs)}: its answer is empty, "
                 "not finite or masked; give other inputs."
             )
         noise = max(float(apart(exact, rounded, kept).max()) for exact, rounded in points)
@@ -99,7 +99,7 @@ class Reference:
         first, again = (self.truth(inputs) for _ in range(2))
         if not np.array_equal(first, again, equal_nan=True):
             raise TransparityError(
-                f"The reference {self.name} gives another answer at the second call on {described(inputs)}; seed its "
+                f"The reference {self.name} returns another answer in the second call on {described(inputs)}; seed its "
                 "random numbers, or reset its state between calls."
             )
 

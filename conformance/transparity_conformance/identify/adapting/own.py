@@ -38,7 +38,7 @@ class Misplaced:
     def says(self) -> str:
         if self.kept is None:
             return (
-                f"no tensor contains the numbers of {self.ours} that your loader received; your model reads them from "
+                f"no tensor contains the values of {self.ours} that your loader received; your model reads them from "
                 f"{self.needed}"
             )
         names = [line.partition(".view(")[0] for line in (self.kept, self.needed)]

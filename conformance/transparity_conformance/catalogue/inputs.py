@@ -20,10 +20,10 @@ from transparity_conformance.oracle.undetermined import Call, Mask, given_mask, 
 from transparity_numpy.inputs.patches import patches
 
 ORDERS = {"column by column": (0, 2, 1, 3), "from below": None}
-"""Wrong orders of patches: a permutation of (batch, rows, columns, numbers), or None for rows in reverse order."""
+"""Wrong orders of patches: a permutation of (batch, rows, columns, elements), or None for rows in reverse order."""
 
 PATCH_LAYOUTS = {"channels last": (1, 2, 0), "columns first": (0, 2, 1)}
-"""Wrong orders of the numbers in a patch: permutations of (channels, rows, columns)."""
+"""Wrong orders of the elements in a patch: permutations of (channels, rows, columns)."""
 
 
 def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -47,7 +47,7 @@ def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
-"""A function (configuration, right patches) → wrong patches, with shape (batch, patches, numbers)."""
+"""A function (configuration, right patches) → wrong patches, with shape (batch, patches, elements)."""
 
 
 def _of_patches(change: Change, state: WalkState, site: str, value: Value) -> Value:

@@ -84,7 +84,7 @@ FITS = (
     "not planted. Each of these 142 leaves at least 1.7e-4 of the difference"
 )
 IMPROVED = Threshold(2, FITS)
-"""The search accepts a fit if the best number of the grid leaves at least this many times as much."""
+"""A fit is accepted if the grid's best number leaves at least this many times the difference that the fit leaves."""
 
 BELOW_MEDIAN = Threshold(100, FITS)
-"""The search also accepts a fit if the numbers of the grid leave at least this many times as much, in the median."""
+"""A fit is also accepted if the grid's median difference is at least this many times the difference that it leaves."""

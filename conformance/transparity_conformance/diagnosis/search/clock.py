@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from transparity_conformance import work
 
 WORK = 12.0
-"""The work after which the search ends, in the unit of `work`. Matching is not counted; with it, an unexplained
-fault of a small model takes about 30 s."""
+"""The amount of work, in the unit of the module `work`, after which the search ends. Matching does not count. With
+matching, the search takes about 30 s if a fault of a small model has no explanation."""
 
 CANDIDATES = 300
 """The number of candidates per segment for which the work should suffice, approximately."""
@@ -48,7 +48,7 @@ class Limit:
         return max(self.end - self.read(), 0.0)
 
     def part(self) -> Limit:
-        """Return the share of one stage, or what is left if that is less."""
+        """Return the share of one stage, but at most what is left."""
         return Limit(self.read, min(self.left, self.amount / STAGES))
 
 

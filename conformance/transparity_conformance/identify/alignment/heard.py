@@ -97,8 +97,7 @@ def row_of(probe: Probe) -> Probe:
 
 
 def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
-    """Return the largest divergence of the logits over all probes, or None if no logits of the right shape are
-    wrong."""
+    """Return the largest divergence of logits with the right shape over all probes, or None if they are right."""
     worst = Divergence("logits", 0.0, 1.0)
     for key, taps in actual.items():
         oracle, logits = probes[key].oracle, taps["logits"]

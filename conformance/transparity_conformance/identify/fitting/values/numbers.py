@@ -19,7 +19,7 @@ DIGITS = 12
 
 
 def difference(value: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference of two arrays, divided by the largest number; infinite for different sizes."""
+    """Return the largest difference of two arrays, divided by the largest element; infinity if the sizes differ."""
     if value.size != other.size:
         return math.inf
     flat, against = value.reshape(-1), other.reshape(-1)
@@ -29,7 +29,7 @@ def difference(value: np.ndarray, other: np.ndarray) -> float:
 
 
 def is_same(value: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two arrays contain the same numbers in the same order, up to rounding."""
+    """Return whether two arrays have the same elements in the same order, up to rounding."""
     return difference(value, other) < SAME
 
 

@@ -48,7 +48,7 @@ Make = Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]
 """A function of a model folder and the reference's tensors (by name) that returns the port's forward pass."""
 
 TRANSFORMERS = "transformers"
-"""The value of `--against` for which the reference is the `transformers` model that the given config.json describes."""
+"""If `--against` has this value, the reference is the `transformers` model of the given config.json."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
     for package in ("transformers", "torch") if reads_folder else ("torch",):
         require("--against", package)
     with contextlib.ExitStack() as stack:
-        # The processes of ports load while the reference is built.
+        # The ports are loaded in their own processes while the reference is built.
         make = stack.enter_context(_made_by(asked))
         thirds = [dataclasses.replace(asked, port=each, name=_name_of(each)) for each in others]
         making = [stack.enter_context(_made_by(third)) for third in thirds]
@@ -214,7 +214,7 @@ def _configure(model: Any, folder: Path | None) -> None:
     """
     if folder is None or is_configured(model):
         return
-    with contextlib.suppress(ImportError, TransparityError, AttributeError):  # a model with slots takes no attribute
+    with contextlib.suppress(ImportError, TransparityError, AttributeError):  # `__slots__` may forbid new attributes
         from transparity_conformance.against.small.build import read_config
 
         model.config = read_config(folder)

@@ -56,8 +56,8 @@ class Departure:
 
     @property
     def reference_line(self) -> Source | None:
-        """Return the innermost line of the reference that runs all replaced steps. For an edit, prefer a line that runs
-        no unedited step."""
+        """Return the innermost line of the reference that runs all replaced steps. If there is an edit, prefer a line
+        that runs no unedited step."""
         comparer, step, edit = self.by.comparer, self.step, self.edit
         program = comparer.program
         steps = [step] if edit is None else edit.steps(comparer.at(step.number))

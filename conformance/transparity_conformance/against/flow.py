@@ -1,4 +1,4 @@
-"""The data flow of a program: which values depend on the main input, and which values are on every path.
+"""The data flow of a program: which values depend on the main input, and which values dominate other values.
 
 A dominator of a value is an earlier value on every path from the inputs to this value. A segment consists of the steps
 between a dominator and the value.

@@ -74,7 +74,7 @@ class Reference:
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and a budget (tolerance) from the rounding error of a single run. This error
-        may be small by chance. If a port exceeds the budget, the caller measures the budget again by `answer`."""
+        may be small by chance. If a port exceeds the budget, the caller measures the budget again with `answer`."""
         answer = self.truth(inputs)
         return answer, self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
 
@@ -205,7 +205,7 @@ class Reference:
 
     @property
     def learned(self) -> dict[str, np.ndarray]:
-        """Return the learned tensors by name. A tensor with several names (tied weights) has its first name."""
+        """Return the learned tensors by name. Tensors with several names (tied weights) have their first name."""
         return {name: value.detach().float().numpy() for name, value in self.model.named_parameters()}
 
     @functools.cached_property

@@ -128,7 +128,7 @@ class EditSearch:
         return self._ranked(best)
 
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
-        """Sort the explanations. First, measure the tolerances again for a few, because an edit may change rounding."""
+        """Sort the explanations. First, measure new tolerances for the first few, because edits may change rounding."""
         found.sort(key=lambda each: each.key)
         if found and found[0].after.agrees and not found[0].after.lost:
             return found  # nothing is better
@@ -143,7 +143,7 @@ class EditSearch:
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
-        """Apply an edit in all layers, and in one layer only. Yield what leaves fewer operations unmatched."""
+        """Apply an edit in all layers or in one; yield each attempt that leaves fewer operations unmatched."""
         scoped = ((each, scope) for each in (edit, *edit.wider) for scope in self._scopes(each, number, now))
         for tried, scope in scoped:
             changes = self.comparer.changes(tried, scope, now.changes)

@@ -192,7 +192,7 @@ def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator
 def _mask_faults(config: TransformerConfig, *, is_embedding: bool) -> Iterator[Fault]:
     counts = config.position_count == "visible"
     for name in MASKS:
-        # If only attention ignores or inverts the mask, `masks` already has the fault.
+        # If only attention ignores or inverts the mask, the module `masks` already contains the fault.
         acts = {"tokens": config.pad_id is not None, EXCHANGED: config.num_token_types > 1}.get(name, counts)
         if acts and (counts or name == EXCHANGED or not is_embedding):
             padding = lambda parts, name=name: MASKS[name](parts.state, parts.site)

@@ -265,7 +265,7 @@ def _packed_otherwise(config: TransformerConfig, parameters: Arrays, site: str, 
     """Return the weight and bias at `site` of a port that assumes a wrong order of the heads in a packed matrix.
 
     With `by_group`, the file packs each group of queries with its key and value, but the port assumes blocks of
-    queries, keys and values. Without `by_group`, it is the reverse.
+    queries, keys and values. Without `by_group`, the file contains blocks, but the port assumes groups.
     """
     counts = np.array([config.num_heads, config.key_value_heads, config.key_value_heads])
     in_turn = np.split(np.arange(counts.sum()), ends := np.cumsum(counts)[:-1])

@@ -42,9 +42,9 @@ def explain_all(
     """Explain the segments in `faulty`, except those that an earlier cause explains. On several `ranks`, also try
     faults of sharding.
 
-    Activations that were matched by value may be matched wrongly. `answer` then contains the logits, and causes are
-    reported only if they reproduce the port's logits. Try single faults, then the fewest faults that explain the
-    segments, then pairs.
+    If activations were matched by value, some may be matched wrongly. In this case, `answer` contains the logits, and
+    causes are reported only if they reproduce the port's logits. Try single faults, then the fewest faults that explain
+    the segments, then pairs.
     """
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
@@ -66,9 +66,9 @@ def _consistent(
 ) -> list[Divergence]:
     """Drop causes that the logits contradict, and divergences of activations that the model does not use.
 
-    Only causes at activations that were matched by value can be wrong. The reference gets all causes, and the port's
-    values at unexplained taps. If the reference still does not compute the port's logits, drop these causes. Also drop
-    a cause next to an unexplained tap, because either tap may be matched wrongly.
+    Only causes at activations that were matched by value can be wrong. Run the reference with all causes, and with the
+    port's values at unexplained taps. If this run does not compute the port's logits, drop the causes at these
+    activations. Also drop a cause next to an unexplained tap, because either tap may be matched wrongly.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)

@@ -21,7 +21,7 @@ Combination = tuple[Hypothesis, ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """A tap at which the port differs from the reference, on all probes for which the port shows this tap."""
+    """A tap at which the port differs from the reference, on all probes with a known value of the port at this tap."""
 
     tap: str
     results: Mapping[str, ProbeResult]
@@ -37,7 +37,7 @@ class Segment:
 
     @property
     def is_whole_model(self) -> bool:
-        """Return whether the port shows only this tap. Then the segment is the whole model."""
+        """Return whether the port's value is known only at this tap. The segment is then the whole model."""
         return all(len(each.recorded) == 1 for each in self.results.values())
 
     def budget(self, probe: Probe) -> float:
@@ -48,7 +48,7 @@ class Segment:
         return having.budgets[self.tap]
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return a walk without faults whose values other walks reuse; None if the port shows several activations."""
+        """Return a walk without faults whose values other walks reuse; None if several activations are known."""
         recorded = self.results[probe.name].recorded
         if len(recorded) > 1:
             return None
@@ -108,7 +108,7 @@ class Segment:
         return self.largest(probe, chosen) <= within * (self.budget(probe) or 1)
 
     def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
-        """Return whether the difference is within the budget on all `probes`, by default on all of its probes."""
+        """Return whether the difference is within the budget on all `probes` (by default, all of the segment)."""
         return all(self.share(probe, chosen) <= 1 for probe in (self.probes if probes is None else probes))
 
     def largest(self, probe: Probe, chosen: Combination) -> float:
@@ -129,7 +129,7 @@ class Segment:
 
 
 def segment_of(results: Results, tap: str, ranks: int = 1) -> Segment:
-    """Return the segment that ends at a tap, on the probes for which the port shows the tap."""
+    """Return the segment that ends at a tap, on the probes with a known value of the port at this tap."""
     return Segment(tap, {each.probe.name: each for each in results.values() if tap in each.recorded}, ranks)
 
 

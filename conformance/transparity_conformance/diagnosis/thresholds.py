@@ -52,7 +52,7 @@ FURTHEST_ROUNDED = Threshold(
     "in the same runs, the ratio is 0.51 with the right rounding. If queries are also 5 % too large, the ratio is 25 "
     "in TF32. In bfloat16, the ratio is 3.1, but the remaining share of the difference shows the fault",
 )
-"""The largest difference of an element, relative to the largest difference that rounding causes."""
+"""The largest accepted difference of an element, relative to the largest difference that rounding causes."""
 
 COHERENT = Threshold(
     4,

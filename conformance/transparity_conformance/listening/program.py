@@ -57,7 +57,7 @@ class Step:
     outputs: tuple[int, ...]
     """The indices of the results. An in-place operation gives a new index to each tensor that shares its memory."""
     aliases: tuple[int, ...]
-    """The old indices of the tensors that share the modified memory, in the order of `outputs`; otherwise empty."""
+    """The old indices of tensors in the modified memory, in the order of `outputs`; empty for other steps."""
     written: int
     """The index of the tensor that the step modifies in place, or -1."""
     site: Hashable
@@ -175,7 +175,7 @@ class Program:
         Args:
             numbers: the steps to run again.
             values: the values of an earlier run; they are not modified.
-            changes: all changes: the changes of the earlier run, and the new changes.
+            changes: the changes of the earlier run, and the new changes.
 
         Returns:
             all values, and the indices of the values that this call computed.

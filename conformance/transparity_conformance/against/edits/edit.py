@@ -165,7 +165,7 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield a value's dominators (see `..flow`), nearest first. If only views separate some, yield the nearest."""
+    """Yield a value's dominators (see `..flow`), nearest first. If only views separate two, yield the nearer one."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
@@ -216,7 +216,7 @@ def line_of(step: Step) -> str:
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Describe consecutive steps by their source expression. If it also runs other steps, name the operations."""
+    """Describe consecutive steps by their source expression; name the operations if it also runs other steps."""
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"

@@ -145,7 +145,7 @@ def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
 
 
 def _shortened(number: float) -> list[float]:
-    """Return a number with one, two and three digits, and with all digits."""
+    """Return a number rounded to one, two and three digits, and the number itself."""
     return [*(float(f"{number:.{digits}g}") for digits in (1, 2, 3)), number]
 
 

@@ -140,7 +140,7 @@ ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """If the port has a rounded value of this size, yield edits that round a result, or also the operands."""
+    """If the port has a rounded value of a result's size, yield edits that round the result, or also the operands."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:

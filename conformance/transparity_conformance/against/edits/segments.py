@@ -1,5 +1,5 @@
-"""Edits that leave out a segment, apply it twice, swap two segments, or replace a segment by a function. A segment
-consists of the steps between a value and one of its dominators (see `..flow`), such as a norm or an MLP.
+"""Edits that leave out a segment, apply it twice, swap two segments, or replace a segment by a function. A segment,
+such as a norm or an MLP, consists of the steps between a value and one of its dominators (see `..flow`).
 """
 
 from __future__ import annotations

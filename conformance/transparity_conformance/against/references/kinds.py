@@ -45,7 +45,7 @@ class TracedReference(Reference):
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype, self.others, self._programs = name, model, dtype, 0, {}
-        held = [array for _, array in arrays_of(model)]  # without arrays, the imports of its file decide
+        held = [array for _, array in arrays_of(model)]  # without arrays, the file's imports determine the framework
         kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
         found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))
         self.framework = next(found, None) or call_port(framework_of, model)
@@ -77,7 +77,7 @@ class TracedReference(Reference):
         return self.answer(inputs)
 
     def _recorded(self, inputs: Inputs, experts: str) -> Program:
-        settings = settings_of(takes_of(self.model))  # which switch the model to evaluation mode
+        settings = settings_of(takes_of(self.model))  # these settings select evaluation mode
         model = functools.partial(self.model, **settings) if settings else self.model
         try:
             program: Program = call_port(_recorded, self.framework, model, dict(inputs))

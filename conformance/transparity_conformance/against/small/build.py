@@ -107,7 +107,7 @@ def build(config: PretrainedConfig, model_class: str | type | None = None, seed:
 
 
 def _drawn(made: Any, small: PretrainedConfig, seed: int) -> torch.nn.Module:
-    with torch.device("meta"), contextlib.suppress(RuntimeError, TypeError):  # a few classes need real numbers
+    with torch.device("meta"), contextlib.suppress(RuntimeError, TypeError):  # some classes need real tensors
         _refuse_large(made(copy.deepcopy(small)))
     with torch.random.fork_rng(devices=[]), _uninitialised_is_nan():
         torch.manual_seed(seed)
@@ -171,7 +171,7 @@ def _is_constant(tensor: torch.Tensor) -> bool:
 def _drawn_weight(
     name: str, built: torch.Tensor, noise: torch.Tensor, owner: torch.nn.Module | None, generator: torch.Generator
 ) -> torch.Tensor:
-    if isinstance(owner, torch.nn.Embedding):  # after rows of small numbers, a wrong epsilon changes the norm
+    if isinstance(owner, torch.nn.Embedding):  # small rows reveal a wrong epsilon of the next norm
         return noise * 10 ** (-2 * torch.rand((len(noise), 1), generator=generator))
     if noise.ndim < 2:
         return torch.nan_to_num(built, float(name.endswith("weight"))) + 0.3 * noise

@@ -25,7 +25,7 @@ from transparity_conformance.against.small.fields import (
 )
 
 HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
-"""The head size of small models, the smallest width that is shrunk, the most heads and the most labels."""
+"""The head size of small models, the smallest width that is shrunk, and the limits for heads and labels."""
 
 SPECIAL = 111
 """Special tokens with at least this id get an id at the end of the small vocabulary. Random texts use no such id."""
@@ -118,7 +118,7 @@ class _Part:
     def _width(self) -> int:
         names = [*WIDTHS, *(name for name, value in self._of("width").items() if is_list(value))]
         lists = [value for value in self._of("heads").values() if is_list(value)]
-        if any(len(each) not in self.layers.picks for each in lists):  # hidden_size is only the last width
+        if any(len(each) not in self.layers.picks for each in lists):  # hidden_size is the width of the last stage
             names.remove("hidden_size")
         width = 0 if "width" in self.keep else self._named(*names)
         return width if width >= NARROWEST else 0
@@ -168,7 +168,7 @@ class _Part:
             }
 
     def _cut_stages(self) -> None:
-        """If each layer is a stage, shorten the list of stages. The model still returns equally many last stages."""
+        """If each layer is a stage, shorten the list of stages. The model still returns as many stages as before."""
         names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
         if len(names) == layers + 1 and names:
             returned = len(vars(self.config).get("_out_features") or names[:1])

@@ -189,7 +189,7 @@ class Place:
         if not wrong:
             return None, None, ()
         readers = [i for i, each in enumerate(self.port.operations) if wrong[-1] in each.inputs]
-        # A reader is cut if a gradient reaches its value in the reference, but not in the port.
+        # A reading operation is cut off if a gradient reaches its value in the reference, but not in the port.
         passes = {i: not self.alike[i] or any(self.theirs.passes[each] for each in self.alike[i]) for i in readers}
         cut = [reader for reader in readers if passes[reader] and not self.port.passes[reader]]
         culprit = next(iter([*cut, *readers]), wrong[-1])

@@ -43,7 +43,7 @@ class Answer:
     """The faults that the report names. Together, they reproduce the port's logits."""
 
     contradicts: Sequence[str] = ()
-    """The taps that are still wrong with these faults, because they were matched with wrong operations."""
+    """The taps that are still wrong with the faults `told`, because these taps were matched with wrong operations."""
 
     def __init__(self, alone: Results, clock: Clock, ranks: int = 1) -> None:
         self.alone, self.clock, self.ranks = alone, clock, ranks

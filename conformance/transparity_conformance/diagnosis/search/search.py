@@ -44,7 +44,7 @@ class Effects:
 
     @functools.cached_property
     def distinct(self) -> list[int]:
-        """Return the indices of faults with finite effects; among equal effects, only the first fault."""
+        """Return the indices of faults with finite effects. If effects are equal, return only the first fault."""
         first = {left.tobytes(): index for index, left in reversed(list(enumerate(self.left)))}
         return sorted(index for index in first.values() if np.isfinite(self.left[index]).all())
 
@@ -145,7 +145,7 @@ class Search:
         return WALKS // max(len(self.candidates), 1)
 
     def _extended(self, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
-        """Yield combinations with one more fault. If the port shows activations, extend the best combinations by every
+        """Yield combinations with one more fault. If activations are known, extend the best combinations by every
         candidate. If only logits are known, this takes too many runs. In this case, try pairs whose added effects leave
         the smallest difference, pairs at all possible taps, and pairs with one of the best faults."""
         if not self.segment.is_whole_model:
@@ -163,7 +163,7 @@ class Search:
             yield self._beside(first, self.candidates)
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return all pairs of `first` with a fault of `seconds`, and the probe on which `first` leaves most."""
+        """Return all pairs of `first` and a fault of `seconds`, with the probe on which `first` explains least."""
         return self._most_telling((first,)), [(first, second) for second in seconds if second != first]
 
     def _numbered(self, best: Sequence[Combination], numeric: Sequence[Fittable]) -> list[Combination]:

@@ -90,9 +90,9 @@ def adapt(make: Make, config: TransformerConfig, *, budget: float | None = None)
 
     Args:
         make: the port, as a class of modules or a function that returns a module, called as `Model()` or
-            `Model(config)`; or a function `build(config, parameters)`. In the second case, the function's own loading
-            of the parameters is also checked.
-        budget: the limit of the processor time of the search, in seconds.
+            `Model(config)`; or a function `build(config, parameters)`. For `build`, also check how the function loads
+            the parameters.
+        budget: the largest processor time of the search, in seconds.
 
     Raises `PortError` if the port cannot be built, or if a call of the port raises an error.
     """

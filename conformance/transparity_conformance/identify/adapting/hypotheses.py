@@ -122,8 +122,8 @@ def hypotheses_of(
     Args:
         config: the configuration, with all biases enabled.
         pools: groups of tensors with unused elements, the most likely group first.
-        is_right: a function of lines and an activation's name: whether the reference, with parameters from these lines,
-            computes the port's value of the activation.
+        is_right: a function of lines and an activation's name. It returns whether the reference, with parameters from
+            these lines, computes the port's value of the activation.
     """
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
     for shapes, in_one in itertools.product(pools, (True, False)):

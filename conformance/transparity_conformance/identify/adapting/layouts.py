@@ -15,7 +15,7 @@ Rows = tuple[str, str]
 
 
 KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
-"""The number of inputs of each feature in convolutions and patch projections, as expressions of an adapter."""
+"""The number of inputs of each feature in convolutions and patch projections, as expressions for an adapter."""
 
 LAST_AXIS_FIRST = {"patch_projection": ".permute(3, 2, 0, 1)", "first_convolution": ".permute(2, 1, 0)"}
 LAST_AXIS_FIRST["second_convolution"] = LAST_AXIS_FIRST["first_convolution"]

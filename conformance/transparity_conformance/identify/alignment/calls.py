@@ -184,7 +184,7 @@ def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
 
 
 def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe) -> Report:
-    """For a nondeterministic port: add the line and the tap at which two calls first differ."""
+    """Add the line and the tap at which two calls of a nondeterministic port first differ."""
     row = aligned_probe(probe)
     try:
         taps, once = run_listening(forward, row)

@@ -149,7 +149,7 @@ def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
     """Return the first operation after a tap that contains the tap's elements in another order.
 
     Args:
-        is_any: whether any order of the axes counts as the tap's order, or only the least permuted.
+        is_any: whether every order of the axes counts as the tap's order, rather than only the least permuted order.
     """
     ours, match, port = found.values[tap], found.matches[tap], found.port
     same = {match.index}

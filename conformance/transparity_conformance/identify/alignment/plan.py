@@ -1,4 +1,4 @@
-"""The plan of a port: which operation computes which tap. One call determines the plan, which then reads all calls."""
+"""The plan of a port: which operation computes which tap. It is made from one call, and used for all calls."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _with_line(fault: Divergence, report: Report, heard: RecordedPort, probes: M
     if call is None or fault.where not in call.numbers:
         return fault
     site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
-    if site in call.numbers:  # only the logits show the fault: use the line at which the fault acts
+    if site in call.numbers:  # only the logits reveal the fault: use the line at which the fault acts
         source = call.operations[call.numbers[site]].source
     else:
         source = _line(fault, fault.causes[:1], report, call, probes[fault.probe])
@@ -102,8 +102,7 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """If several causes act together, add a line to each cause: the first value that the other causes do not
-    explain."""
+    """If several causes act together, add to each the line of the first value that the others do not explain."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [hypothesis_of(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:

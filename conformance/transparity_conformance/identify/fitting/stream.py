@@ -53,7 +53,7 @@ class End:
     """Matrices that may pool the states; empty if the head reads all states."""
 
     def of(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yield the values that the head may read if the states are `x`, each with True if the value is a state."""
+        """Yield the values that the head may read if the states are `x`, with True for states and False for means."""
         if self.value.shape[1] != x.shape[1]:
             return
         if not self.choices and self.value.shape == x.shape:

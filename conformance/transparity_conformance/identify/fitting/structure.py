@@ -157,7 +157,7 @@ _FORMS = "expected separate maps, or one for query, key and value in this order.
 def _feed_forward(
     rest: Sequence[Linear], width: int, routed: Mapping[Linear, Experts], *, is_last: bool
 ) -> tuple[list[Sublayer], list[Linear]]:
-    """Return the feed-forward or the experts after a mixer, as a list that may be empty; and the remaining maps."""
+    """Return the feed-forward or the experts after a mixer, as a list that may be empty, and the remaining maps."""
     if rest and rest[0] in routed:
         return [routed[rest[0]]], list(rest[1:])
     groups: list[list[Linear]] = []  # maps with the same input

@@ -80,7 +80,7 @@ class RecordedCall:
 
 
 class Fitted(Model, Protocol):
-    """The methods that `fit` needs of a model."""
+    """The methods of a model that `fit` calls."""
 
     def inputs(self) -> dict[str, str]:
         """Map the reference's names of the inputs to the model's names."""

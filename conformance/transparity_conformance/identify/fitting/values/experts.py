@@ -172,7 +172,7 @@ def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Ma
 
 
 def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Maps]:
-    """Yield the parameters with a matrix per expert, in both orientations: whole arrays, or numbered matrices."""
+    """Yield the parameters with a matrix per expert (whole arrays, or numbered matrices), in both orientations."""
     found = [Maps(value, (name,)) for name, value in values.items() if value.ndim == 3 and len(value) == count]
     groups = [names for names in _numbered(values) if len(names) == count]
     alike = [names for names in groups if len({values[name].shape for name in names}) == 1]

@@ -316,5 +316,5 @@ def test_what_is_never_loaded_is_named_by_the_command(tmp_path: Path) -> None:
     result = invoke("adapt", f"{port}:build", "--config", config)
     assert result.exit_code == 1
     said = " ".join(result.output.split())
-    assert "no tensor contains the numbers of head.weight that your loader received" in said
+    assert "no tensor contains the values of head.weight that your loader received" in said
     assert "numbers of token_embedding.weight" not in said

@@ -43,11 +43,11 @@ def same(x: Tensor) -> Tensor:
 
 
 REFUSED = {
-    "random": (Model(lambda x: x + torch.randn_like(x)), "gives another answer at the second call"),
-    "counting": (Counting(same), "gives another answer at the second call"),
+    "random": (Model(lambda x: x + torch.randn_like(x)), "returns another answer in the second call"),
+    "counting": (Counting(same), "returns another answer in the second call"),
     "raising": (Model(lambda x: x @ x), "raised RuntimeError"),
-    "empty": (Model(lambda x: x[:, :0]), "gives no number to compare"),
-    "not finite": (Model(lambda x: x * torch.nan), "gives no number to compare"),
+    "empty": (Model(lambda x: x[:, :0]), "returns no value to compare"),
+    "not finite": (Model(lambda x: x * torch.nan), "returns no value to compare"),
 }
 
 

@@ -45,10 +45,10 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import listen_in_full
 
 Make = Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]
-"""A function that takes a model folder and the reference's tensors by name, and returns the port's forward pass."""
+"""A function of a model folder and the reference's tensors (by name) that returns the port's forward pass."""
 
 TRANSFORMERS = "transformers"
-"""The value of `--against` that selects the `transformers` model of the given config.json as the reference."""
+"""If `--against` has this value, the reference is the `transformers` model of the given config.json."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Request:
     against: Any
     """The reference: a file, an object (as for `port`), or `transformers`.
 
-    With a list of two references, the report compares all three implementations.
+    If this is a list of two references, the report compares all three implementations.
     """
     config: Any = None
     checkpoint: Any = None
@@ -91,7 +91,7 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
     for package in ("transformers", "torch") if reads_folder else ("torch",):
         require("--against", package)
     with contextlib.ExitStack() as stack:
-        # The processes of ports load while the reference is built.
+        # The ports are loaded in their own processes while the reference is built.
         make = stack.enter_context(_made_by(asked))
         thirds = [dataclasses.replace(asked, port=each, name=_name_of(each)) for each in others]
         making = [stack.enter_context(_made_by(third)) for third in thirds]
@@ -137,14 +137,14 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Makes the port's forward pass with the reference's weights, even if the port's tensors have other names."""
+    """Returns the port's forward pass with the reference's weights, even if the port's tensors have other names."""
 
     make: Make
     reference: Reference
     folder: Path | None
     probes: Mapping[str, Inputs]
     found: Paired | None = None
-    """The port's tensor for each tensor of the reference; None until the first call has searched for the pairs."""
+    """The port's tensor for each tensor of the reference. The first call of this object searches for these pairs."""
 
     @property
     def notes(self) -> list[str]:
@@ -214,7 +214,7 @@ def _configure(model: Any, folder: Path | None) -> None:
     """
     if folder is None or is_configured(model):
         return
-    with contextlib.suppress(ImportError, TransparityError, AttributeError):  # a model with slots takes no attribute
+    with contextlib.suppress(ImportError, TransparityError, AttributeError):  # `__slots__` may forbid new attributes
         from transparity_conformance.against.small.build import read_config
 
         model.config = read_config(folder)
@@ -319,7 +319,7 @@ DRAWN: dict[str, Callable[[Sides, Source], CapabilityResult]] = {
     "other lengths and batches": calls.compare_sizes,
     "cached steps": calls.compare_steps,
 }
-"""The comparisons for which the checker draws further inputs, in the order in which they run."""
+"""The comparisons that need further random inputs, in the order in which the comparisons run."""
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
     "generation": calls.compare_generation,
@@ -327,7 +327,7 @@ COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]
     "gradients": compare_gradients,
     "repeated calls": calls.compare_repeats,
 }
-"""The comparisons on the inputs of the forward passes. Repeated calls run last, to detect state of earlier calls."""
+"""The comparisons on the inputs of the forward passes. Repeated calls run last, to detect ports that keep state."""
 
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source: Source | None) -> Report:

@@ -1,7 +1,7 @@
 """Compare a port with a reference on many inputs, and find the lines that differ and the cause.
 
-The cause is an edit: a change of the reference's computation after which the reference gives the port's numbers. An
-edit may fit one call by chance, so the search confirms it on all other calls.
+The cause is an edit: a change of the reference's computation after which the reference computes the port's values. An
+edit may explain one call by chance, so the search confirms the edit on all other calls.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from transparity_conformance.report.report import Cause, Divergence
 Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
 RESHAPED = "shape"
-"""The id of the fault "right numbers in a wrong shape". Like the ids of edits, this id has no page in the catalogue."""
+"""The id of the fault "right values in a wrong shape". This id has no page in the catalogue of faults."""
 
 
 class Call:
-    """One call of both implementations. The port's operations are recorded on first use."""
+    """A call of both implementations with the same inputs. The port's operations are recorded on first use."""
 
     def __init__(self, reference: Reference, listen: Listen, answer: Answer) -> None:
         self.reference, self.listen, self.answer, self.inputs = reference, listen, answer, answer.inputs
@@ -88,8 +88,8 @@ class Confirming:
     clock: Clock
 
     def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the differences, each with its edit, and the comparison after all edits. If the edits do not explain
-        all calls, the differences have no edits."""
+        """Return the differences, each with the edit that explains it, and the comparison of the port with the edited
+        reference. If the edits do not explain all calls, return the differences without edits."""
         further: list[Departure] = []
         while True:
             found, now = self.departures.found()
@@ -121,8 +121,8 @@ class Confirming:
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
         """Return `found`, extended by further differences in calls that the edits of `found` do not explain.
 
-        The last difference has no edit if the search finds none. Return an empty list if the search finds no further
-        difference, or if all edits together do not explain the first call."""
+        If the search finds no edit for a further difference, the list ends with this difference. Return an empty list
+        if there is no further difference, or if all edits together do not explain the first call."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -134,7 +134,7 @@ class Confirming:
         return more if together is not None and together.agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
-        """Return whether the clearest other wrong call differs only on lines that `found` already contains."""
+        """Return whether the clearest other wrong call (see `most_telling`) differs only on lines of `found`."""
         wrong = {call.answer: call for call in self.others if not call.answer.agrees}
         if not wrong:
             return True
@@ -143,7 +143,7 @@ class Confirming:
         return after.agrees and {each.step.line for each in added} <= lines
 
     def _run_again(self, found: Sequence[Departure], now: Comparison) -> Comparison | None:
-        """Run the first call with the edits of `found`; return None if an edit of another call does not apply to it."""
+        """Run the first call with the edits of `found`; return None if an edit fails in this call."""
         comparer = self.departures.comparer
         after = comparer.tried(self.departures.changes_of(found), now)
         return None if after is None else comparer.measured(after)
@@ -159,7 +159,7 @@ class Outcome:
     """The differences, each with the lines in both implementations, and the edit that explains the difference."""
     notes: Sequence[str] = ()
     lost: float = math.inf
-    """The number of the port's operations without a counterpart in the edited reference."""
+    """The number of the port's operations whose results the edited reference does not compute."""
 
     @property
     def is_explained(self) -> bool:
@@ -191,14 +191,14 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
     found = answer_of(reference, name, inputs, actual, expected, budget)
     if not 1 < share(found.error, budget) < REMEASURED_WITHIN[reference.dtype]:
         return found
-    # The error at one point may be small by chance, so measure the budget at several points.
+    # The rounding error with one set of weights may be small by chance, so measure the budget with several sets.
     return answer_of(reference, name, inputs, actual, expected, max(budget, reference.answer(inputs)[1]))
 
 
 def answer_of(
     reference: Reference, name: str, inputs: Inputs, actual: np.ndarray, expected: np.ndarray, budget: float
 ) -> Answer:
-    """Compare the port's answer with the expected answer, without padding. If only the shape differs, reshape the
+    """Compare the port's answer with the expected answer, except at padding. If only the shape differs, reshape the
     port's answer before comparing."""
     if actual.size != expected.size:
         return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.shape)
@@ -210,7 +210,7 @@ def answer_of(
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find edits that explain the most telling wrong answer; confirm the edits on the other calls."""
+    """Find edits that explain one wrong answer (see `most_telling`); confirm the edits on the other calls."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
@@ -227,7 +227,7 @@ def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clo
 
 def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     found, now = confirming.found()
-    if not now.agrees:  # An edit is a cause only if all edits together give the port's answer.
+    if not now.agrees:  # An edit is a cause only if the reference with all edits computes the port's answer.
         found = list(map(without_edit, found))
     residual = confirming.departures.comparer.residual(now)
     worst = max(outcome.wrong, key=lambda each: share(each.error, each.budget))
@@ -249,7 +249,7 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
             says = "; or ".join(other.edit.says for other in each.others[:3])
             notes.append(f"{each.step.module or 'answer'}: equally well explained if the port {says}")
     probes = ", ".join(each.probe for each in outcome.answers)
-    return dataclasses.replace(outcome, notes=[*notes, f"the edited reference gives the port's answers on {probes}"])
+    return dataclasses.replace(outcome, notes=[*notes, f"the edited reference computes the port's answers on {probes}"])
 
 
 def _divergence(departure: Departure, residual: float, worst: Answer) -> Divergence:

@@ -1,4 +1,4 @@
-"""Match the values in a call of the port with the values in a recorded call of the reference."""
+"""Match the values of a call of the port with the values of the same call of the reference."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Comparison:
     changes: Mapping[int, Change]
     values: Values
     have: Mapping[int, Sequence[int]]
-    """For each value of the reference, the port's operations that give the same numbers."""
+    """For each value of the reference, by index, the port's operations that compute the same value."""
     lost: Sequence[int]
     """The port's unmatched operations whose results affect no matched value."""
     agrees: bool
-    """Whether the port's answer equals the reference's answer within the tolerance."""
+    """Whether the answers of the port and the reference are equal within the tolerance."""
     shares: Mapping[int, float]
-    """The tolerance of each value, relative to the value's largest number."""
+    """The tolerance of each value, relative to the value's largest element."""
 
     @functools.cached_property
     def matched(self) -> Mapping[int, Sequence[int]]:
@@ -60,11 +60,11 @@ class Comparer:
         return ancestors([program.maker[program.answer]], program.makers) if made else frozenset()
 
     def at(self, number: int, changes: Mapping[int, Change] = MappingProxyType({})) -> At:
-        """Return a step of the changed program, at which an edit can be made."""
+        """Return a step of the program with `changes`, as the position of an edit."""
         return At(self.program, self.flow.within(changes), self.program.steps[number])
 
     def changes(self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change]) -> dict[int, Change]:
-        """Return the changes `before`, extended by the changes that an edit makes at some steps."""
+        """Return the changes `before`, and the changes that an edit makes at the steps `numbers`."""
         return {**before, **changes_at(edit, numbers, self.program, self.flow.within(before))}
 
     def compared(self, changes: Mapping[int, Change], within: Mapping[int, float] | None = None) -> Comparison:
@@ -74,7 +74,7 @@ class Comparer:
     def _matched(
         self, changes: Mapping[int, Change], values: Values, have: dict[int, Sequence[int]], within: Mapping[int, float]
     ) -> Comparison:
-        """Match the reference's values that are missing in `have`; add the matches to `have`; return the comparison."""
+        """Match the values that are missing in `have`, and add these matches to `have`. Return the comparison."""
         program = self.program
         for index in values.keys() - have.keys():
             if program.maker.get(index, -1) in self.relevant or index in program.given:
@@ -96,7 +96,7 @@ class Comparer:
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Run the reference with `changes`; reuse values of the run `since`. Return None if a changed step raises."""
+        """Run the reference with `changes`; reuse values of the run `since`. Return None if this run fails."""
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():
@@ -111,12 +111,12 @@ class Comparer:
         """Repeat a comparison with new tolerances, because the changed reference may have larger rounding errors."""
         try:
             return self.compared(now.changes, shares(self.program, self.dtype, now.changes))
-        except Exception:  # noqa: BLE001 - a change may not run in the port's precision
+        except Exception:  # noqa: BLE001 - some changes fail in the port's precision
             return now
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
-        """Return the first unmatched operations of the port, and the first unmatched steps of the reference. Prefer
-        steps that read the same values as these operations."""
+        """Return the first unmatched operations of the port, and the first unmatched steps of the reference. If some of
+        these steps read the same values as the operations, return only these steps."""
         lost, missing, program = set(now.lost), self.missing(now), self.program
         port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
         by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing
@@ -126,7 +126,7 @@ class Comparer:
         return port, [number for number in first if shared & makers[number]] or first
 
     def counterparts(self, now: Comparison, port: Collection[int]) -> list[int]:
-        """Return the reference's steps that compute the inputs of the given operations of the port."""
+        """Return the reference's steps that compute the same values as the inputs of the port's operations `port`."""
         maker = self.program.maker
         given = {each for index in port for each in self.port.operations[index].inputs}
         return sorted({maker[value] for each in given for value in now.matched.get(each, ()) if value in maker})

@@ -1,7 +1,7 @@
-"""Find every departure: a place where the port computes other numbers than the reference.
+"""Find every departure: a place where the port computes other values than the reference.
 
-The search tries edits of the reference that give the port's numbers. If no edit does, the reference continues with the
-port's value, so that later departures can be found.
+The search tries edits of the reference, until the reference computes the port's values. If no edit explains a
+departure, the reference continues with the port's value, so that later departures can be found.
 """
 
 from __future__ import annotations
@@ -27,36 +27,37 @@ from transparity_conformance.matching.values import HUGE
 
 @dataclass(frozen=True, eq=False)
 class Departure:
-    """A place where the port computes other numbers than the reference."""
+    """A place where the port computes other values than the reference."""
 
     by: Departures
     operation: int
     """The index of the port's first operation at this place."""
     step: Step
-    """The reference's step that the edit changes; without an edit, the first step without a counterpart in the port."""
+    """The step that the edit changes. Without an edit, the first step whose value the port does not compute."""
     edit: Edit | None
-    """The edit after which the reference gives the port's numbers; None if the search found none."""
+    """The edit after which the reference computes the port's values; None if the search found no such edit."""
     steps: Sequence[int] = ()
     """The numbers of the edited steps, one step per layer."""
     others: Sequence[Explanation] = ()
     """Other edits that explain this departure equally well."""
     matched: Collection[int] = frozenset()
-    """The port's operations that had a counterpart before this edit."""
+    """The port's operations whose values the reference computed before this edit."""
     users: frozenset[int] = frozenset()
-    """The port's operations that use the explained values; empty if the edit also explains a use."""
+    """The port's operations that use the explained values, or no operations if the edit also explains one of these."""
     made: Any = None
     """The port's value with which the reference continues if no edit explains the departure."""
 
     @property
     def port_line(self) -> Source | None:
-        """Return the innermost line of the port that runs this operation, but no matched operation of the same name."""
+        """Return the innermost line of the port that runs this operation but no matched operation of this name."""
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)
 
     @property
     def reference_line(self) -> Source | None:
-        """Return the innermost line of the reference that runs the edited steps, but no other steps."""
+        """Return the innermost line of the reference that runs all replaced steps. If there is an edit, prefer a line
+        that runs no unedited step."""
         comparer, step, edit = self.by.comparer, self.step, self.edit
         program = comparer.program
         steps = [step] if edit is None else edit.steps(comparer.at(step.number))
@@ -70,7 +71,7 @@ class Departure:
 
     @property
     def only_in(self) -> list[str]:
-        """Return the modules with the edited steps if the same line is right in other modules; otherwise nothing."""
+        """Return the modules of the edited steps, or an empty list if the line is wrong in all its modules."""
         program, relevant = self.by.comparer.program, self.by.comparer.relevant
         if self.edit is not None and self.edit.is_everywhere:
             return []
@@ -79,7 +80,7 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the same steps in the program of another call, found by line and by their order on this line."""
+        """Return the same steps in the program of another call: the same runs of the same instructions."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -95,11 +96,12 @@ class Departures:
 
     def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
         self.comparer, self.search, self.has_others = comparer, search, has_others
-        """Whether the reference has a second implementation of its experts, which allows other edits."""
+        """Whether the reference has a second implementation of its experts, in which other edits can be tried."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the departures in this call, and the comparison after their edits. `before` contains the departures of
-        another call, whose edits are applied first. If these edits fail in this call, return no departures."""
+        """Return the departures in this call, and the comparison of the port with the edited reference. First, apply
+        the edits of `before`, the departures of another call. If these edits fail in this call, return no
+        departures."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
         if before:
@@ -130,7 +132,7 @@ class Departures:
         return self._without_coincidences(fewest), now
 
     def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
-        """Remove edits that may be coincidences: the edit explains a value, but no operation that uses the value."""
+        """Remove edits that may be coincidences: edits that explain a value, but no operation that uses it."""
         unexplained = {each.operation for each in found if each.edit is None}
         users = {reader for index in unexplained for reader in self.comparer.port.readers.get(index, ())}
         return [without_edit(each) if each.users and each.users <= unexplained | users else each for each in found]
@@ -143,8 +145,8 @@ class Departures:
         return Departure(self, operation, first.step, first.edit, first.steps, others, matched, self._users(first, now))
 
     def _users(self, found: Explanation, now: Comparison) -> frozenset[int]:
-        """Return the port's operations that use the explained values. If the edit also explains an operation that uses
-        such a value, the edit is no coincidence; return an empty set."""
+        """Return the port's operations that use the explained values. Return an empty set if the edit also explains an
+        operation that uses such a value: then the edit is no coincidence."""
         port, matched = self.comparer.port, found.after.matched
         explained = set(now.lost) - set(found.after.lost)
         uses = [(index, reader) for index in explained for reader in port.readers.get(index, ())]
@@ -155,9 +157,9 @@ class Departures:
         return frozenset(reader for _, reader in uses) - explained
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
-        """Return the port's operation to report, usually the first that the edit explains. If the edit leaves out a
-        step, return the operation before this step. If the edit explains no operation, return the first operation that
-        only the port has."""
+        """Return the port's operation to report, usually the first operation that the edit explains. If the edit leaves
+        out a step, return the operation that computes the step's input. If the edit explains no operation, return the
+        first operation that only the port has."""
         comparer, after = self.comparer, found.after
         if found.edit.operation >= 0:
             return found.edit.operation
@@ -172,7 +174,8 @@ class Departures:
             return next(of_content, next(iter(unlike), first % len(comparer.port.operations)))
         if found.edit.kind != "left out":
             return first
-        # A function without its last step returns the input of this step; report the operation that computes the input.
+        # If a function leaves out its last step, it returns this step's input. Report the operation that computes the
+        # input.
         left_out = common_place(found.edit.steps(comparer.at(found.step.number)))
         behind = comparer.codes(after, first)
         givers = (index for index in comparer.port.operations[first].inputs if index in now.matched)
@@ -180,21 +183,21 @@ class Departures:
         return next(in_function, first)
 
     def _reads_content(self, operation: int, now: Comparison) -> bool:
-        """Return whether an operation of the port reads a value that depends on the main input, unlike masks and
-        position tables."""
+        """Return whether an operation of the port reads a value that depends on the main input. Masks and position
+        tables do not depend on the main input."""
         given = self.comparer.port.operations[operation].inputs
         return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Remove each departure that is not needed to explain the port's answer. If necessary, replace edits of the
-        other departures by their alternatives."""
+        """Remove each departure whose edit is not needed to explain the port's answer. If necessary, replace the edits
+        of the other departures by alternative edits."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):
                 after = self.comparer.tried(self.changes_of(tried), now)
                 if after is None or not after.agrees or after.lost:
                     continue
-                # An edited run skips the values inside edited segments; only these values may lose their counterparts.
+                # An edited run does not compute the values inside edited segments. No other value may become unmatched.
                 edits = [
                     (each.edit, number) for each in tried if each.edit and each.edit.behind for number in each.steps
                 ]
@@ -212,10 +215,11 @@ class Departures:
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
         """Let the reference continue with the port's value: replace the result of the step whose value is most similar.
-        Return no comparison if no replacement leaves fewer unmatched operations."""
+        If no replacement leaves fewer operations unmatched, return None instead of a comparison."""
         program = self.comparer.program
         fronts = port or now.lost[:1]
-        # If the port lacks the step, the step's input fits. If the port has additional steps, a later value fits.
+        # If the port lacks the step, use the port's value of the step's input. If the port has additional steps, use a
+        # later value.
         given = [each for index in fronts for each in self.comparer.port.operations[index].inputs]
         nearest = sorted(self._layouts([*fronts, *given], steps, now), key=lambda each: -each[0])
         for _, tensor, operation, number in itertools.chain(nearest, self._layouts(now.lost, steps, now)):
@@ -231,7 +235,8 @@ class Departures:
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison
     ) -> Iterator[tuple[float, Any, int, int]]:
-        """Yield (similarity, port's value in the step's layout, operation, step) for values of equal size."""
+        """Yield (similarity, port's value in the layout of the step's value, operation, step) for values of equal
+        size."""
         near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
         for operation, number in itertools.product(dict.fromkeys(operations), near):
             if (found := self._in_layout(operation, number, now)) is not None:
@@ -274,8 +279,8 @@ MOST_AXES = 5
 def changes_of(
     found: Sequence[Departure], program: Program, flow: DataFlow, by: Departures | None = None
 ) -> dict[int, Change]:
-    """Return the changes that all departures make in a program. A departure without an edit contains a value of the
-    port, and applies only to the call that `by` searched."""
+    """Return the changes that the edits of all departures make in a program. A departure without an edit inserts a
+    value of the port. This value is valid only in the call of `by`."""
     changes: dict[int, Change] = {}
     for each in found:
         if each.edit is not None:

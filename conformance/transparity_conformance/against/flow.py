@@ -1,4 +1,4 @@
-"""The data flow of a program: which values depend on the input, and which values all data passes.
+"""The data flow of a program: which values depend on the main input, and which values dominate other values.
 
 A dominator of a value is an earlier value on every path from the inputs to this value. A segment consists of the steps
 between a dominator and the value.
@@ -17,12 +17,12 @@ import numpy as np
 from transparity_conformance.listening.program import Change, Program, Step, Values
 
 START = -1
-"""The index that stands for the dominator of all inputs."""
+"""The index of an artificial value that dominates all inputs."""
 
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change of a segment's result. The change does not apply if the segment's steps run again on another value."""
+    """A change of a segment's result. If the segment's steps run again on another value, the change is not applied."""
 
     change: Change
 
@@ -38,9 +38,9 @@ class DataFlow:
         self, program: Program, main: Collection[str], rounded: Mapping[str, Sequence[np.ndarray]] | None = None
     ) -> None:
         self.program, self.rounded = program, rounded or {}
-        """The port's values that bfloat16 or float16 represents exactly, by the name of this dtype."""
+        """By dtype (bfloat16, float16): the port's values that this dtype represents exactly."""
         self.changes: Mapping[int, Change] = {}
-        """The changes to apply when steps run again."""
+        """The changes to apply when the steps of a segment run again."""
         self.passes: dict[int, int] = {i: START for i, name in program.names.items() if name in main}
         """The nearest dominator of each value."""
         self._depth = {START: 0, **dict.fromkeys(self.passes, 1)}
@@ -83,8 +83,9 @@ class DataFlow:
         return steps[::-1]
 
     def through(self, start: int, end: int, value: Any, values: Values) -> Any:
-        """Run the steps from `start` to `end` with `value` as `start`. Skip a view if `value` has another size."""
-        # A segment of a later layer may read values that this run has not computed; the first run has them.
+        """Run the steps from `start` to `end` with `value` in place of `start`. Skip a view whose input has another
+        size than in the program."""
+        # A segment of a later layer may read values that this run has not computed; use the values of the recorded run.
         now = {**self.program.values, **values, start: value}
         for step in self.between(start, end):
             given = now[step.inputs[0]]

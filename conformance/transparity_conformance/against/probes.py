@@ -27,15 +27,15 @@ TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
 """(length, batch) of each text. Some lengths lie next to powers of two, and some exceed the windows of small models."""
 
 REPEATED = 16, 2
-"""(largest length, batch) of texts in which each row repeats one token."""
+"""(largest length, batch) of a text in which each row repeats one token."""
 
 PADDED = {"left": (11, 3), "right": (17, 2)}
-"""(length, batch) of a padded text, for each side of the padding."""
+"""(length, batch) of a padded text, by the side of the padding."""
 
 GIVE = "give the inputs: --inputs FILE, or inputs=[{…}, …] in Python"
 
 OTHERS = ((11, 1), (11, 2), (11, 3))
-"""(length, batch) of inputs that are not text; images use only the batch."""
+"""(length, batch) of inputs that are not text. For images, only the batch size is used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Answer:
     changed: int
     """The number of wrong elements, whose errors exceed the budget (tolerance)."""
     first: int
-    """The first position with a wrong element; 0 if the shape is wrong."""
+    """The first position with a wrong element; 0 if the answer has a wrong size."""
     shape: tuple[int, ...]
     """The shape of the reference's answer."""
 
@@ -75,7 +75,7 @@ class Source:
     """Draws random inputs for a model."""
 
     draw: Callable[[int, int, int], Inputs]
-    """Returns inputs, given a length, a batch size and a seed. No position is hidden by a mask."""
+    """A function of a length, a batch size and a seed that returns inputs. Masks in these inputs hide no position."""
     longest: int
     """The length of the longest text that the model accepts."""
     is_text: bool
@@ -98,7 +98,7 @@ def source_of(model: Any) -> Source:
 
 
 def probes_of(source: Source) -> dict[str, Inputs]:
-    """Draw inputs of several shapes; return them by description."""
+    """Draw inputs of several shapes; return a dictionary from descriptions to inputs."""
     found: dict[str, Inputs] = {}
     for number, (length, batch) in enumerate(TEXTS if source.is_text else OTHERS):
         if length <= source.longest:
@@ -184,8 +184,8 @@ def padded(inputs: Inputs, side: str) -> Inputs | None:
 
 
 def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
-    """Return inputs by description. The inputs are a list of dicts of arrays. A Python file has such a list, or a
-    function that returns the list, under the name `inputs`. Raise `TransparityError` for other values."""
+    """Return a dictionary from descriptions to inputs. The inputs are a list of dicts of arrays. A Python file defines
+    this list as `inputs`, or defines a function `inputs` that returns it. Raise `TransparityError` for other values."""
     found: Any = given
     where = str(given) if isinstance(given, str | Path) else "the call"
     if isinstance(given, str | Path):
@@ -204,14 +204,14 @@ def is_padded(inputs: Inputs) -> bool:
 
 
 def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
-    """Return the first probe, and all probes with padding."""
+    """Select the first probe and all probes with padding."""
     first = next(iter(probes))
     return {name: inputs for name, inputs in probes.items() if name == first or is_padded(inputs)}
 
 
 def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
-    """Return the probes that a port accepts, and a message about each other probe. If the port takes no mask, a mask
-    that hides nothing is removed."""
+    """Return the probes that a port accepts, and a message about each other probe. If the port takes no mask, remove
+    masks that hide nothing."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)
@@ -228,8 +228,8 @@ def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
     """Return the wrong answer whose cause is easiest to find: several rows, more than two tokens, no padding, and many
-    wrong numbers. Among equally good answers, return the smallest. Two tokens are too few: matching ignores the order
-    of axes, so two values also match when they are reversed."""
+    wrong elements. Among equally good answers, return the smallest. Two tokens are too few: matching ignores the order
+    of elements, so a pair also matches when it is reversed."""
 
     def key(each: Answer) -> tuple[Any, ...]:
         rows, tokens = (

@@ -31,15 +31,15 @@ from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, a
 Inputs = Mapping[str, np.ndarray]
 
 ASIDE = ("mask", "position", "type")
-"""Words in the names of inputs that carry no content, such as masks and positions."""
+"""Inputs whose names contain one of these words carry no content."""
 
 
 MOST_PROGRAMS = 16
-"""The largest number of recorded programs in memory."""
+"""The largest number of recorded programs that are kept in memory."""
 
 
 class RefusedError(TransparityError):
-    """The reference gives no answer that can be compared."""
+    """The reference returns no answer that can be compared."""
 
 
 class Reference:
@@ -57,7 +57,7 @@ class Reference:
 
     @functools.cached_property
     def neighbours(self) -> list[tuple[Any, Any]]:
-        """Copy the module with weights changed by rounding errors; return each copy in float64 and in `dtype`."""
+        """Return copies of the module with slightly changed weights, each copy in float64 and in `dtype`."""
         import torch
 
         pairs, ulp, generator = [], epsilon(self.dtype), torch.Generator().manual_seed(0)
@@ -81,25 +81,25 @@ class Reference:
     def budget(
         self, inputs: Inputs, answer: np.ndarray, points: Iterable[tuple[np.ndarray, np.ndarray]], dtype: str = ""
     ) -> float:
-        """Return the budget (tolerance) of an answer, given pairs of an exact and a rounded answer. Padding, masked
-        scores and numbers that are not finite do not count. `dtype` defaults to the reference's dtype."""
+        """Return the budget (tolerance) of an answer, given pairs of an exact and a rounded answer. Ignore padding,
+        masked scores and elements that are not finite. `dtype` defaults to the reference's dtype."""
         dtype = dtype or self.dtype
         kept = self.kept(inputs, answer.shape)
         counted = answer if kept is None else answer[kept]
         if not np.isfinite(counted).any():
             raise RefusedError(
-                f"The reference {self.name} gives no number to compare on {described(inputs)}: its answer is empty, "
+                f"The reference {self.name} returns no value to compare on {described(inputs)}: its answer is empty, "
                 "not finite or masked; give other inputs."
             )
         noise = max(float(apart(exact, rounded, kept).max()) for exact, rounded in points)
         return RULES[dtype].budget(noise, epsilon(dtype), largest(counted))
 
     def check(self, inputs: Inputs) -> None:
-        """Raise `TransparityError` if a repeated call gives a different answer."""
+        """Raise `TransparityError` if a repeated call returns a different answer."""
         first, again = (self.truth(inputs) for _ in range(2))
         if not np.array_equal(first, again, equal_nan=True):
             raise TransparityError(
-                f"The reference {self.name} gives another answer at the second call on {described(inputs)}; seed its "
+                f"The reference {self.name} returns another answer in the second call on {described(inputs)}; seed its "
                 "random numbers, or reset its state between calls."
             )
 
@@ -152,18 +152,18 @@ class Reference:
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Return values for other required arguments. Turn off the key/value cache, because it adds operations."""
+        """Return values of the other required arguments. Turn off the key/value cache, because it adds operations."""
         takes = inspect.signature(self.model.forward)
         return settings_of(takes) | ({"use_cache": False} if "use_cache" in takes.parameters else {})
 
     @functools.cached_property
     def needs_targets(self) -> bool:
-        """Return whether the model gives logits at all positions only if targets are passed."""
+        """Return whether the model returns logits at all positions only if targets are passed."""
         return needs_targets(self.model, inspect.signature(self.model.forward), *arrays(self.model, "torch"))
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
-        """Record the operations of a call in float64, and keep the last few records. `experts` names an implementation
-        of `self.experts`; it is empty for a model without experts."""
+        """Return the recorded operations of a call in float64; keep the last few records in memory. `experts` is one of
+        `self.experts`: the name of an implementation of the experts, or empty for a model without experts."""
         parts = (name.encode() + str(value.shape).encode() + value.tobytes() for name, value in inputs.items())
         key = b"".join((experts.encode(), *parts))
         if key not in self._programs:
@@ -180,8 +180,8 @@ class Reference:
     @functools.cached_property
     def experts(self) -> tuple[str, ...]:
         """Return the names of implementations of experts in `transformers` that can be recorded. `eager` loops over the
-        experts, as many ports do. `batched_mm` has shapes that do not depend on the routing. A model without experts
-        has one empty name."""
+        experts, as many ports do. In `batched_mm`, no shape depends on the routing. For a model without experts, return
+        one empty name."""
         has_experts = getattr(self.model, "_can_set_experts_implementation", lambda: False)()
         return ("eager", "batched_mm") if has_experts else ("",)
 
@@ -205,7 +205,7 @@ class Reference:
 
     @property
     def learned(self) -> dict[str, np.ndarray]:
-        """Return the learned tensors by name. A tensor with several names (tied weights) has its first name."""
+        """Return the learned tensors by name. Tensors with several names (tied weights) have their first name."""
         return {name: value.detach().float().numpy() for name, value in self.model.named_parameters()}
 
     @functools.cached_property
@@ -214,7 +214,7 @@ class Reference:
 
 
 def raised(error: Exception) -> str:
-    """Describe the exception of the user's code, even if an exception of the checker wraps it."""
+    """Describe the exception of the user's code. An exception of the checker may wrap it."""
     cause = error.__cause__ if isinstance(error, TransparityError) else None
     return describe_error(cause or error)
 
@@ -254,7 +254,7 @@ def _numbers_in(config: Any) -> Iterator[float]:
 def shares(
     program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
 ) -> dict[int, float]:
-    """Return the tolerance of each value of a program, relative to the value's largest number. The rounding errors are
+    """Return the tolerance of each value of a program, relative to the value's largest element. The rounding errors are
     measured with slightly changed inputs and parameters, in float64 and in `dtype`."""
     rule, ulp = RULES[dtype], epsilon(dtype)
     noise: dict[int, float] = {}
@@ -285,8 +285,8 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Change each number at random by up to one ulp. A constant x changes by up to 1 + |ln x| ulps, because x may be a
-    power such as a rotary frequency."""
+    """Change each element at random by up to one ulp. Change an element x of a constant by up to 1 + |ln x| ulps,
+    because x may be a power such as a rotary frequency."""
     import torch
 
     if not value.is_floating_point():
@@ -297,7 +297,7 @@ def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
 
 
 def _apart(exact: Any, rounded: Any) -> float:
-    """Return the largest difference, divided by the largest number; ignore masked scores."""
+    """Return the largest difference, divided by the largest element; ignore masked scores."""
     a, b = numbers_of(exact), numbers_of(rounded)
     if a.shape != b.shape or not a.size:
         return 0.0

@@ -1,4 +1,4 @@
-"""Search for an edit of the reference after which the reference gives the port's numbers."""
+"""Search for an edit of the reference after which the reference computes the port's values."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ SIMPLE: tuple[Maker, ...] = (
 )
 
 OF_TABLES: tuple[Maker, ...] = (uses, tables)
-"""Functions that yield edits of constant tables. They are tried first, because few steps read such a table."""
+"""Functions that yield edits of constant tables. These edits are tried first, because few steps read such a table."""
 
 LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
-"""Functions that yield many edits per step, or edits with numbers fitted to the port's values; tried last."""
+"""Functions that yield many edits per step, or edits with numbers that are fitted to the port. They are tried last."""
 
 LAG = 2
-"""The search moves away from the first difference step by step. `LATER` follows `SIMPLE` at this distance."""
+"""The search moves away from the first difference in rounds. `LATER` is tried this number of rounds after `SIMPLE`."""
 
 RANK_OF_FITTED = 3
-"""The lowest rank of edits with a fitted number. After finding such an edit, the search looks for a simpler edit."""
+"""The lowest rank of edits with a fitted number. After such an edit, the search looks for a simpler edit."""
 
 MEASURED = 3
 """The largest number of edits for which the rounding error is measured, to limit time."""
 
 TRIES = 8
-"""To limit time, at most this number of values after an edit are compared with the port's values."""
+"""The search compares at most this number of values after an edit with the port's values, to limit time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +75,8 @@ class Explanation:
     def key(self) -> tuple[Any, ...]:
         """Return a sort key that is smallest for the best explanation.
 
-        The first criterion is `worth`. Then simple edits, short segments, values (not views), many edited steps and
-        whole expressions are preferred."""
+        The first criterion is `worth`. The next criteria prefer simple edits, short segments, steps that are no views,
+        many edited steps and whole expressions, in this order."""
         parts = self.edit.says.count("` in `")
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps), parts)
 
@@ -93,7 +93,7 @@ class EditSearch:
         self.comparer, self.numbers, self.clock = comparer, tried, clock
         self.program, self.port = comparer.program, comparer.port
         self.failed = False
-        """Whether an edited value matched the port, but a later step of the edited program raised."""
+        """Whether an edited value equaled a value of the port, but a later step of the program then failed."""
         self._refused: dict[Any, set[str]] = {}
         self._unused = Known(
             {index: each for index, each in self.port.prints.items() if index not in self.port.relevant}
@@ -104,7 +104,7 @@ class EditSearch:
         self._refused.setdefault(step.site, set()).add(edit.says)
 
     def explanations(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> list[Explanation]:
-        """Return the edits that give some of the port's first unmatched values, best first."""
+        """Return the edits that make the reference compute some of the port's first unmatched values, best first."""
         if found := self._of_order(now, port):
             return [found]
         lost = Known({index: self.port.prints[index] for index in now.lost})
@@ -128,7 +128,7 @@ class EditSearch:
         return self._ranked(best)
 
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
-        """Sort the explanations, after measuring new rounding errors for the first few."""
+        """Sort the explanations. First, measure new tolerances for the first few, because edits may change rounding."""
         found.sort(key=lambda each: each.key)
         if found and found[0].after.agrees and not found[0].after.lost:
             return found  # nothing is better
@@ -143,7 +143,7 @@ class EditSearch:
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
-        """Apply an edit in all layers, or in one layer; yield the attempts that leave fewer operations unmatched."""
+        """Apply an edit in all layers or in one; yield each attempt that leaves fewer operations unmatched."""
         scoped = ((each, scope) for each in (edit, *edit.wider) for scope in self._scopes(each, number, now))
         for tried, scope in scoped:
             changes = self.comparer.changes(tried, scope, now.changes)
@@ -236,8 +236,8 @@ class EditSearch:
                     yield edit
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
-        """Return whether an edit makes one of the next values equal to an unmatched value of the port. Reject an edit
-        whose result is in `made`: an earlier edit of this step had the same result."""
+        """Return whether an edit makes one of the next values equal to an unmatched value of the port. Return False if
+        `made` contains the result, because an earlier edit of this step had the same result."""
         result = self._result(edit, number, now)
         first = _first(result)
         if first is None:
@@ -261,8 +261,8 @@ class EditSearch:
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
         """Return whether leaving out a segment explains the port only if all runs of the same line leave it out. For
-        example, the port rotates neither queries nor keys. Then the port has the value at the start of the segment, but
-        not the value at the end."""
+        example, the port rotates neither queries nor keys. In this case, the port computes the value at the segment's
+        start, but not the value at its end."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:
@@ -282,8 +282,8 @@ class EditSearch:
             return None
 
     def _of_order(self, now: Comparison, port: Sequence[int]) -> Explanation | None:
-        """Find an edit for the first step at which the port has the right numbers in a wrong order. Matching ignores
-        the order, so this step counts as matched, and only later operations differ."""
+        """Find an edit for the first step at which the port has the right elements in a wrong order. Matching ignores
+        the order of elements, so this step counts as matched, and only later operations differ."""
         given = {each for index in port for each in self.port.operations[index].inputs}
         if all(self._in_another_order(now, operation) is None for operation in given):
             return None
@@ -302,7 +302,8 @@ class EditSearch:
         return None
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:
-        """Return the step with the same numbers and shape as an operation's result, but another order; None if none."""
+        """Return the step whose result has the elements and shape of an operation's result, in another order. If there
+        is no such step, return None."""
         theirs: np.ndarray = self.port.operations[operation].value
         alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
         is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)

@@ -42,7 +42,7 @@ OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
     feed_forward.faults,
     output_head.faults,
 )
-"""Functions that yield the faults at a tap (a named activation). If two causes fit equally well, the first wins."""
+"""Functions that yield the faults at a tap (a named activation). Among equally good causes, the first is reported."""
 
 WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...] = (
     embedding.numeric_faults,
@@ -73,7 +73,7 @@ def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
 
 
 PARAMETERS = "parameters"
-"""Stands in place of a tap for a fault that changes all parameters."""
+"""The name that stands in place of a tap if a fault changes all parameters."""
 
 
 def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> list[Hypothesis]:

@@ -80,13 +80,13 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def named_scale(scale: float) -> str:
-    """Return the name of a factor, such as `1/√48` for 0.1443; empty if the factor has no such form."""
+    """Return the name of a factor, such as `1/√48` for 0.1443, or "" if the factor has no such form."""
     width = round(scale**-2) if scale > 0 else 0
     return f"1/√{width}" if width > 1 and math.isclose(width, scale**-2, rel_tol=FITTED_WIDTH) else ""
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault that scores are multiplied by `scale`. A named factor, such as 1/√head_dim, fits any size."""
+    """Return the fault that multiplies scores by `scale`. A factor with a name, such as 1/√head_dim, fits any size."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
     if config.attention_multiplier != 1:
@@ -94,7 +94,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
     instead = f"{kind} ({right:.4g})" if kind else f"{right:.6g}"
     description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {instead}"
-    # If the mask is applied before the scale, a wrong scale also changes masked scores. A small mask value shows this.
+    # If scores are masked before they are scaled, a wrong scale also changes masked scores. This has an effect only if
+    # the mask value is small.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
     change: dict[str, Any] = {"value": scale, "also_patched": also, "scale": SCALES.get(named, lambda config: scale)}
     return fault("attention-scale", named or f"{scale:.6g}", says=description, formula=attended, **change)

@@ -89,7 +89,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault that embeddings are multiplied by `factor`. A factor `named` in `SCALES` fits any model size."""
+    """Return the fault that multiplies embeddings by `factor`. A factor `named` in `SCALES` fits any model size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
@@ -107,7 +107,7 @@ def based(config: TransformerConfig, base: float) -> Fault:
 
 
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
-    """Return the embedded tokens, patches or frames, before the scale and without positions."""
+    """Return the embedded tokens, patches or frames, before they are scaled, and without positions."""
     if state.config.reads_pixels:
         return embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
     if state.config.reads_frames and site.startswith("encoder"):

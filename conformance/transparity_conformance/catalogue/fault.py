@@ -67,7 +67,7 @@ class Fault:
     taken_from: Callable[[str], str] | None = None
     """A function from a tap to the tap whose parameters the faulty port uses instead."""
     exchange: Fault | None = None
-    """For a fault that uses the same parameters in two parts, the related fault that swaps their parameters."""
+    """If this fault uses the same parameters in two parts, the related fault that swaps the parts' parameters."""
     of_ranks: bool = False
     """Whether only a sharded model on several ranks can have the fault."""
     reshapes: str = ""
@@ -81,7 +81,7 @@ class Fault:
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether `sites` has all taps that the fault needs: for a swap, also the second tap."""
+        """Return whether `sites` contains all taps that the fault needs: for a swap, also the second tap."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
@@ -209,7 +209,8 @@ class Number:
     def fitted(
         self, config: TransformerConfig, is_site: Callable[[str], bool], times: float, powers: range, around: float = 0
     ) -> NumericFault:
-        """Return a fault whose number is to be fitted, from `around` (or the right value) times powers of `times`."""
+        """Return a fault with a fitted number; the fit starts at `around` (or the right value) times powers of
+        `times`."""
         grid = [(around or getattr(config, self.field)) * times**power for power in powers]
         return NumericFault(is_site, grid, functools.partial(self.fault, config))
 

@@ -99,7 +99,7 @@ def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
 
 
 def is_activated(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap shows hidden features; with experts, also whether it shows the sum of their outputs."""
+    """Return whether a tap is the hidden features or, in a layer with experts, the sum of the experts' outputs."""
     routed = own_config(config, site).num_experts > 0
     return site.endswith(".hidden") or (routed and site.endswith(".feed_forward.output"))
 
@@ -127,7 +127,8 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
 def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
-    """Yield a fault for each wrong activation. `where` ends the description; `missing` also names the identity."""
+    """Yield a fault for each wrong activation. `where` ends the description; `missing` is a second name of the identity
+    function."""
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"

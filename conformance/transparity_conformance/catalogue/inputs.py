@@ -20,10 +20,10 @@ from transparity_conformance.oracle.undetermined import Call, Mask, given_mask, 
 from transparity_numpy.inputs.patches import patches
 
 ORDERS = {"column by column": (0, 2, 1, 3), "from below": None}
-"""Wrong orders of patches: a permutation of (batch, rows, columns, numbers), or None for rows in reverse order."""
+"""Wrong orders of patches: a permutation of (batch, rows, columns, elements), or None for rows in reverse order."""
 
 PATCH_LAYOUTS = {"channels last": (1, 2, 0), "columns first": (0, 2, 1)}
-"""Wrong orders of the numbers in a patch: permutations of (channels, rows, columns)."""
+"""Wrong orders of the elements in a patch: permutations of (channels, rows, columns)."""
 
 
 def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -47,7 +47,7 @@ def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
-"""A function (configuration, right patches) → wrong patches, with shape (batch, patches, numbers)."""
+"""A function (configuration, right patches) → wrong patches, with shape (batch, patches, elements)."""
 
 
 def _of_patches(change: Change, state: WalkState, site: str, value: Value) -> Value:
@@ -192,7 +192,7 @@ def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator
 def _mask_faults(config: TransformerConfig, *, is_embedding: bool) -> Iterator[Fault]:
     counts = config.position_count == "visible"
     for name in MASKS:
-        # If only attention ignores or inverts the mask, `masks` already has the fault.
+        # If only attention ignores or inverts the mask, the module `masks` already contains the fault.
         acts = {"tokens": config.pad_id is not None, EXCHANGED: config.num_token_types > 1}.get(name, counts)
         if acts and (counts or name == EXCHANGED or not is_embedding):
             padding = lambda parts, name=name: MASKS[name](parts.state, parts.site)

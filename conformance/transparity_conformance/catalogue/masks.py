@@ -208,7 +208,7 @@ def _hidden_row(name: str, blind: Patch) -> Fault:
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield a fault for each result that ports give for a query without a visible key.
+    """Yield a fault for each result that ports compute for a query without a visible key.
 
     If masked keys have weight zero in the reference, these results are valid conventions. Otherwise, they are wrong.
     """

@@ -38,7 +38,7 @@ class NormForm:
     """The formula of a norm, as options."""
 
     centered: bool = True
-    """Whether the variance is taken around the mean; otherwise around zero, as in RMSNorm."""
+    """Whether the variance is taken around the mean. In RMSNorm, the variance is taken around zero."""
     subtracted: bool = True
     """Whether the mean is also subtracted from the input, if the variance is taken around the mean."""
     correction: int = 0
@@ -89,7 +89,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield fault("norm-missing", "missing", patch=_missing)
     for other in _neighbours(config, site):
         yield from _taken(site.rpartition(".")[2], other)
-    # To scale a norm's input is the same as to change eps, except with running statistics.
+    # Scaling a norm's input has the same effect as changing eps, except with running statistics.
     ties = ("norm-eps",) if config.norm != "batch" or sites.is_head_norm(site) else ()
     for factor in (2.0, 0.5):
         words = {"factor": f"{factor:g}"}
@@ -185,12 +185,12 @@ def other_eps(config: TransformerConfig, eps: float) -> Fault:
 
 
 def has_eps(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap shows the result of a norm, including norms of latent vectors and gated norms."""
+    """Return whether a tap is the result of a norm, including norms of latent vectors and gated norms."""
     return sites.is_norm(config, site) or sites.is_latent(site) or sites.is_gated_norm(site)
 
 
 def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the result of the norm at a tap, computed with changed settings; in a recurrence, with its gate."""
+    """Return the result of the norm at a tap, computed with changed settings. In a recurrence, apply the gate, too."""
     if sites.is_gated_norm(site):
         return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
@@ -230,7 +230,7 @@ UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_
 
 
 def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
-    """Project a query, key or value from the layer's input after the norm `source` (None: a norm with gain 1)."""
+    """Project a query, key or value from the layer's input after the norm `source`. None means a norm with gain 1."""
     scope, _, role = split(site)
     stack, x = scope.partition(".")[0], sites.layer_input(state, scope)
     if source is None:

@@ -49,7 +49,7 @@ FED = {
     "shared_expert.hidden": "shared_expert.up",
     "shared_expert.output": "shared_expert.down",
 }
-"""The linear map whose result each tap of a feed-forward shows, possibly after an activation."""
+"""For each tap of a feed-forward, the linear map that computes the tap, possibly followed by an activation."""
 
 OF_RECURRENCE = {f"{role}_convolved": role for role in ("query", "key", "value")}
 """The linear map of each tap in a recurrence. Queries, keys and values also pass through a convolution."""
@@ -99,7 +99,7 @@ def _head_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def _part(site: str) -> str:
-    """Return the linear map whose result the tap `site` shows, or an empty string."""
+    """Return the linear map that computes the tap `site`, or an empty string."""
     if site == "logits":
         return "head"
     if site.endswith("_convolution"):
@@ -115,7 +115,7 @@ def _part(site: str) -> str:
 
 
 def parts_at(config: TransformerConfig, site: str) -> list[str]:
-    """Return all linear maps whose parameters change the value at `site`, if the inputs are given."""
+    """Return all linear maps that compute the value at `site` from the previous taps."""
     part = _part(site)
     if not part:
         return []
@@ -265,7 +265,7 @@ def _packed_otherwise(config: TransformerConfig, parameters: Arrays, site: str, 
     """Return the weight and bias at `site` of a port that assumes a wrong order of the heads in a packed matrix.
 
     With `by_group`, the file packs each group of queries with its key and value, but the port assumes blocks of
-    queries, keys and values. Without `by_group`, it is the reverse.
+    queries, keys and values. Without `by_group`, the file contains blocks, but the port assumes groups.
     """
     counts = np.array([config.num_heads, config.key_value_heads, config.key_value_heads])
     in_turn = np.split(np.arange(counts.sum()), ends := np.cumsum(counts)[:-1])

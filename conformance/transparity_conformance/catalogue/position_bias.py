@@ -84,7 +84,7 @@ def _all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> 
 def _shared(
     whole: Callable[[np.ndarray], np.ndarray], part: int, config: TransformerConfig, distances: np.ndarray, both: bool
 ) -> np.ndarray:
-    """Return buckets: the first 1/`part` have one distance each; the widths of the others grow logarithmically."""
+    """Return buckets: the first 1/`part` have one distance each; the widths of later buckets grow logarithmically."""
     offset, count, near = _halved(config, distances, both)
     exact = max(1, count // part) if part > 2 else count // part
     share = np.log(np.maximum(near, exact) / exact) / math.log(config.relative_max_distance / exact)

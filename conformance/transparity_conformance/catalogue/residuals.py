@@ -105,7 +105,7 @@ def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, f
 
 
 def _residual(variant: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
-    """Return the fault that `source` computes the residual, given the state, the layer and the sublayer."""
+    """Return the fault in which `source(state, layer, sublayer)` computes the residual."""
 
     def downstream(state: WalkState, site: str, flow: Value) -> Value:
         scope, sublayer = sites.sublayer_of(site)

@@ -1,4 +1,4 @@
-"""Faults of a model that is sharded over several ranks. The wrong numbers depend on the number of ranks."""
+"""Faults of a model that is sharded over several ranks. The wrong values depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _recut(names: Sequence[str], ranks: int, parameters: Arrays) -> Arrays:
 
 
 def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield faults in which every rank numbers its heads from 0, and therefore gives them wrong distance biases."""
+    """Yield faults in which every rank numbers its heads from 0, and therefore adds wrong distance biases."""
     _, sublayer, tap = split(site)
     if (sublayer, tap) != ("self_attention", "scores") or config.num_heads % ranks:
         return

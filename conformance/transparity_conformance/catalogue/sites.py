@@ -99,7 +99,7 @@ def sublayer_of(site: str) -> tuple[str, str]:
 
 
 def norm_input(state: WalkState, site: str) -> Value:
-    """Return the input of the norm whose result the tap `site` shows, such as a stack's output after a final norm."""
+    """Return the input of the norm that computes the tap `site`, such as a stack's output after a final norm."""
     config, parts = state.config, site.split(".")
     if parts[1] == "embedding_norm":
         return state.taps[f"{parts[0]}.embedding"]
@@ -145,7 +145,7 @@ def is_head_norm(site: str) -> bool:
 
 
 def is_latent(site: str) -> bool:
-    """Return whether a tap shows a normalized latent vector of latent attention (MLA)."""
+    """Return whether a tap is a normalized latent vector of latent attention (MLA)."""
     return site.endswith(("attention.query_latent", "attention.key_value_latent"))
 
 
@@ -154,7 +154,7 @@ def is_gated_norm(site: str) -> bool:
 
 
 def norm_scope(site: str) -> str:
-    """Return the parameter prefix of the norm whose result the tap `site` shows."""
+    """Return the parameter prefix of the norm that computes the tap `site`."""
     if is_latent(site):
         return f"{site}_norm"
     return site.replace(".output", ".final_norm") if site.count(".") == 1 else site

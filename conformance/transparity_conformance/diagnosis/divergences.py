@@ -42,9 +42,9 @@ def explain_all(
     """Explain the segments in `faulty`, except those that an earlier cause explains. On several `ranks`, also try
     faults of sharding.
 
-    Activations that were matched by value may be matched wrongly. `answer` then contains the logits, and only causes
-    that give the port's logits are reported. Try single faults, then the fewest faults that explain the segments, then
-    pairs.
+    If activations were matched by value, some may be matched wrongly. In this case, `answer` contains the logits, and
+    causes are reported only if they reproduce the port's logits. Try single faults, then the fewest faults that explain
+    the segments, then pairs.
     """
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
@@ -66,9 +66,9 @@ def _consistent(
 ) -> list[Divergence]:
     """Drop causes that the logits contradict, and divergences of activations that the model does not use.
 
-    Only causes at activations that were matched by value can be wrong. The reference gets all causes, and the port's
-    values at unexplained taps. If it still does not give the port's logits, drop these causes. Also drop a cause next
-    to an unexplained tap, because either tap may be matched wrongly.
+    Only causes at activations that were matched by value can be wrong. Run the reference with all causes, and with the
+    port's values at unexplained taps. If this run does not compute the port's logits, drop the causes at these
+    activations. Also drop a cause next to an unexplained tap, because either tap may be matched wrongly.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
@@ -108,7 +108,8 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences for the faults that leave the fewest taps wrong, if all these were matched by value."""
+    """Return the divergences for the combination of faults that leaves the fewest taps wrong. If one of these taps was
+    not matched by value, return ()."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
@@ -161,8 +162,8 @@ def _sites(chosen: Combination) -> set[str]:
 
 
 class _BySegment:
-    """Explains each segment separately, until the faults give the port's logits. If a segment has no cause, the whole
-    sublayer is explained as one segment."""
+    """Explains each segment separately, until the faults reproduce the port's logits. If a segment has no cause, the
+    whole sublayer is explained as one segment."""
 
     def __init__(self, results: Results, clock: Clock, ranks: int, answer: Answer | None) -> None:
         self.results, self.clock, self.ranks, self.answer = results, clock, ranks, answer
@@ -174,7 +175,7 @@ class _BySegment:
         self.known: Combination = ()
 
     def run(self, faulty: Sequence[str], progress: Progress) -> Combination:
-        """Explain the segments. Return the fewest faults that give the port's logits, if the search finds them."""
+        """Explain the segments. Return the smallest set of faults that reproduces the port's logits, or ()."""
         self.known = _whole_model_fault(self.results, [*faulty])
         if self.known:
             fault, residual = self.known[0].fault, logits_error(self.results, self.known)
@@ -231,7 +232,7 @@ class _BySegment:
 
 
 def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explanation]) -> tuple[Divergence, ...]:
-    """Recognize swaps among the causes, and give a wrong shape the cause that explains it."""
+    """Recognize swaps among the causes, and add to each wrong shape the cause that explains the shape."""
     return tuple(_exchanged(_reshaped(each, explanations), explanations) for each in divergences)
 
 
@@ -286,7 +287,7 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Give a wrong shape the cause of a later tap, if this cause is a single fault that also changes the shape."""
+    """Add the cause of a later tap to a wrong shape, if this cause is a single fault that also changes the shape."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:

@@ -1,4 +1,4 @@
-"""Causes: faults after which the reference gives the values of the port.
+"""Causes: faults with which the reference computes the port's values.
 
 The search tries single faults, then faults with a fitted number, then pairs. A fault is reported as a cause only if the
 remaining difference is within the budget on every probe.
@@ -53,7 +53,7 @@ def explain(
     """Find the causes of the difference at `segment`.
 
     Args:
-        sites: The taps at which the faults may be.
+        sites: The taps at which the faults may act.
         known: Faults that are already in the reference.
         others: All probes, one of which may distinguish causes that are equally good.
         earlier: The explanations of other segments, because a fault of one layer is likely in the next layer, too.
@@ -203,7 +203,7 @@ def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> 
 
 
 def _other(fault: Fault, other: Fault) -> str:
-    """Return the number or the description of `other`; empty if both faults have the same."""
+    """Return the number or the description that distinguishes `other` from `fault`, or "" if both are equal."""
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
     return "" if other.description == fault.description else other.description

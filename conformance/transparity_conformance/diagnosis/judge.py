@@ -73,7 +73,8 @@ def judge(
         logits_only, needs_logits: Whether to compare only logits; whether to skip probes without logits.
         not_compared, repeated: Further lines for the report; the claim that two runs are equal.
         clock, located: The limits of the search for causes; a function that receives the report before the search.
-        ranks, answer: The number of ranks, but 1 if one rank is also wrong; the logits, if taps were matched by value.
+        ranks: The number of ranks, or 1 if the port is also wrong on a single rank.
+        answer: The logits, if taps were matched by value.
     """
     with np.errstate(all="ignore"):  # a port may return any number
         results, missing = _compare(probes, actual, dtype, logits_only, progress or ignore_progress, needs_logits)

@@ -122,7 +122,8 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 
 
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the port's value at `tap`. With ALiBi, correct scores by a constant per row, and replace masked scores.
+    """Return the port's value at `tap`. With ALiBi, replace masked scores by the reference's scores plus a constant per
+    row.
 
     Like BLOOM, a port may compute the bias from the key's position instead of its distance. This adds a constant to all
     visible scores of a row.
@@ -186,10 +187,10 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def is_equivalent(tap: str, pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Return whether a single map turns our values into the port's values, within `tolerance` of the largest number."""
+    """Return whether a single map turns our values into the port's, within `tolerance` of the largest element."""
     if not pairs or not all(actual.shape == ours.shape for actual, ours in pairs):
         return False
-    if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # ours may be computed from the port's
+    if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # NaN of a port may spread to ours
         return False
     last = tap.rpartition(".")[2]
     if last == "hidden":
@@ -225,7 +226,7 @@ def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
 
 
 def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether each hidden unit of the port is a positive multiple of one of ours; False if all are zero."""
+    """Return whether each hidden unit of the port is a positive multiple of one of ours; False if all units are 0."""
     length = np.linalg.norm(ours, axis=0)
     likeness = (ours / np.where(length > 0, length, 1)).T @ actual
     best, scale = likeness.argmax(axis=0), likeness.max(axis=0)
@@ -234,7 +235,7 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
-    """Return whether each head of the port equals one of ours; scores may be scaled, and have a constant per row."""
+    """Return whether each head of the port equals one of ours. Scores may be scaled, and shifted in each row."""
 
     def head_of(x: np.ndarray, head: int) -> np.ndarray:
         return (x - x.mean(-1, keepdims=True) if shifted else x)[:, head].ravel()

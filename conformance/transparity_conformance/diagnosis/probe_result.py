@@ -59,7 +59,7 @@ class ProbeResult:
         }
 
     def without(self, taps: Collection[str]) -> ProbeResult:
-        """Return the result as if the port had not shown `taps`."""
+        """Return the result as if the port had not returned `taps`."""
         recorded = chosen(self.recorded, [tap for tap in self.recorded if tap not in taps])
         errors = {tap: error for tap, error in self.errors.items() if tap not in taps}
         return dataclasses.replace(self, recorded=recorded, errors=errors)

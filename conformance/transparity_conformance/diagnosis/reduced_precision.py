@@ -39,7 +39,7 @@ def find_rounding(results: Results, dtype: str) -> Cause | None:
 def _is_beyond_rounding(results: Results) -> bool:
     """Return whether the first wrong value differs by more than rounding to bfloat16, the coarsest dtype, explains."""
     first = next((result for result in results.values() if result.wrong), None)
-    if first is None or not math.isfinite(first.errors[first.wrong[0]]):  # float16 overflows
+    if first is None or not math.isfinite(first.errors[first.wrong[0]]):  # an overflow of float16
         return False
     tap = first.wrong[0]
     budgets = segment_budgets(first.probe, first.recorded, "bfloat16", until=tap, neighbours=1)

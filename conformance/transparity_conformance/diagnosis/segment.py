@@ -21,7 +21,7 @@ Combination = tuple[Hypothesis, ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """A tap at which the port differs from the reference, on all probes for which the port shows this tap."""
+    """A tap at which the port differs from the reference, on all probes with a known value of the port at this tap."""
 
     tap: str
     results: Mapping[str, ProbeResult]
@@ -37,7 +37,7 @@ class Segment:
 
     @property
     def is_whole_model(self) -> bool:
-        """Return whether the port shows only this tap. Then the segment is the whole model."""
+        """Return whether the port's value is known only at this tap. The segment is then the whole model."""
         return all(len(each.recorded) == 1 for each in self.results.values())
 
     def budget(self, probe: Probe) -> float:
@@ -48,7 +48,7 @@ class Segment:
         return having.budgets[self.tap]
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return a walk without faults whose values other walks reuse; None if the port shows several activations."""
+        """Return a walk without faults whose values other walks reuse; None if several activations are known."""
         recorded = self.results[probe.name].recorded
         if len(recorded) > 1:
             return None
@@ -75,7 +75,7 @@ class Segment:
 
     def share(self, probe: Probe, chosen: Combination) -> float:
         """Return the remaining difference, relative to the budget. If the difference is slightly too large, measure the
-        budget again, with the faults: first at two points, then at all."""
+        budget again with the faults, first with two copies of the weights, then with all copies."""
         error, budget, result = self.largest(probe, chosen), self.budget(probe), self.results[probe.name]
         for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[result.dtype]), (probe.neighbours, LUCK)):
             if budget < error < within * budget:
@@ -108,7 +108,7 @@ class Segment:
         return self.largest(probe, chosen) <= within * (self.budget(probe) or 1)
 
     def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
-        """Return whether the difference is within the budget on all `probes`, by default on all of the segment's."""
+        """Return whether the difference is within the budget on all `probes` (by default, all of the segment)."""
         return all(self.share(probe, chosen) <= 1 for probe in (self.probes if probes is None else probes))
 
     def largest(self, probe: Probe, chosen: Combination) -> float:
@@ -116,7 +116,7 @@ class Segment:
 
     def _size(self, probe: Probe, chosen: Combination) -> tuple[float, float]:
         """Return (root mean square, maximum) of the remaining difference; compute it only once."""
-        # Hypotheses cannot be hashed; the key is their `id`. They are stored, so that no other object gets it.
+        # Hypotheses cannot be hashed, so the key contains their `id`. Storing them keeps each `id` unique.
         key = probe.name, *map(id, chosen)
         if key not in self._sizes:
             self.keep(probe, chosen, self.left(probe, chosen))
@@ -129,7 +129,7 @@ class Segment:
 
 
 def segment_of(results: Results, tap: str, ranks: int = 1) -> Segment:
-    """Return the segment that ends at a tap, on the probes for which the port shows the tap."""
+    """Return the segment that ends at a tap, on the probes with a known value of the port at this tap."""
     return Segment(tap, {each.probe.name: each for each in results.values() if tap in each.recorded}, ranks)
 
 
@@ -154,7 +154,8 @@ def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[
 
     Activations that were matched by value may be matched wrongly, and a different order of operations changes several
     activations at once. The joint segment starts at the right activations of the sublayer. It ends at the first tap
-    that depends on all wrong ones. The end is empty if a wrong tap was not matched by value, or if only one is wrong.
+    that depends on all wrong taps. The end is empty if a wrong tap was not matched by value, or if only one tap is
+    wrong.
     """
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}

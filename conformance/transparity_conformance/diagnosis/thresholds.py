@@ -52,7 +52,7 @@ FURTHEST_ROUNDED = Threshold(
     "in the same runs, the ratio is 0.51 with the right rounding. If queries are also 5 % too large, the ratio is 25 "
     "in TF32. In bfloat16, the ratio is 3.1, but the remaining share of the difference shows the fault",
 )
-"""The largest difference of an element, relative to the largest difference that rounding causes."""
+"""The largest accepted difference of an element, relative to the largest difference that rounding causes."""
 
 COHERENT = Threshold(
     4,
@@ -84,7 +84,7 @@ FITS = (
     "not planted. Each of these 142 leaves at least 1.7e-4 of the difference"
 )
 IMPROVED = Threshold(2, FITS)
-"""The search accepts a fit if the best number of the grid leaves at least this many times as much."""
+"""A fit is accepted if the grid's best number leaves at least this many times the difference that the fit leaves."""
 
 BELOW_MEDIAN = Threshold(100, FITS)
-"""The search also accepts a fit if the numbers of the grid leave at least this many times as much, in the median."""
+"""A fit is also accepted if the grid's median difference is at least this many times the difference that it leaves."""

@@ -1,8 +1,8 @@
 """A walk: a forward pass of the reference that computes each activation from the port's earlier activations.
 
 At each tap (a named activation), the reference computes a value, but continues with the port's value. A segment is the
-computation between two taps. A fault changes only its own segment, so that one walk can show several faults. If the
-port shows only logits, the whole model is one segment.
+computation between two taps. A fault changes only its own segment, so that one walk can reveal several faults. If the
+port returns only logits, the whole model is one segment.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Base:
-    """A walk without faults. Walks with faults reuse its values up to their first fault."""
+    """A walk without faults. Walks with faults reuse the values before their first fault."""
 
     computed: MutableMapping[str, np.ndarray]
     """The values that the reference computes."""
     taps: Mapping[str, np.ndarray]
-    """The values with which the walk continues: the port's values where shown, otherwise the computed values."""
+    """The values with which the walk continues: the port's values if it returned them, otherwise the computed
+    values."""
 
 
 def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:
@@ -228,7 +229,7 @@ def _start(
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
-    # A recorded activation hides earlier faults from later values, unless a fault changes the value that continues.
+    # A recorded activation hides earlier faults from later values, except faults that act `downstream`.
     cut = start_at(config, recorded, end).depth if until else (0, 0)
     earliest = min([end, *(depth(config, name) for name in touched if depth(config, name) >= cut)])
     earliest = min([earliest, *(depth(config, name) for name in downstream)])
@@ -252,7 +253,7 @@ def dependents(
 
 
 def perturbed(value: np.ndarray) -> np.ndarray:
-    """Return other numbers of similar size: reverse every axis, then scale and shift a little."""
+    """Return other values of similar size: reverse every axis, then scale and shift the values a little."""
     value = np.nan_to_num(value)
     return np.flip(value) * 1.02 + 0.01 * (float(np.abs(value).max(initial=0.0)) or 1.0)
 
@@ -290,6 +291,6 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """Change each number at random by up to half an ulp, because a port may continue with values before rounding."""
+    """Change each element at random by up to half an ulp, because a port may continue with values before rounding."""
     random = np.random.default_rng([index, value.size])
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))

@@ -43,7 +43,7 @@ class Proof:
 
     @functools.cached_property
     def wrong(self) -> Divergence | None:
-        """Return the largest divergence of the logits over all probes; None for right or misshapen logits."""
+        """Return the largest divergence of logits with the right shape over all probes, or None if they are right."""
         return wrong_logits(self.probes, {key: {"logits": each} for key, each in self.answers.items()}, "float32")
 
     @property

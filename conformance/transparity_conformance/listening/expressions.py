@@ -64,7 +64,7 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 @functools.lru_cache(maxsize=64)
 def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
-    """Return the rewritten code of each function in a file, by `identity`; no functions if Python cannot compile it."""
+    """Return the rewritten code of each function in a file, by `identity`, or {} if Python cannot compile the file."""
     try:
         tree = ast.parse(text, file)
         plain = compile(tree, file, "exec", dont_inherit=True)
@@ -222,7 +222,7 @@ def _value(node: Any, kind: Kind, name: str, operands: list[int], writes: bool =
 
 
 def _wrote(node: Any, name: str, operands: list[int], array: Any, part: int | None) -> ast.stmt:
-    """Return a statement that reports an assignment into `array`; `part` is the number of the index, if any."""
+    """Return a statement that reports an assignment into `array`; `part` is the operand number of the index."""
     number = next(_numbers)
     SITES[number] = Site("assignment", name, (*operands, *([] if part is None else [part])))
     return _statement(_call(WROTE, [ast.Constant(number), array], node), node)

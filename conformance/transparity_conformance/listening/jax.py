@@ -1,8 +1,8 @@
 """Record every primitive that JAX runs: in flax, equinox and plain functions.
 
-The recording disables `jit`, so JAX runs one primitive at a time, and a jitted port may round differently. `scan`,
-`while_loop` and `cond` run as Python loops and branches. The jaxpr of a function under `checkpoint` runs equation by
-equation. The record shows each equation with the line that was traced.
+The recording disables `jit`, so JAX runs one primitive at a time. Without the recording, a jitted port may therefore
+round differently. `scan`, `while_loop` and `cond` run as Python loops and branches. The jaxpr of a function under
+`checkpoint` runs equation by equation. The record contains each equation with the line from which JAX traced it.
 
 Integers and bools are recorded only on request, but the record follows the data through them. The record leaves out
 other threads, programs compiled earlier, arrays on other machines, and parameters that are only sliced, reshaped or
@@ -24,10 +24,10 @@ from transparity_conformance.listening.record import Record, Region
 REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
 ) | {"rev", "slice", "split", "squeeze", "stage", "transpose"}
-"""Primitives that only copy, cast or rearrange their inputs. If the input is a parameter, they are not recorded."""
+"""Primitives that only copy, cast or rearrange their inputs. They are not recorded if the input is a parameter."""
 
 EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))
-"""Primitives that wrap a function; the record has the primitives of this function instead."""
+"""Primitives that wrap a function. The record contains the primitives of this function instead."""
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ class _Listener:
 
 
 def _stack(record: Record) -> tuple[Source, ...]:
-    """Return the port's lines on the stack; for an equation of a jaxpr, the lines on the stack during tracing."""
+    """Return the port's lines on the stack. For an equation of a jaxpr, use the stack during tracing."""
     from jax._src import source_info_util
 
     traceback = source_info_util._source_info_context.context.traceback

@@ -23,8 +23,8 @@ LISTENERS: dict[str, tuple[str, Listener]] = {
     "pytorch": ("torch", lambda record, _: pytorch.listening(record)),
     "jax": ("jax", lambda record, _: jax.listening(record)),
 }
-"""For each framework: the module that a port imports, and the context that records the call. NumPy is the first,
-because its context calls the function once before the recording."""
+"""For each framework: the module that a port imports, and the context that records the call. NumPy comes first, because
+its context calls the function once before the recording."""
 
 
 def listen(
@@ -38,7 +38,7 @@ def listen(
     """Call a function, and record its operations.
 
     For NumPy, a first call finds the functions that run, and a second call is recorded. Exceptions of the function
-    propagate. The module of each framework lists the operations that are left out.
+    propagate. The docstrings of the modules `numpy`, `pytorch` and `jax` list the operations that are not recorded.
 
     Args:
         call: the function to call, such as `lambda: forward(tokens=ids)`.

@@ -32,7 +32,7 @@ from transparity_conformance.listening.record import Origins, Record, Region
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
 ) | {"moveaxis", "ravel", "reshape", "squeeze", "swapaxes", "transpose"}
-"""Functions that only copy, cast or rearrange their inputs. If the input is a parameter, they are not recorded."""
+"""Functions that only copy, cast or rearrange their inputs. Calls are not recorded if the input is a parameter."""
 
 UNINITIALISED = frozenset(["empty", "empty_like"])
 SHAPE_ALONE = frozenset(["zeros_like", "ones_like", "full_like"])
@@ -194,7 +194,7 @@ class _Listener:
 
 
 def _name(function: Any) -> str:
-    """Return a function's name; empty for other objects, because the port may define their attributes."""
+    """Return a function's name, or "" for other objects, whose `__name__` may run code of the port."""
     is_known = isinstance(function, KINDS) or type(function).__module__.startswith("numpy")
     return str(getattr(function, "__name__", "")) if is_known else ""
 

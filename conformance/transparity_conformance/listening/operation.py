@@ -106,8 +106,8 @@ class Sources:
 
     def among(self, places: Iterable[tuple[CodeType, int]]) -> Lines:
         """Return the port's lines among `places`, innermost first. Files of the standard library, of installed packages
-        and of this package are not the port's. If only such files are on the stack, the port is itself an installed
-        package: the outermost package that is not a framework."""
+        and of this package do not belong to the port. If only such files are on the stack, the port is itself an
+        installed package: the outermost package that is not a framework."""
         inside = itertools.takewhile(lambda place: place[0] is not run.__code__, places)
         packages = [(home(code.co_filename), code, at) for code, at in inside]
         packages = [each for each in packages if each[0] is not None and each[0] not in FRAMEWORKS]
@@ -130,7 +130,7 @@ class Sources:
 
 
 def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | None) -> tuple[int, int] | None:
-    """Return the columns of an expression in characters, at most to the end of the line; Python reports bytes."""
+    """Return the columns of an expression in characters, because Python reports bytes. Stop at the end of the line."""
     if start is None or not 1 <= line <= len(lines):
         return None
     text = lines[line - 1].rstrip().encode()
@@ -207,7 +207,7 @@ def _referrers(values: Iterable[Any]) -> list[Any]:
 
 
 def _codes_of(call: Callable[[], Any]) -> dict[int, CodeType]:
-    """Return the port's code objects that a call runs, by id: code objects of equal functions compare equal."""
+    """Return the port's code objects that a call runs, by id, because equal functions have equal code objects."""
     codes: dict[int, CodeType] = {}
 
     def note(frame: Any, event: str, _: Any) -> None:

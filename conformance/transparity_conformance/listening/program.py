@@ -33,7 +33,7 @@ _SOURCES = Sources()
 Values = dict[int, Any]
 
 PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm"))
-"""Operations that multiply matrices, which are their last two operands."""
+"""Operations that multiply matrices. The matrices are the last two operands."""
 
 Place = tuple[CodeType, int]
 """A bytecode instruction: its code object, and its offset within the code."""
@@ -57,7 +57,7 @@ class Step:
     outputs: tuple[int, ...]
     """The indices of the results. An in-place operation gives a new index to each tensor that shares its memory."""
     aliases: tuple[int, ...]
-    """The old indices of the tensors that share the modified memory, in the order of `outputs`; empty otherwise."""
+    """The old indices of tensors in the modified memory, in the order of `outputs`; empty for other steps."""
     written: int
     """The index of the tensor that the step modifies in place, or -1."""
     site: Hashable
@@ -175,7 +175,7 @@ class Program:
         Args:
             numbers: the steps to run again.
             values: the values of an earlier run; they are not modified.
-            changes: all changes: the changes of the earlier run, and the new changes.
+            changes: the changes of the earlier run, and the new changes.
 
         Returns:
             all values, and the indices of the values that this call computed.
@@ -191,7 +191,7 @@ class Program:
     def after(
         self, number: int, made: Any, values: Values, changes: Mapping[int, Change]
     ) -> Iterator[tuple[Step, Values]]:
-        """Run the steps that depend on a changed step, in order; yield each step with the values so far.
+        """Run the steps that depend on a changed step, in order; yield each step with the values computed so far.
 
         Args:
             number, made: the changed step's number, and the new result of this step.
@@ -266,7 +266,7 @@ def float64_defaults() -> Iterator[None]:
 
 @contextlib.contextmanager
 def decomposed() -> Iterator[None]:
-    """Run fused attention and fused layers as single operations within the context, so that each is recorded."""
+    """Within the context, split fused attention and fused layers into operations that are recorded one by one."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with without_fast_path(), sdpa_kernel(SDPBackend.MATH), _with_one_mask():
@@ -318,7 +318,7 @@ def executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
-    """Run an operation in a precision (None: float64); replace float dtypes in the arguments by this precision."""
+    """Run an operation in a precision (None means float64), which also replaces float dtypes in the arguments."""
     import torch
 
     kinds = {*map(type, args), *map(type, kwargs.values())}
@@ -331,7 +331,7 @@ def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precisio
     with contextlib.nullcontext() if is_set else float64_defaults():
         result = func(*args, **kwargs)
     if _is_uninitialised(func) and result.is_floating_point():
-        result.fill_(math.nan)  # NaN shows if a later step reads uninitialized memory
+        result.fill_(math.nan)  # NaN reveals a later step that reads uninitialized memory
     return result
 
 
@@ -368,7 +368,7 @@ class Recorder:
         names: the names of tensors, by `id`.
         module_names: the paths of modules, by `id`.
         files: the files whose lines are reported; all files if empty.
-        frames: a function that yields the instructions that run an operation, innermost first; by default, the stack's.
+        frames: yields the instructions that run an operation, innermost first; by default, those on Python's stack.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
 """Record PyTorch: every operation that reaches the dispatcher, from modules and functions.
 
-For a composite operation, the record shows the operations that it calls; for example, `linear` calls `addmm`. For fused
-attention, the recorder also computes the scores and weights, in float64. Each output of an operation is recorded
+For a composite operation, the record contains the operations that it calls; for example, `linear` calls `addmm`. For
+fused attention, the recorder also computes the scores and weights, in float64. Each output of an operation is recorded
 separately. During the recording, compiled modules run eagerly, and layers of `nn.Transformer` do not use their fast
-path. Both may change the rounding.
+path. Both changes may affect rounding.
 
-Integers and bools are recorded only on request, but the record follows the data through them. Not recorded are:
+Integers and bools are recorded only on request, but the record follows the data through them. The following are not
+recorded:
 
 - other threads
 - views of parameters
@@ -75,7 +76,7 @@ def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> A
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            """Return whether the compiler must ignore this mode; importing the compiler for that takes seconds."""
+            """Return whether the compiler must ignore this mode. If so, PyTorch imports the compiler, which is slow."""
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

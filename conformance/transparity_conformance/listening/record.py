@@ -25,15 +25,15 @@ class Region:
     owner: int
     """An identifier of the memory; an array and its views have the same owner."""
     geometry: Hashable
-    """The start, shape, strides and dtype. Arrays with the same owner and geometry contain the same numbers."""
+    """The start, shape, strides and dtype. Arrays with the same owner and geometry have the same elements."""
     array: Any = field(compare=False)
     memory: Any = field(compare=False)
-    """The object that owns the memory. The reference keeps the object alive, so that Python does not reuse its id."""
+    """The object that owns the memory. This field keeps the object alive, so that Python does not reuse its id."""
 
 
 @dataclass
 class _Memory:
-    """The memory of one owner: the operations that computed each part, and the last operation that wrote."""
+    """The memory of one owner: the operations that computed each part, and the last operation that wrote into it."""
 
     kept: Any
     parts: dict[Hashable, Origins] = field(default_factory=dict)
@@ -46,8 +46,9 @@ class _Memory:
 class Record:
     """The operations of a run.
 
-    A value that would exceed the limit of `largest` bytes in total is left out, and so are integers and bools unless
-    `whole_numbers` is set. If an operation reads a value that is left out, this value's inputs become its inputs.
+    Integers and bools are left out unless `whole_numbers` is set. Values that would exceed the limit of `largest` bytes
+    in total are also left out. If an operation reads such a value, the inputs of this value become inputs of the
+    operation.
     """
 
     def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
@@ -125,6 +126,6 @@ class Record:
         self._awaited[place.owner] = place
 
     def settle_awaited(self, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record other ranks' data that no operation of the run has read, because the run returns them."""
+        """Record other ranks' data that no operation of the run has read, because the run may return these data."""
         for place in self._awaited.values():
             self.settle(place, value)

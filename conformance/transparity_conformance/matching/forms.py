@@ -27,7 +27,8 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack the iterations of loops. `tokens` has each input's (batch, length); `heads`, possible numbers of heads."""
+    """Stack the iterations of loops. `tokens` contains (batch, length) of each input, and `heads` possible head
+    counts."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -92,8 +93,8 @@ def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tu
 
 
 def _groups(operations: Sequence[Operation], counts: Collection[int]) -> Iterator[tuple[int, ...]]:
-    """Yield one group for each operation in a loop's body: the operation in all iterations. Other groups have one
-    member."""
+    """Yield one group for each operation in a loop's body: the indices of this operation in all iterations. Outside
+    loops, each group contains one operation."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(map(_key, operations)))}
     ids = np.array([numbers[_key(each)] for each in operations])
     begin = 0
@@ -108,8 +109,9 @@ def _key(operation: Operation) -> tuple[object, ...]:
 
 
 def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
-    """Return (body length, iterations) of the loop that starts at `begin`; (1, 1) without a loop. Prefer the shortest
-    body. A repeated single operation is no loop, because splitting an array also records one operation per part."""
+    """Return (body length, iterations) of the loop that starts at `begin`, or (1, 1) without a loop. Prefer the
+    shortest body. A repeated single operation is no loop, because splitting an array also records one operation per
+    part."""
     rest = ids[begin:]
     for period in np.flatnonzero(rest[: len(rest) // 2 + 1] == rest[0])[1:].tolist():
         if period == 1 or rest[1] != rest[period + 1]:
@@ -123,8 +125,8 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether all iterations have the same shapes, and each operation reads only earlier operations of the body,
-    in any iteration."""
+    """Return whether all iterations have the same shapes, and each operation reads only operations that are earlier in
+    the body, of any iteration."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:
@@ -174,7 +176,7 @@ def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> floa
 
 def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
     """Remove the unused positions of preallocated buffers. Attention weights reveal a buffer: the weights of unused
-    positions are 0 in every row. Every axis of this size is cut if its unused positions are constant."""
+    positions are 0 in every row. Each axis of the buffer's size is cut if its unused positions are constant."""
     buffers: dict[int, np.ndarray] = {}
     for each in operations:
         size = each.value.shape[-1] if each.value.ndim > 2 else 0
@@ -188,7 +190,7 @@ def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -
 
 
 def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
-    """Return which keys have a positive attention weight in any row; None if the value is not attention weights."""
+    """Return which keys have a positive attention weight in some row; None if the value is not attention weights."""
     with np.errstate(invalid="ignore"):
         if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
             return None

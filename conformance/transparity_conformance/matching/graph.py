@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 
 def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known: Collection[int] = ()) -> set[int]:
-    """Return the nodes `ends` and all their ancestors, but no `known` nodes. `given` returns a node's inputs."""
+    """Return the nodes `ends` and their ancestors, but stop before `known` nodes. `given` returns a node's inputs."""
     seen = set(ends)
     waiting = list(seen)
     while waiting:
@@ -69,7 +69,7 @@ def _longest(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[i
     for i, element in enumerate(one):
         places[element] = places.get(element, 0) | 1 << i
     every = (1 << len(one)) - 1
-    rows = [every]  # bit i of row j is 0 if `one[i]` lengthens the subsequence with the first j elements of `other`
+    rows = [every]  # bit i of row j is 0 if `one[i]` lengthens the common subsequence with `other[:j]`
     for element in other:
         row = rows[-1]
         met = row & places.get(element, 0)

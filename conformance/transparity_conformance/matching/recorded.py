@@ -26,7 +26,7 @@ class Layout:
     split: Shape
     order: tuple[int, ...]
     features: tuple[int, ...] = ()
-    """For each feature of the reference, the index of this feature in the port; empty for the same order."""
+    """For each feature of the reference, the index of this feature in the port; empty if the orders are equal."""
 
     @property
     def is_in_order(self) -> bool:
@@ -57,7 +57,8 @@ def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
 
 
 def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]]:
-    """Yield the split axes in every order, also with interleaved halves of a head's features, as in some rotations."""
+    """Yield the axes in every order, with and without a split into heads. Also interleave the halves of a head's
+    features, as some rotary embeddings do."""
     splits = [ours]
     if len(ours) == 3 and heads > 1 and ours[-1] % heads == 0:
         splits.append((*ours[:-1], heads, ours[-1] // heads))
@@ -95,7 +96,7 @@ class Match:
     index: int
     layout: Layout
     distance: float = 0.0
-    """The largest absolute difference, divided by the largest number of the reference value."""
+    """The largest absolute difference, divided by the largest element of the reference's value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +124,7 @@ class Recorded:
 
     @functools.cached_property
     def made_answer(self) -> tuple[int, ...]:
-        """Return the index of the last operation whose value equals the call's result; empty if none does."""
+        """Return the index of the last operation whose value equals the call's result, or () without such a value."""
         last = range(len(self.operations) - 1, -1, -1)
         flat = np.ravel(self.answer)
         alike = (index for index in last if self.operations[index].value.size == flat.size)
@@ -190,7 +191,7 @@ class Recorded:
         return bool(self._made_from[later] >> index & 1)
 
     def sketch(self, index: int) -> np.ndarray:
-        """Return a value's sorted numbers, which do not depend on the order of axes."""
+        """Return a value's sorted elements, which do not depend on the order of axes."""
         if index not in self._sketches:
             self._sketches[index] = np.sort(self.values[index], axis=None)
         return self._sketches[index]
@@ -202,14 +203,14 @@ class Recorded:
     def has_numbers_of(self, index: int, other: int) -> bool:
         """Return whether two values contain the same numbers, in any order.
 
-        Values with only 0 and one other number never match: two masks may contain the number equally often by chance.
+        Values that contain only 0 and one other number never match, because two masks may match by chance.
         """
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield the `indices` of values with the numbers of `ours`, in any order; nothing if no number is finite."""
+        """Yield the `indices` of values with the elements of `ours` in any order, unless no element is finite."""
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)
@@ -223,7 +224,7 @@ class Recorded:
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
         """Return the match with the smallest distance, among operations after `after` for which `may_be` is true. If
-        several distances are about equal, return the first."""
+        several distances are about equal, return the first of these matches."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):
@@ -241,7 +242,7 @@ class Recorded:
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield the port's arrays that some layout brings into the shape of `ours`; skip constants and repetitions."""
+        """Yield the port's arrays in each layout that has the shape of `ours`; skip constants and repeated results."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]
@@ -254,7 +255,7 @@ class Recorded:
 
 
 def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
-    """Return whether no two elements differ by more than `allowed`; equal infinities and two NaNs do not differ."""
+    """Return whether two arrays differ by at most `allowed`; equal infinities and two NaNs do not differ."""
     if one.size and one.shape == other.shape:  # a quick test: most unequal pairs already differ in the middle
         middle = one.size // 2
         if abs(one.item(middle) - other.item(middle)) > allowed and one.item(middle) != other.item(middle):

@@ -43,9 +43,9 @@ class At:
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the values at which consecutive segments start, last segment first; None if a segment has no start.
-        The last segment ends at this step. The count of a segment is the number of values that `starts` yields from its
-        end back to its start."""
+        """Return the values at which consecutive segments start, last segment first. If a segment has no start, return
+        None. The last segment ends at this step. For a count n, the segment starts at the nth value that `starts`
+        yields for its end."""
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -100,7 +100,7 @@ class Edit:
     make: Make = field(repr=False)
     """A function that returns the change at a step, or None if the edit does not apply to this step."""
     rank: int = 0
-    """The simplicity of the edit; among equally good explanations, the lowest rank wins."""
+    """How complex the edit is. Among equally good explanations, the edit with the lowest rank is reported."""
     behind: tuple[int, ...] = ()
     """The counts of the changed segments for `At.behind`; empty if the edit changes a single step."""
     is_everywhere: bool = False
@@ -117,7 +117,7 @@ class Edit:
         return self.words if isinstance(self.words, str) else self.words()
 
     def steps(self, at: At) -> list[Step]:
-        """Return the steps that the edit replaces; if it swaps two segments, return the steps of the earlier
+        """Return the steps that the edit replaces. If the edit swaps two segments, return the steps of the earlier
         segment."""
         if self.view_of >= 0 and (view := reordering(at.program, at.step.args[self.view_of].index)) is not None:
             return [view]
@@ -139,7 +139,7 @@ class Context:
     numbers: Sequence[float] = ()
     """The numbers in the reference's configuration."""
     wanted: Sequence[np.ndarray] = ()
-    """The port's first unmatched values, each as a fingerprint (its sorted numbers)."""
+    """The port's first unmatched values, each as a fingerprint (its sorted elements)."""
     lost: Mapping[int, np.ndarray] = field(default_factory=dict)
     """All unmatched values of the port, by the index of their operation."""
     values: Values = field(default_factory=dict)
@@ -165,7 +165,7 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield a value's dominators (see `..flow`), nearest first; if only views separate some, yield the nearest."""
+    """Yield a value's dominators (see `..flow`), nearest first. If only views separate two, yield the nearer one."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
@@ -216,7 +216,7 @@ def line_of(step: Step) -> str:
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Describe consecutive steps by their source expression. If it also runs other steps, name the operations."""
+    """Describe consecutive steps by their source expression; name the operations if it also runs other steps."""
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"
@@ -247,7 +247,7 @@ def origin(program: Program, index: int) -> str:
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
     """Return the index of the value of which `index` is a view, or `index` itself. With `in_order`, stop at a view that
-    changes the order of the numbers."""
+    changes the order of the elements."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
         if in_order and (before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1))):
@@ -257,14 +257,15 @@ def behind_views(program: Program, index: int, *, in_order: bool = False) -> int
 
 
 def reordering(program: Program, index: int) -> Step | None:
-    """Return the nearest view before a value that changes the order of the numbers, or None."""
+    """Return the nearest view before a value that changes the order of its elements, or None."""
     index = behind_views(program, index, in_order=True)
     made = program.steps[program.maker[index]] if index in program.maker else None
     return made if made is not None and made.inputs and short(made) in VIEWS else None
 
 
 def given_of(program: Program, item: Any) -> int:
-    """If an argument is a parameter or an input, or a view of one, return the index of this value; otherwise -1."""
+    """If an argument is a parameter, an input or a constant, or a view of one, return the index of this value;
+    otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

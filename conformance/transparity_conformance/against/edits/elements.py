@@ -64,7 +64,7 @@ def _is_mask(value: Any) -> bool:
 
 def _showing(at: At, place: int, change: Function) -> Change:
     """Return a change that runs the step with another mask. `change` maps a mask that is true at visible keys to the
-    new mask. If the mask contains numbers, the numbers of keys that remain visible are kept."""
+    new mask. In an additive mask, keys that remain visible keep their numbers."""
     hides = short(at.step).startswith("masked_fill")  # `masked_fill` hides a key where the mask is true
 
     def changed(mask: Any) -> Any:

@@ -57,7 +57,7 @@ def other_numbers(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _solved(at: At, values: Values, path: Path, old: float, wanted: float) -> Iterator[float]:
-    """Yield positive numbers with which the mean absolute result of a step is `wanted`, rounded if this is enough."""
+    """Yield positive arguments for which a step's mean absolute result is `wanted`, rounded if that is exact enough."""
 
     def mean(number: float) -> float:
         made = numbers_of(with_number(at, path, math.copysign(number, old))(values))
@@ -99,8 +99,8 @@ def limits(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _cut_ends(ours: np.ndarray, theirs: np.ndarray) -> tuple[float | None, float | None]:
-    """Return the lower and upper limits to which the port clips numbers, or None for no limit. Both arrays are sorted.
-    The port has a limit if several numbers of `theirs` equal it, and some numbers of `ours` lie beyond it."""
+    """Return the lower and upper limits to which the port clips elements, or None for no limit. Both arrays are sorted.
+    A number is a limit if several elements of `theirs` equal it, and some elements of `ours` are beyond it."""
     low = float(theirs[0]) if ours[0] < theirs[0] == theirs[1] else None
     return low, float(theirs[-1]) if ours[-1] > theirs[-1] == theirs[-2] else None
 
@@ -145,12 +145,12 @@ def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
 
 
 def _shortened(number: float) -> list[float]:
-    """Return a number with one, two and three digits, and with all digits."""
+    """Return a number rounded to one, two and three digits, and the number itself."""
     return [*(float(f"{number:.{digits}g}") for digits in (1, 2, 3)), number]
 
 
 def _bisected(is_low: Callable[[float], bool], low: float, high: float) -> float:
-    """Return the largest number between the positive `low` and `high` for which `is_low` is true, or `low`."""
+    """Return the largest number between `low` and `high` (both positive) for which `is_low` is true, or `low`."""
     while low < (middle := math.sqrt(low * high)) < high:
         low, high = (middle, high) if is_low(middle) else (low, middle)
     return low

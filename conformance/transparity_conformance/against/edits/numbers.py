@@ -1,4 +1,4 @@
-"""Edits that change a number among the arguments of a step, or the numbers of a table, or round a result."""
+"""Edits that change a number among a step's arguments, replace a table, or round a result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WITH_SIZES = frozenset(["view", "unsafe_view", "expand", "reshape", "as_strided"
 """Operations whose integer arguments are sizes."""
 
 Path = tuple[Any, ...]
-"""Where a number is among the arguments: a position or keyword, followed by positions in nested lists."""
+"""The location of a number among a step's arguments: a position or keyword, followed by positions in nested lists."""
 
 
 def numbers(at: At, context: Context) -> Iterator[Edit]:
@@ -72,8 +72,8 @@ def number_arguments(at: At) -> Iterator[tuple[Path, Any]]:
 
 
 def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
-    """Yield numbers to try instead of `old`: its multiples and roots, functions of the operands' sizes, common
-    constants, and numbers of the configuration."""
+    """Yield numbers to try instead of `old`: multiples, powers and roots of `old`, functions of the operands' sizes,
+    common constants, and numbers of the configuration."""
     yield from (-old, 2 * old, old / 2, old * old)
     if old > 0:
         yield from (math.sqrt(old), 1 / old)
@@ -140,7 +140,7 @@ ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that round a result, or also the operands, if the port has a rounded value of the same size."""
+    """If the port has a rounded value of a result's size, yield edits that round the result, or also the operands."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:
@@ -152,7 +152,7 @@ def roundings(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
-    """Return a change that inserts the port's rounded values, because the port may round ties differently."""
+    """Return a change that inserts the port's own rounded values, because the port may round ties differently."""
 
     def changed(values: Values) -> Any:
         now = dict(values)
@@ -166,7 +166,7 @@ def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
 
 
 def _of_the_port(at: At, exact: Any, dtype: str) -> Any:
-    """Return the value of the port that is `exact`, rounded to a dtype; raise `ValueError` if the port has none."""
+    """Return the port's value that equals `exact` after rounding to a dtype; raise `ValueError` without one."""
     import torch
 
     if exact.to(getattr(torch, dtype)).to(exact.dtype).equal(exact):

@@ -62,26 +62,26 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
 
 @dataclass(frozen=True)
 class Other:
-    """The position of a value in the code: the number of a result or of an argument of a step."""
+    """The position of a value in the code: a step, and the index of one of its results or arguments."""
 
     step: Step
     output: int = -1
     argument: int = -1
 
     def index(self, step: Step | None = None) -> int:
-        """Return the index of the value in the program. `step` is another run of the same line of code, if given."""
+        """Return the index of the value in the program. `step` may be another run of the same code."""
         step = step or self.step
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def is_result(self, program: Program, index: int, is_same_site: bool) -> bool:
-        """Return whether a value is this result in any run of the same instruction, or of the same line."""
+        """Return whether a value is this result in a run of the same instruction (`is_same_site`) or line."""
         made = program.steps[program.maker[index]] if index in program.maker else None
         if made is None or (made.site != self.step.site if is_same_site else made.line != self.step.line):
             return False
         return made.outputs.index(index) == self.output
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Return the last such value before `at`, computed by the same instruction, or by the same line."""
+        """Return this result or argument in the last run before `at` of the same instruction or line."""
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]
@@ -89,7 +89,7 @@ class Other:
 
 
 def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[Edit, ...]:
-    """Return the edit that swaps two results wherever they are used. Return no edit if a value is not a result."""
+    """Return the edit that swaps two results wherever they are used, or no edit if a value is not a result."""
     maker = program.maker
     if index not in maker or other.output < 0 or program.values[index].shape != program.values[other.index()].shape:
         return ()
@@ -119,7 +119,7 @@ def _swapping(at: At, one: Other, other: Other) -> Change | None:
 
 
 def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
-    """Yield values that may replace an operand, latest first, back to the previous run of the same code."""
+    """Yield values that may replace an operand, latest first. Stop at the previous run of the step's instruction."""
     mine, seen = program.values[index], {index, behind_views(program, index, in_order=True)}
     last = max((number for number in program.places[step.site] if number < step.number), default=-1)
     for number in range(step.number - 1, last, -1):

@@ -68,7 +68,7 @@ def _other_norms(at: At, numbers: Sequence[float]) -> Iterator[Edit]:
 
 
 def layers(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits with which all steps of a module use the parameters of another layer or expert."""
+    """Yield edits after which all steps of a module use the parameters of another layer or expert."""
     read = (at.program.names.get(given_of(at.program, item), "") for item in at.step.args)
     for name in filter(None, read):
         parts = name.split(".")
@@ -101,7 +101,7 @@ def _using(says: str, place: int, change: Function) -> Edit:
 
 
 def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
-    """Yield edits with another base, if the constant is base ** (-i / n) for i = 0, 1, …, n - 1."""
+    """If a constant is base ** (-i / n) for i = 0, 1, …, n - 1, yield edits that change the base."""
     count, last = value.numel(), float(value.reshape(-1)[-1]) if value.numel() else 0.0
     if count < 3 or not bool((value > 0).all()) or not 0 < last < 1:
         return
@@ -112,7 +112,7 @@ def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
 
 
 def _viewed(program: Program, index: int, given: Any) -> Any:
-    """Apply to `given` the views through which the value `index` is computed from a parameter."""
+    """Apply to `given` the views that compute the value `index` from a parameter."""
     if index not in program.maker:
         return given
     step = program.steps[program.maker[index]]
@@ -122,7 +122,7 @@ def _viewed(program: Program, index: int, given: Any) -> Any:
 
 
 def _modules_beside(program: Program, module: str) -> list[str]:
-    """Return the sibling modules whose parameters have the same names and shapes."""
+    """Return the sibling modules whose parameters have the same names and shapes as the parameters of `module`."""
     shapes: dict[str, dict[str, Any]] = {}
     for index in program.parameters:
         owner, _, name = program.names[index].rpartition(".")
@@ -140,7 +140,7 @@ def _in_sibling(name: str, mine: str, theirs: str) -> str:
 
 
 def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:
-    """Return a change that runs the step with other parameters, which `rename` names; None if none of these exist."""
+    """Return a change that runs the step with the parameters that `rename` selects, or None if none of these exist."""
     by_name = {name: index for index, name in at.program.names.items()}
     read = {place: at.program.names.get(given_of(at.program, item), "") for place, item in enumerate(at.step.args)}
     renamed = {place: rename(name) for place, name in read.items() if rename(name) != name}

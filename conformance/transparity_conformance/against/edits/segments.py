@@ -1,5 +1,5 @@
-"""Edits that leave out a segment, apply it twice, swap two segments, or replace a segment by a function. A segment
-consists of the steps between a value and one of its dominators (see `..flow`), such as a norm or an MLP.
+"""Edits that leave out a segment, apply it twice, swap two segments, or replace a segment by a function. A segment,
+such as a norm or an MLP, consists of the steps between a value and one of its dominators (see `..flow`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transparity_conformance.against.edits.operands import activations, norms
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 
 FARTHEST = 32
-"""The largest number of steps after a result in which `elsewhere` looks for the end of a segment."""
+"""`elsewhere` looks for the end of a segment among at most this number of steps."""
 
 LONGEST = 4
 """The largest count (see `At.behind`), which limits the length of a segment."""
@@ -118,8 +118,8 @@ def _other_way_round(later: str, earlier: str) -> str:
 
 
 def steps_before(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that swap a step with the segment that computes one of its operands. For example, the port adds
-    before a norm, and the reference adds after it."""
+    """Yield edits that swap a step with the segment that computes one of its operands. For example, the port adds a
+    residual before a norm, and the reference adds it after the norm."""
     step = at.step
     if short(step) in VIEWS or len([index for index in step.inputs if index in at.flow.passes]) < 2:
         return
@@ -137,7 +137,7 @@ def steps_before(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _step_before(at: At, place: int, count: int) -> Change | None:
-    """Return a change that applies the step to the start of the operand's segment, and then runs the segment."""
+    """Return a change that applies the step to the value before the operand's segment, and then runs the segment."""
     operand = at.step.args[place]
     begins = dict(zip(range(count + 1), starts(at.flow, operand.index), strict=False))
     if not isinstance(operand, Ref) or count not in begins:
@@ -168,7 +168,7 @@ def operands_alone(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _once_more(at: At, place: int) -> Change:
-    """Return a change that applies a sum or product a second time, to its result and one of its operands."""
+    """Return a change that applies an addition or multiplication again, to its result and one of its operands."""
 
     def changed(values: Values) -> Any:
         now = dict(values)
@@ -179,7 +179,7 @@ def _once_more(at: At, place: int) -> Change:
 
 
 def elsewhere(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply a segment to a result, although the reference does so only in another layer."""
+    """Yield edits that apply a segment to a result, as the reference does only in another layer."""
     program, seen = at.program, set[Hashable]()
     if at.step.output not in at.flow.passes:
         return
@@ -196,7 +196,7 @@ def elsewhere(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _continued_otherwise(at: At) -> Iterator[int]:
-    """Yield the results of the same step in other layers, if other lines use the result; one result per use."""
+    """Yield the step's results in other layers where other lines use the result: one result for each such use."""
     program, seen = at.program, [_uses(at.program, at.step)]
     for number in program.places[at.step.site]:
         if (uses := _uses(program, program.steps[number])) not in seen:
@@ -209,7 +209,7 @@ def _uses(program: Program, step: Step) -> set[Hashable]:
 
 
 def _as_elsewhere(at: At, end: Hashable) -> Change | None:
-    """Return a change that applies the segment after this result in another layer, up to the line `end`."""
+    """Return a change that also applies the segment that follows this step in another layer, up to the line `end`."""
     program, flow = at.program, at.flow
     ends = [program.steps[number].output for number in program.lines.get(end, ())]
     pairs = ((start, last) for start in _continued_otherwise(at) for last in ends if start in flow.behind(last))

@@ -1,7 +1,7 @@
 """Record a call of a NumPy function as a program of PyTorch operations.
 
 During the call, the name `np` in the reference's files refers to `torch._numpy`, PyTorch's implementation of NumPy. If
-`torch._numpy` lacks a function, NumPy runs it, and the record has one operation for it.
+`torch._numpy` lacks a function, NumPy runs this function, and the record contains one operation for the call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transparity_conformance.listening.program import Program, Recorder
 
 COMMUTATIVE = ("aten.add.Tensor", "aten.mul.Tensor")
 CONSTANTS = (*COMMUTATIVE, "aten.sub.Tensor", "aten.div.Tensor")
-"""Operations that accept a number as their second operand."""
+"""Operations whose second operand may be a number."""
 
 emulated: Any = importlib.import_module("torch._numpy")
 
@@ -61,7 +61,7 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
 
 
 class _Recorder(Recorder):
-    """A recorder that turns constant tensors without axes back into numbers, as in the source."""
+    """A recorder that turns constant tensors without axes back into numbers, because the source code has numbers."""
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if str(func) == "aten.lift_fresh.default":

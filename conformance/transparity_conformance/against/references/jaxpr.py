@@ -1,7 +1,7 @@
 """Record a call of a JAX function as a program of PyTorch operations.
 
-JAX traces the function without `jit`, so loops are unrolled and each equation has source lines. Then the equivalent
-PyTorch operation of each equation runs.
+JAX traces the function without `jit`, so Python loops are unrolled and each equation has source lines. Then each
+equation is computed by the equivalent PyTorch operation.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class _Evaluation:
         return [self._read(each, values) for each in jaxpr.outvars]
 
     def _composite(self, equation: Any) -> tuple[Any, Any]:
-        """Return the code of the `jax.nn` function that contains an equation, and the frames outside this function."""
+        """Return the code object of the `jax.nn` function that contains an equation, and the stack frames outside this
+        function."""
         places = _places(equation)
         for depth, (code, _) in enumerate(places):
             if code in self.composites:
@@ -82,8 +83,8 @@ class _Evaluation:
         return None, None
 
     def _as_one(self, equations: Sequence[Any], code: Any, values: dict[Any, Any], read: Collection[Any]) -> bool:
-        """If a PyTorch function gives the numbers of a `jax.nn` function, run it as one operation; else return
-        False."""
+        """If a PyTorch function computes the same values as the `jax.nn` function `code`, run it as one operation, and
+        return True. Otherwise, return False."""
         made = {each for equation in equations for each in equation.outvars}
         given = dict.fromkeys(each for equation in equations for each in _variables(equation.invars))
         outside, last = [each for each in given if each not in made], equations[-1].outvars
@@ -185,7 +186,7 @@ class _Foreign:
 
 
 def _in(value: Any, precision: torch.dtype) -> Any:
-    """If a primitive's parameter is a float dtype or contains float dtypes, replace them by `precision`."""
+    """Return a primitive's parameter, with the dtype `precision` in place of each float dtype."""
     dtype = np.dtype(jnp.dtype(str(precision).removeprefix("torch.")))
     if isinstance(value, np.dtype) and value.kind == "f":
         return dtype
@@ -207,7 +208,7 @@ def _to_jax(value: Any, dtype: Any, precision: torch.dtype) -> Any:
 
 
 def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
-    """Convert an array to a tensor with dtype `precision` for floats and 64 bits for integers."""
+    """Convert an array to a tensor. Floats get the dtype `precision`, and integers get 64 bits."""
     numbers = np.asarray(value)
     if jnp.issubdtype(numbers.dtype, jnp.floating):
         return torch.from_numpy(numbers.astype(np.float64)).to(precision)
@@ -215,7 +216,7 @@ def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return the number of a literal. For a float32 number, return the shortest decimal that rounds to this number."""
+    """Return the number in a literal. For a float32 number, return the shortest decimal that rounds to this number."""
     kind = np.asarray(value).dtype
     if kind.kind in "iub":
         return value.item() if hasattr(value, "item") else value

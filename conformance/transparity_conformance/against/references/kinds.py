@@ -26,7 +26,7 @@ def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
         name: The name to use in messages.
         made: A module of PyTorch, flax or Equinox, a function of arrays, a callable object, or a pair (function,
         parameters). The function of a pair is called with the parameters as its first argument.
-        dtype: The precision of the port.
+        dtype: The dtype of the port.
     """
     if is_instance(made, "torch.nn", "Module"):
         return Reference(name, made.float(), dtype)
@@ -45,7 +45,7 @@ class TracedReference(Reference):
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype, self.others, self._programs = name, model, dtype, 0, {}
-        held = [array for _, array in arrays_of(model)]  # without arrays, the imports of its file decide
+        held = [array for _, array in arrays_of(model)]  # without arrays, the file's imports determine the framework
         kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
         found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))
         self.framework = next(found, None) or call_port(framework_of, model)
@@ -55,7 +55,7 @@ class TracedReference(Reference):
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and its budget (tolerance), measured with slightly changed inputs and weights.
-        Raise `TransparityError` if the recorded operations give another answer than the original."""
+        Raise `TransparityError` if the recorded operations compute another answer than the original."""
         program, answer = self.program(inputs), self.truth(inputs)
         pairs = ((exact[program.answer], rounded[program.answer]) for exact, rounded in neighbours(program, self.dtype))
         points = [(exact.double().numpy(), rounded.double().numpy()) for exact, rounded in pairs]
@@ -73,11 +73,11 @@ class TracedReference(Reference):
         return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the result of `answer`, because a recorded program allows no faster approximation."""
+        """Return the result of `answer`; a recorded program has no faster approximation."""
         return self.answer(inputs)
 
     def _recorded(self, inputs: Inputs, experts: str) -> Program:
-        settings = settings_of(takes_of(self.model))  # which switch the model to evaluation mode
+        settings = settings_of(takes_of(self.model))  # these settings select evaluation mode
         model = functools.partial(self.model, **settings) if settings else self.model
         try:
             program: Program = call_port(_recorded, self.framework, model, dict(inputs))

@@ -1,4 +1,4 @@
-"""PyTorch implementations of JAX's primitives, with the parameters of the primitives."""
+"""PyTorch implementations of JAX's primitives. The functions take the same parameters as the primitives."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _slice(
 
 
 def _starts(x: Any, sizes: Sequence[int], starts: Sequence[Any]) -> list[int]:
-    """Move the start of a slice on each axis, if necessary, so that the slice lies within the array, as JAX does."""
+    """Return the start of a slice on each axis. As in JAX, move the start if the slice would exceed the array."""
     ends = zip(starts, sizes, x.shape, strict=True)
     return [min(max(int(start), 0), whole - size) for start, size, whole in ends]
 
@@ -135,7 +135,7 @@ def _dot(a: Any, b: Any, *, dimension_numbers: Any, **_: Any) -> Any:
 
 
 def _gather(x: Any, starts: Any, *, dimension_numbers: Any, slice_sizes: Sequence[int], mode: Any, **_: Any) -> Any:
-    """Look up whole rows by index; raise `NotImplementedError` for lookups of parts of rows."""
+    """Look up whole rows by index. Raise `NotImplementedError` if the primitive reads parts of rows."""
     numbers, indexed = dimension_numbers, tuple(dimension_numbers.start_index_map)
     whole = [axis for axis in range(x.ndim) if axis not in indexed]
     is_rows = set(numbers.collapsed_slice_dims) == set(indexed) and not numbers.operand_batching_dims
@@ -218,8 +218,8 @@ MEANINGS: Mapping[str, Meaning] = {
 
 
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
-    """Map the code of each `jax.nn` function to a function that returns candidates: PyTorch functions with the same
-    numbers for some axis or approximation."""
+    """Map the code object of each `jax.nn` function to a function that returns candidates. A candidate is a PyTorch
+    function that computes the same values for some axis or approximation."""
     import jax
     from torch.nn import functional as F
 

@@ -1,7 +1,7 @@
 """Find which tensor of a port corresponds to each tensor of the reference, although their names differ.
 
-The search loads the reference's numbers into the port's tensors under several pairings. For each pairing, it compares
-the values that the port computes with the reference's values.
+A pairing assigns a tensor of the port to each tensor of the reference. The search tries several pairings: it loads the
+reference's weights into the port, and compares the values that both implementations compute.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the port, or a part of it, that receives the numbers of one of the reference's tensors."""
+    """A tensor of the port, or a part of a tensor, into which a tensor of the reference is loaded."""
 
     name: str
     axis: int = 0
@@ -47,7 +47,7 @@ class Place:
     is_transposed: bool = False
 
     def part(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return a view of the tensor or of its part; `values` are the port's tensors by name."""
+        """Return a view of this tensor or part, given the port's tensors by name."""
         whole = values[self.name]
         if self.size < 0:
             return whole
@@ -78,13 +78,13 @@ Cuts = Mapping[tuple[int, str], Cut]
 @dataclass(frozen=True)
 class Paired:
     places: Mapping[str, Place]
-    """For each tensor of the reference, the port's tensor that receives its numbers."""
+    """For each tensor of the reference, the port's tensor into which it is loaded."""
     cuts: Cuts
     confirmed: frozenset[str] = frozenset()
     """The reference's tensors whose pairing is confirmed, because the port computes the same values."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
-        """Return copies of the port's tensors, filled with the reference's numbers."""
+        """Return copies of the port's tensors, filled with the reference's weights."""
         made = {name: np.array(value) for name, value in port.items()}
         for name, place in self.places.items():
             place.part(made)[...] = theirs[name].T if place.is_transposed else theirs[name]
@@ -198,7 +198,7 @@ def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
 
 
 def _options(surplus: Surplus, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[tuple[_Group, Cut, Surplus]]:
-    """Yield (group, cut, remaining surplus) for each cut that leaves fewer tensors without a counterpart."""
+    """Yield (group, cut, surplus after the cut) for each cut that leaves fewer tensors without a counterpart."""
     spare = [each for each in groups if surplus[each.sizes] * each.side >= len(each.names)]
     for whole in spare:
         for cut in _possible(whole, spare, may_turn=may_turn):
@@ -245,7 +245,7 @@ def _size_along(part: tuple[int, ...], whole: tuple[int, ...], axis: int, *, may
 
 
 def _orders(cuts: Cuts) -> Iterator[Cuts]:
-    """Yield the cuts with the parts in every order. All tensors with equally many parts use the same order."""
+    """Yield the cuts with their parts in every order. Tensors with equally many parts always have the same order."""
     tried: list[Cuts] = []
     for order in itertools.permutations(range(max((len(cut.sizes) for cut in cuts.values()), default=0))):
         made = {
@@ -277,7 +277,7 @@ def _guessed(theirs: Tensors, port: Tensors, cuts: Cuts) -> dict[str, Place]:
     shapes = {name: value.shape for name, value in port.items()}
     ours = {value.shape for value in port.values() if value.ndim == 2}
     maps = {value.shape for value in theirs.values() if value.ndim == 2 and value.shape[0] != value.shape[1]}
-    # Whether most matrices that are not square are transposed in the port decides about square matrices.
+    # Square matrices count as transposed if most other matrices are transposed in the port.
     is_turned = len({shape for shape in maps if shape[::-1] in ours}) > len(maps & ours)
     found: dict[str, Place] = {}
     for name, value in theirs.items():
@@ -330,8 +330,8 @@ class _Search:
         self.exchanged = set[frozenset[int]]()
 
     def run(self, now: Paired) -> Paired:
-        """Improve a pairing until the port computes the value of each step that uses tensors. If no pairing gives a
-        step's value, skip the step."""
+        """Improve a pairing until the port computes the value of each step that uses tensors. Skip a step if the port
+        computes its value with no pairing."""
         known, confirmed = self._known(now), set[str]()
         for step in self.program.steps:
             parts, has = self.parts.get(step.number, []), self._has(step, known)
@@ -341,7 +341,7 @@ class _Search:
             if not has:
                 before = {name for number in self._makers(step) for name in self.parts[number]}
                 if parts and not before <= confirmed:
-                    continue  # An earlier pairing is not confirmed, so a wrong value here proves nothing.
+                    continue  # Before this step, some tensor is not confirmed, so a wrong value proves nothing.
                 some = self._alternatives(now, parts, confirmed) if parts else self._exchanges(now, step)
                 for tried in itertools.islice(some, MOST_TRIES):
                     heard = self._known(tried)
@@ -354,8 +354,8 @@ class _Search:
         return replace(now, places=_as_in_other_layers(now.places, confirmed), confirmed=frozenset(confirmed))
 
     def _exchanges(self, now: Paired, step: Step) -> Iterator[Paired]:
-        """Yield pairings in which two steps with a common operand swap their tensors. Some ports compute both values,
-        but each with the other's tensors, such as the gate and the value of a feed-forward."""
+        """Yield pairings in which two steps with a common operand swap their tensors. For example, the pairing may have
+        confused the gate and the value projections of a feed-forward."""
         for one, other in itertools.product(self._makers(step), self.parts):
             pair = frozenset((one, other))
             if one == other or pair in self.exchanged or not self._operands(one) & self._operands(other):
@@ -368,12 +368,12 @@ class _Search:
                 yield Paired(places, now.cuts)
 
     def _makers(self, step: Step) -> list[int]:
-        """On each path that leads to a step, return the last step that uses tensors."""
+        """Return the last step that uses tensors on each path to a step."""
         between = ancestors([step.number], self.program.makers, self.parts)
         return sorted(self.parts.keys() & set().union(*map(self.program.makers, between)))
 
     def _operands(self, number: int) -> set[int]:
-        """Return the computed inputs of a step; in place of a view, return the value that it rearranges."""
+        """Return the computed inputs of a step. If an input is a view, return the value that the view rearranges."""
         roots = {behind_views(self.program, item.index) for _, item in references(self.program.steps[number])}
         return roots - self.program.given.keys()
 
@@ -394,8 +394,8 @@ class _Search:
         )
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield pairings that give the names `parts` other tensors of the port. If such a tensor belonged to another
-        name, the two names swap their tensors."""
+        """Yield pairings in which the names `parts` have other tensors of the port. If another name had such a tensor,
+        the two names swap their tensors."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
 
         def unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
@@ -412,7 +412,8 @@ class _Search:
                 yield Paired(places, now.cuts)
 
     def _choices(self, now: Paired, name: str, confirmed: set[str]) -> Iterator[Place]:
-        """Yield the port's tensors that fit a name: first the current one, last the transposes of square tensors."""
+        """Yield the port's tensors whose shape fits a name, the current tensor first. Last, yield the transposes of
+        square tensors."""
         value = self.theirs[name]
         others = sorted(now.places.items(), key=lambda each: each[0] != name)
         found = [place for other, place in others if other not in confirmed and _fits(place, value, self.port)]

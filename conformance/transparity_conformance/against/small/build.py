@@ -30,7 +30,8 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("width", "head", "heads"),
     ("image", "patch", "window"),
 )
-"""For each attempt to shrink a configuration, the kinds of fields to keep; `ratios` keeps the ratios of widths."""
+"""For each attempt to shrink a configuration, the kinds of fields that do not change; `ratios` keeps the ratios of
+widths."""
 
 AUTO = (
     "CAUSAL_LM",
@@ -44,7 +45,7 @@ AUTO = (
 
 
 def read_config(path: str | Path) -> PretrainedConfig:
-    """Return the configuration in a config.json, or in the folder that contains it."""
+    """Return the configuration in a config.json. The path may be the file or its folder."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
@@ -67,7 +68,8 @@ def read_config(path: str | Path) -> PretrainedConfig:
 
 
 def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[torch.nn.Module]:
-    """Return the class `model_class`; without it, the class in the configuration or in the first table of `AUTO`."""
+    """Return the class `model_class`. Without this argument, return the class in the configuration, or in the first
+    table of `AUTO` with this model type."""
     names = [model_class] if model_class else [*(config.architectures or ())]
     for auto in () if names else AUTO:
         names += _names(getattr(modeling_auto, f"MODEL_FOR_{auto}_MAPPING_NAMES").get(config.model_type, ()))
@@ -84,8 +86,8 @@ def _names(names: str | tuple[str, ...]) -> list[str]:
 
 
 def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
-    """Return a small float32 model with random weights in evaluation mode. If the model does not run, keep other fields
-    of the configuration, which `KEPT` lists."""
+    """Return a small float32 model with random weights in evaluation mode. If the model does not run, shrink fewer
+    fields of the configuration (see `KEPT`)."""
     made: Any = model_class if isinstance(model_class, type) else class_of(config, model_class)
     failures: list[Exception] = []
     for keep in KEPT:
@@ -105,7 +107,7 @@ def build(config: PretrainedConfig, model_class: str | type | None = None, seed:
 
 
 def _drawn(made: Any, small: PretrainedConfig, seed: int) -> torch.nn.Module:
-    with torch.device("meta"), contextlib.suppress(RuntimeError, TypeError):  # a few classes need real numbers
+    with torch.device("meta"), contextlib.suppress(RuntimeError, TypeError):  # some classes need real tensors
         _refuse_large(made(copy.deepcopy(small)))
     with torch.random.fork_rng(devices=[]), _uninitialised_is_nan():
         torch.manual_seed(seed)
@@ -132,7 +134,7 @@ def _refuse_large(model: torch.nn.Module) -> None:
 
 
 def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
-    """Return the configuration of a model class, which may be nested in the given configuration."""
+    """Return the configuration of a model class. This configuration may be nested in the given configuration."""
     if isinstance(config, made.config_class):
         return config
     inside = [value for value in vars(config).values() if isinstance(value, PretrainedConfig)]
@@ -160,7 +162,7 @@ def draw(model: torch.nn.Module, seed: int) -> None:
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
-    """Return whether all numbers are finite and equal, or all are NaN, which marks uninitialized memory."""
+    """Return whether all elements are finite and equal, or all are NaN. NaN marks uninitialized memory."""
     if tensor.numel() == 0 or tensor.isinf().any():
         return False
     return bool(tensor.isnan().all() or (tensor == tensor.flatten()[0]).all())
@@ -169,7 +171,7 @@ def _is_constant(tensor: torch.Tensor) -> bool:
 def _drawn_weight(
     name: str, built: torch.Tensor, noise: torch.Tensor, owner: torch.nn.Module | None, generator: torch.Generator
 ) -> torch.Tensor:
-    if isinstance(owner, torch.nn.Embedding):  # after rows of small numbers, a wrong epsilon changes the norm
+    if isinstance(owner, torch.nn.Embedding):  # small rows reveal a wrong epsilon of the next norm
         return noise * 10 ** (-2 * torch.rand((len(noise), 1), generator=generator))
     if noise.ndim < 2:
         return torch.nan_to_num(built, float(name.endswith("weight"))) + 0.3 * noise

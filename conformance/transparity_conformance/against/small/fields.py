@@ -39,7 +39,7 @@ KINDS = {
     "width": r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|latents|upsample_groups)$"
     r"|dim_per_stage$|d_ssm$|hidden_size_\w+$|^dim_model_base$",
 }
-"""For each kind of field, a regular expression for names. The first kind that matches a name counts."""
+"""For each kind of field, a regular expression for names. A field has the first kind that matches its name."""
 
 MOST = {
     "vocabulary": 131,
@@ -53,7 +53,7 @@ MOST = {
     "pooled": 4,
     "chosen": 2,
 }
-"""The largest value in a small model, for kinds of sizes that do not depend on other sizes."""
+"""By kind, the largest value in a small model. Sizes of these kinds do not depend on other sizes."""
 
 Fields = dict[str, tuple[str, Any]]
 """(kind, value) of each field."""
@@ -141,7 +141,7 @@ class Layers:
         return type(value)(value[old] for old in self.picks[len(value)])
 
     def new(self, kind: str, value: Any) -> Any:
-        """Return the value of a field about layers for the small configuration."""
+        """Return the small configuration's value of a field about layers."""
         if self.kept and self._are_places(kind, value):
             return type(value)(new for new, old in enumerate(self.kept) if old in value)
         if is_list(value):

@@ -34,7 +34,7 @@ def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, see
 
     Args:
         model: the model. Several layouts of inputs are tried until the model runs without an error.
-        length: the number of tokens; a decoder that reads an encoder's output gets two tokens less.
+        length: the number of tokens; a decoder that reads an encoder's output gets two tokens fewer.
         batch: the number of rows; the last two tokens of the last row are padding.
         seed: the seed of the random numbers.
     """
@@ -86,7 +86,7 @@ class _Inputs:
                 yield {self.main: self._normal(*shape)} | beside
 
     def _find(self, *names: str, config: PretrainedConfig | None = None) -> Any:
-        """Return the value of the first of these fields that the configuration, or a nested configuration, sets."""
+        """Return the value of the first field in `names` that the configuration, or a nested one, contains."""
         fields = vars(config or self.config)
         for name in names:
             if (value := fields.get((config or self.config).attribute_map.get(name, name))) is not None:
@@ -178,8 +178,8 @@ class _Inputs:
         yield self.batch, 1, SAMPLES
 
     def _with_features(self) -> Iterator[Arrays]:
-        """Yield text together with an image or a sound. The text starts with one placeholder token for each feature, or
-        consists of as many tokens as there are features."""
+        """Yield text together with an image or a sound. The text starts with one placeholder token for each feature
+        vector, or has as many tokens as there are feature vectors."""
         for name, (method, tokens) in FEATURES.items():
             extract = getattr(self.model, method, None)
             if name not in self.names or extract is None:

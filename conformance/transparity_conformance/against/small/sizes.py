@@ -25,17 +25,17 @@ from transparity_conformance.against.small.fields import (
 )
 
 HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
-"""The head size of small models, the smallest width that is shrunk, and the largest numbers of heads and labels."""
+"""The head size of small models, the smallest width that is shrunk, and the limits for heads and labels."""
 
 SPECIAL = 111
-"""The smallest id of special tokens that move to the end of the small vocabulary. Random texts do not use this end."""
+"""Special tokens with at least this id get an id at the end of the small vocabulary. Random texts use no such id."""
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 
 DIMS = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 
 MIXERS = ("mamba", "linear", "index", "ssm")
-"""Words in field names that refer to the heads of mixers other than attention, such as a state-space model."""
+"""A field that counts heads has one of these words in its name if the heads belong to a mixer other than attention."""
 
 
 def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> PretrainedConfig:
@@ -77,12 +77,12 @@ class _Part:
     """A configuration that shrinks; it may be nested in another configuration.
 
     Attributes:
-        widths: the small width for each width in any configuration.
-        tokens: the id in the small vocabulary for each special token's id.
+        widths: for each width in any configuration, the small width.
+        tokens: for each special token's id, its id in the small vocabulary.
         heads: for each mixer, the small number of heads for each number of heads.
         width: the width of the residual stream, or 0 if the configuration has none.
-        unit: the number by which head sizes are divided.
-        factor: the number by which widths are divided.
+        unit: the divisor of head sizes.
+        factor: the divisor of widths.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class _Part:
         return next((each for each in MIXERS if each in name), "")
 
     def _named(self, *names: str) -> int:
-        """Return the first positive number in the fields with these names."""
+        """Return the first positive number in the fields with these names, or 0."""
         values = (vars(self.config).get(self.config.attribute_map.get(name, name)) for name in names)
         return next((number for value in values for number in sizes(value)), 0)
 
     def _width(self) -> int:
         names = [*WIDTHS, *(name for name, value in self._of("width").items() if is_list(value))]
         lists = [value for value in self._of("heads").values() if is_list(value)]
-        if any(len(each) not in self.layers.picks for each in lists):  # hidden_size is only the last width
+        if any(len(each) not in self.layers.picks for each in lists):  # hidden_size is the width of the last stage
             names.remove("hidden_size")
         width = 0 if "width" in self.keep else self._named(*names)
         return width if width >= NARROWEST else 0
@@ -168,7 +168,7 @@ class _Part:
             }
 
     def _cut_stages(self) -> None:
-        """If each layer is a stage, shorten the list of stages; the model still returns as many of the last stages."""
+        """If each layer is a stage, shorten the list of stages. The model still returns as many stages as before."""
         names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
         if len(names) == layers + 1 and names:
             returned = len(vars(self.config).get("_out_features") or names[:1])
@@ -225,7 +225,7 @@ class _Part:
         """Restore the relation between a width and heads × head size, which shrinking may have broken.
 
         If heads × head size was a multiple of the model's width, restore this multiple. If heads × head size was equal
-        to a width of another name, give that width the new product.
+        to another width, set this width to the new product.
         """
         small = vars(self.config)
         for name, value in self._of("head").items():
@@ -241,7 +241,7 @@ class _Part:
                     setattr(self.config, other, small[name] * small[partner])
 
     def _new_rope(self, rope: dict[str, Any]) -> dict[str, Any]:
-        """Shrink the settings of a rotary embedding: lists with one number per frequency get shorter."""
+        """Shrink the settings of a rotary embedding: shorten the lists with one number per frequency."""
         new = {key: self._new_rope(value) if isinstance(value, dict) else value for key, value in rope.items()}
         for key in ("long_factor", "short_factor"):
             if numbers := rope.get(key):
@@ -253,8 +253,8 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Keep the scaling of rotary positions in effect. If the scaling starts at some length of the text, lower this
-        length so that short texts are scaled, too."""
+        """Keep the scaling of rotary positions in effect. If texts are scaled only beyond some length, lower this
+        length, so that short texts are scaled, too."""
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]
@@ -269,7 +269,7 @@ class _Part:
 
 
 def _small_heads(counts: set[int]) -> dict[int, int]:
-    """Return a small head count for each number in `counts`. The proportions remain; a single head stays single."""
+    """Return a small head count for each head count. Keep the proportions, and keep a head count of 1."""
     several = [count for count in counts if count > 1]
     divisor = math.gcd(*several)
     times = 4 if divisor in (0, max(several, default=0)) else 2 if divisor in several else 1

@@ -56,7 +56,7 @@ def crossed(reference: Reference, longest: int) -> list[int]:
 
 def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
     """Compare answers for other lengths, batches and image sizes. If an answer is wrong, find the smallest wrong
-    length. If the port raises for a size, this size counts as untested."""
+    length. If the port raises an exception for a size, this size counts as untested."""
     began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
     refused, failed = list[str](), list[str]()
 
@@ -97,7 +97,7 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
 
 
 def _larger_images(source: Source) -> dict[str, Inputs]:
-    """Return one batch of images with twice the width, and one with twice the height; nothing for other models."""
+    """If the model takes images, return a batch with twice the width and a batch with twice the height."""
     one, other = ({} if source.is_text else source.draw(1, 2, seed) for seed in (1, 2))
     images = [name for name, value in one.items() if value.ndim == IMAGE]
     return {
@@ -144,7 +144,7 @@ def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
 
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13
-"""The length of the prompt, the positions per step, and the length of the text, which exceeds the window."""
+"""The length of the prompt, the number of positions per step, and a text length beyond the windows of small models."""
 
 BEYOND = 4
 """The number of positions to compare after a threshold, such as the length of the window."""
@@ -153,7 +153,7 @@ STEP = "step"
 
 
 def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare the logits of cached steps, on inputs for which the reference's steps equal its own forward pass."""
+    """Compare the logits of cached steps. Skip inputs for which the reference's steps differ from its forward pass."""
     found, ends = CapabilityResult(), time.thread_time() + SECONDS
     if reason := why_not("in_steps", sides):
         return not_compared(f"cached steps: {reason}")
@@ -167,7 +167,7 @@ def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
 
 
 def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare on the first inputs that the port accepts, if the reference's steps on them equal its forward pass."""
+    """Compare the first inputs that the port accepts, and for which the reference's steps equal its forward pass."""
     given, reasons = taken(probes, signature_of(sides.forward))
     view, found = way.reference(sides.reference), CapabilityResult()
     for name, inputs in given.items():
@@ -198,7 +198,7 @@ def _way(first: int, then: int, says: str) -> Way:
 
 
 def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str:
-    """Return why cached steps are not compared; empty if the reference's steps equal its forward pass."""
+    """Return why cached steps are not compared, or "" if the reference's steps equal its forward pass."""
     try:
         (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
     except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take

@@ -1,7 +1,7 @@
 """If the checker supports the reference's family, name the port's faults as in the catalogue.
 
-The checker's own NumPy reference loads the same folder and imitates each fault of the catalogue. If a fault gives the
-port's answers, the report names this fault.
+The checker's own NumPy reference loads the same folder and imitates each fault of the catalogue. If the reference with
+a fault computes the port's answers, the report names this fault.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.inputs import NAMES
 
 MOST_PROBES = 3
-"""The number of inputs to try for each fault. Several inputs exclude chance; few inputs limit time."""
+"""The number of inputs to try for each fault. Several inputs exclude coincidences, and few inputs limit time."""
 
 
 def with_names(
     report: Report, folder: Path | None, answers: Sequence[Answer], budget: float | None, progress: Progress
 ) -> Report:
-    """Add a note on each fault of the catalogue that gives the port's answers. A single difference with a single fault
-    also gets the fault's id."""
+    """Add a note on each fault of the catalogue that explains the port's answers. If the report has one difference, and
+    one fault explains it, the difference also gets the fault's id."""
     if folder is None or not any(not each.agrees for each in answers):
         return report
     try:

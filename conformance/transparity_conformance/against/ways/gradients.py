@@ -1,7 +1,7 @@
 """Compare the gradients of all parameters.
 
-The differentiated scalar is the inner product of the answer and random numbers. For a wrong gradient, find the function
-where the backward pass goes wrong.
+The differentiated scalar is the inner product of the answer and random numbers. If a gradient is wrong, find the
+function at which the backward pass becomes wrong.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
         found = _judged(sides, expected, actual, name)
     except PortError as error:
         return failed(CLAIM, name, error)
-    return found + not_compared(*(f"{CLAIM} of {each}: the port has no parameter with its numbers" for each in unknown))
+    return found + not_compared(*(f"{CLAIM} of {each}: no parameter of the port has its values" for each in unknown))
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +189,7 @@ class Place:
         if not wrong:
             return None, None, ()
         readers = [i for i, each in enumerate(self.port.operations) if wrong[-1] in each.inputs]
-        # A reader is cut if a gradient reaches its value in the reference, but not in the port.
+        # A reading operation is cut off if a gradient reaches its value in the reference, but not in the port.
         passes = {i: not self.alike[i] or any(self.theirs.passes[each] for each in self.alike[i]) for i in readers}
         cut = [reader for reader in readers if passes[reader] and not self.port.passes[reader]]
         culprit = next(iter([*cut, *readers]), wrong[-1])
@@ -210,7 +210,7 @@ def _line(source: Source | None) -> Mapping[str, Any] | None:
 
 
 def _apart(exact: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference of the sorted numbers, relative to the largest number."""
+    """Return the largest difference of the sorted elements, relative to the largest element."""
     a, b = np.sort(exact, axis=None), np.sort(other, axis=None)
     scale = float(np.abs(a).max(initial=0.0))
     if a.shape != b.shape:

@@ -50,7 +50,7 @@ class Way:
 
 
 class _Called:
-    """A wrapper of a model: its forward pass makes another kind of call. All other attributes are the model's."""
+    """A wrapper of a model. Its `forward` makes another kind of call; all other attributes are the model's."""
 
     def __init__(self, model: Any, way: Callable[[Any, dict[str, Any]], Any]) -> None:
         self.model, self.way = model, way
@@ -104,7 +104,7 @@ class Sides:
     reference: Reference
     make: Callable[[], Callable[..., Any]]
     budget: float | None
-    """The most seconds of the search for causes; None if only its work is limited."""
+    """The time limit of the search for causes, in seconds; None to limit only the amount of work."""
     progress: Progress
     called: list[Answer] = field(default_factory=list)
     """The answers of all compared forward passes."""
@@ -134,8 +134,8 @@ class Sides:
         return outcome
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """Find the lines and causes of wrong answers. If a newly made port gives the right answer, the cause is state
-        from earlier calls."""
+        """Find the lines and causes of wrong answers. If a newly built port returns the right answer, the cause is
+        state that earlier calls left in the port."""
         if not outcome.wrong:
             return outcome
         reference = reference or self.reference
@@ -160,7 +160,8 @@ def compare_way(
     shorten: Callable[[Answer], Inputs] | None = None,
 ) -> CapabilityResult:
     """Compare the answers of both implementations in one kind of call; return a claim, and a fault if they differ.
-    `reference` is the result of `way.reference`. `shorten` returns shorter inputs that keep a wrong answer wrong."""
+    `reference` is the result of `way.reference`. `shorten` returns shorter inputs with which a wrong answer stays
+    wrong."""
     if not probes:
         return not_compared(f"{way.claim}: no inputs allow this comparison")
     try:
@@ -175,7 +176,7 @@ def compare_way(
 
 
 def why_not(method: str, sides: Sides) -> str:
-    """Return why a kind of call is not compared; empty if the port and the reference both offer the call."""
+    """Return why a kind of call is not compared, or "" if the port and the reference both offer the call."""
     model = sides.reference.model
     offered = {
         "reference": is_instance(model, "torch.nn", "Module") and model_offers(model, method),

@@ -1,6 +1,6 @@
 """Differences that are not faults.
 
-Implementations give different results for queries whose keys are all masked, by convention. Rounding may change a
+For queries whose keys are all masked, implementations return different results, by convention. Rounding may change a
 router's choice between nearly equal experts.
 """
 
@@ -36,7 +36,7 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
 
 
 def convention_notes(results: Results) -> list[str]:
-    """Return a note if the port has a different convention, with its name if the catalogue has it."""
+    """Return a note if the port has a different convention. Name the convention if it is in the catalogue."""
     return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
 
 
@@ -59,7 +59,7 @@ def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
 
 
 def is_judged(results: Results, dtype: str) -> bool:
-    """Return whether the port shows its router scores, or whether at most half of its output depends on near-ties."""
+    """Return whether the port returns its router scores, or at most half of its output depends on near-ties."""
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())
     return own or 2 * tied <= total

@@ -1,4 +1,4 @@
-"""The impact of divergences: how the logits change if the reference's activations get the port's deviations."""
+"""The impact of divergences: how the port's deviations change the logits if they are added to the reference's taps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _cause(divergence: Divergence, number: int) -> Any:
 
 
 def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
-    """Return the impact of the deviations at `taps`, or of all deviations if empty; None if the port has no logits."""
+    """Return the impact of the deviations at `taps`, by default at all taps; None if the port returned no logits."""
     real = changed = moved = padded = 0
     for result in results.values():
         if any(tap in result.misshapen for tap in taps or ("logits",)) or "logits" not in result.recorded:

@@ -1,4 +1,4 @@
-"""Find the fewest faults with which the reference gives the port's logits on every probe.
+"""Find the smallest set of faults with which the reference computes the port's logits on every probe.
 
 The checker matches the operations of a port with taps by their values, so some matches may be wrong. Faults that
 explain the logits are therefore better than faults that explain each activation separately.
@@ -31,19 +31,19 @@ Taps = Mapping[str, Mapping[str, np.ndarray]]
 
 
 class Answer:
-    """The logits of a port on every probe. `alone` has the comparison of the logits, without other activations."""
+    """The logits of a port on every probe. `alone` compares only the logits, without other activations."""
 
     found: Collection[str] = ()
     """The taps that were matched with operations of the port by value."""
 
     singles: Sequence[Combination] = ()
-    """The single faults that give the port's logits. Empty until `single` is called."""
+    """The single faults that reproduce the port's logits. Empty until `single` is called."""
 
     told: Combination = ()
-    """The faults that the report names. Together, they give the port's logits."""
+    """The faults that the report names. Together, they reproduce the port's logits."""
 
     contradicts: Sequence[str] = ()
-    """The taps that are still wrong with these faults, because they were matched with wrong operations."""
+    """The taps that are still wrong with the faults `told`, because these taps were matched with wrong operations."""
 
     def __init__(self, alone: Results, clock: Clock, ranks: int = 1) -> None:
         self.alone, self.clock, self.ranks = alone, clock, ranks
@@ -76,13 +76,13 @@ class Answer:
         return Search(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find the single faults that give the port's logits if they act at all possible taps; return the first. For a
-        large model, return nothing, because the reference takes too long."""
+        """Find the single faults that reproduce the port's logits if they act at all possible taps; return the first
+        fault. For a large model, return (), because the reference takes too long."""
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
     def pairs(self) -> list[Combination]:
-        """Return the combinations of one or two faults that give the port's logits."""
+        """Return the combinations of one or two faults that reproduce the port's logits."""
         return _complete(self.search, PAIR)
 
     def wrong_with(self, results: Results, faulty: Sequence[str], chosen: Combination) -> list[str]:
@@ -91,8 +91,9 @@ class Answer:
         return [tap for tap in still_wrong(results, chosen) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
-        """Return the fewest faults of `told` that give the port's logits and include a fault of `last`; otherwise ().
-        Each fault acts at the taps where it was found, or at a larger group that includes them."""
+        """Return the smallest set of faults from `told` that reproduces the port's logits and contains a fault from
+        `last`. If there is no such set, return an empty tuple. Each fault acts at the taps where it was found, or at a
+        larger group that includes them."""
         kinds, new = _by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
         every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]
@@ -106,9 +107,10 @@ class Answer:
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
-        """Search for one further fault that gives the port's logits together with `last`, or with all faults in `told`.
-        Return all of these faults, or (). At first, known faults act at all possible taps, because the missing fault
-        may hide their effect at some taps. Then they act at the group of taps that leaves the smallest difference."""
+        """Search for one further fault that reproduces the port's logits together with `last`, or with all faults in
+        `told`. Return all these faults, or an empty tuple if there is no such fault. First, known faults act at all
+        possible taps, because the missing fault may hide their effect at some taps. Then they act at the group of taps
+        that leaves the smallest difference."""
         kinds, new = _by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
             for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:
@@ -134,12 +136,12 @@ class Answer:
         return [found, *((Hypothesis(fault, each),) for each in wide if sites < {*each})]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return the faults that act at all possible taps and, together with `known`, give the port's logits."""
+        """Return the faults that act at all possible taps and, together with `known`, reproduce the port's logits."""
         clock = self.clock if known else self.clock.part()
         return _complete(Search(self.segment, self.sites, known, clock), 1, only_wide=True)
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str]) -> bool:
-        """Return whether the faults give the port's logits, if the taps `given` have the port's values."""
+        """Return whether the faults reproduce the port's logits, if the taps `given` have the port's values."""
         having = {
             each.probe.name: dataclasses.replace(self.alone[key], recorded=chosen_of(each.recorded, [*given, "logits"]))
             for key, each in results.items()
@@ -149,7 +151,7 @@ class Answer:
 
 
 def _complete(search: Search, deepest: int, *, only_wide: bool = False) -> list[Combination]:
-    """Return the combinations with which no difference remains; nothing if the clock runs out."""
+    """Return the combinations with which no difference remains, or [] if no work or time is left."""
     with contextlib.suppress(OutOfTime):
         found, remains = search.run([], deepest, only_wide=only_wide)
         return [] if remains else found

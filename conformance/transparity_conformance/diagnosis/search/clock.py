@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 from transparity_conformance import work
 
 WORK = 12.0
-"""The work after which the search ends, in the unit of `work`. Matching is not counted; with it, an unexplained
-fault of a small model takes about 30 s."""
+"""The amount of work, in the unit of the module `work`, after which the search ends. Matching does not count. With
+matching, the search takes about 30 s if a fault of a small model has no explanation."""
 
 CANDIDATES = 300
 """The number of candidates per segment for which the work should suffice, approximately."""
 
 STAGES = 4
-"""The number of stages of a search: logits, operations, segments, and what remains of logits and segments."""
+"""The number of stages of a search: logits, operations, segments, and what is still unexplained."""
 
 STEP = 0.1
 """The work between two progress reports."""
@@ -48,7 +48,7 @@ class Limit:
         return max(self.end - self.read(), 0.0)
 
     def part(self) -> Limit:
-        """Return the share of one stage, or what is left if that is less."""
+        """Return a limit for one stage: its share of the amount, but at most what is left."""
         return Limit(self.read, min(self.left, self.amount / STAGES))
 
 
@@ -67,7 +67,7 @@ class Clock:
         self.watch, self.told = watch, 0.0
 
     def allow(self, of_a_candidate: float) -> None:
-        """Extend the work so that it suffices for about `CANDIDATES` candidates of this much work."""
+        """Extend the work so that it suffices for about `CANDIDATES` candidates of this cost."""
         factor = max(CANDIDATES * of_a_candidate / WORK, 1.0)
         self.work.end += self.work.amount * (factor - 1)
         self.work.amount *= factor

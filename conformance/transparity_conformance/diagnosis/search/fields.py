@@ -38,7 +38,7 @@ def changed(fields: Mapping[str, Any]) -> Hypothesis:
 
 
 def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
-    """Return the changes of one further field, beside the changes `besides`, that require no new parameters."""
+    """Return changes of one field that require no new parameters, in addition to the changes `besides`."""
     own = {name: getattr(config, name) for name in alternatives()}
     new = [
         {name: value}
@@ -50,8 +50,8 @@ def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
 
 
 def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
-    """Find up to `DEEPEST` fields whose change leaves the smallest difference; return them and the share that remains.
-    `left` returns the difference with a fault."""
+    """Find up to `DEEPEST` fields whose change leaves the smallest difference. Return the changed fields, and the share
+    of the difference that remains. `left` returns the difference with a fault."""
     before = left(changed({}))
     found = beam = [(before, Fields())]
     for _ in range(DEEPEST):

@@ -44,7 +44,7 @@ class Effects:
 
     @functools.cached_property
     def distinct(self) -> list[int]:
-        """Return the indices of faults with finite effects; among equal effects, only the first fault."""
+        """Return the indices of faults with finite effects. If effects are equal, return only the first fault."""
         first = {left.tobytes(): index for index, left in reversed(list(enumerate(self.left)))}
         return sorted(index for index in first.values() if np.isfinite(self.left[index]).all())
 
@@ -84,9 +84,9 @@ class Search:
     ) -> tuple[list[Combination], bool]:
         """Return combinations of at most `deepest` faults, and whether a difference remains with them.
 
-        They explain every probe or, if a difference remains, at least all probes of one size. The search stops at the
-        smallest number of faults; preferred faults come first. `likely` are combinations that explain other segments of
-        the same kind. With `only_wide`, each fault acts at all possible taps.
+        The combinations explain every probe or, if a difference remains, at least all probes of one size. The search
+        stops at the smallest number of faults; combinations of preferred faults come first. `likely` are combinations
+        that explain other segments of the same kind. With `only_wide`, each fault acts at all possible taps.
         """
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
@@ -145,9 +145,9 @@ class Search:
         return WALKS // max(len(self.candidates), 1)
 
     def _extended(self, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
-        """Yield combinations with one more fault. If the port shows activations, extend the best combinations by every
-        candidate. If only logits are known, this would be too many. Then try pairs whose added effects leave the
-        smallest difference, pairs at all possible taps, and pairs with one of the best faults."""
+        """Yield combinations with one more fault. If activations are known, extend the best combinations by every
+        candidate. If only logits are known, this takes too many runs. In this case, try pairs whose added effects leave
+        the smallest difference, pairs at all possible taps, and pairs with one of the best faults."""
         if not self.segment.is_whole_model:
             chosen = [*likely, *best][: self._width]
             yield self.screen, [(*each, one) for each in chosen for one in self.candidates if one not in each]
@@ -163,7 +163,7 @@ class Search:
             yield self._beside(first, self.candidates)
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return all pairs of `first` with a fault of `seconds`, and the probe on which most remains with `first`."""
+        """Return all pairs of `first` and a fault of `seconds`, with the probe on which `first` explains least."""
         return self._most_telling((first,)), [(first, second) for second in seconds if second != first]
 
     def _numbered(self, best: Sequence[Combination], numeric: Sequence[Fittable]) -> list[Combination]:
@@ -231,8 +231,8 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the single faults that explain the largest number of wrong probes, but at least two: a fault may
-        explain one probe by chance."""
+        """Return the single faults that explain the largest number of wrong probes, but at least two, because a fault
+        may explain one probe by chance."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 

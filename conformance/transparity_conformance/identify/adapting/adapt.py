@@ -72,7 +72,7 @@ class Adapted:
     wrong: str | None
     """A clause about the difference of the logits; None if they agree or were not compared."""
     misplaced: tuple[Misplaced, ...] = ()
-    """Parameters that the model reads from another tensor, or in another layout, than the port's loader stores them."""
+    """Parameters that the loader stores in another tensor, or in another layout, than the model expects."""
 
     @property
     def is_settled(self) -> bool:
@@ -86,13 +86,13 @@ class Adapted:
 def adapt(make: Make, config: TransformerConfig, *, budget: float | None = None) -> Adapted:
     """Find the adapter of a port.
 
-    Then write random weights by the adapter, and compare the port's logits with the reference's logits.
+    Then use the adapter to write random weights into the port, and compare its logits with the reference's logits.
 
     Args:
         make: the port, as a class of modules or a function that returns a module, called as `Model()` or
-            `Model(config)`; or a function `build(config, parameters)`. In the second case, the function's own loading
-            of the parameters is also checked.
-        budget: the limit of the processor time of the search, in seconds.
+            `Model(config)`; or a function `build(config, parameters)`. For `build`, also check how the function loads
+            the parameters.
+        budget: the largest processor time of the search, in seconds.
 
     Raises `PortError` if the port cannot be built, or if a call of the port raises an error.
     """

@@ -29,7 +29,7 @@ from transparity_conformance.running.adapters.notation import (
 
 
 class Pool:
-    """The tensors of a port, with a mark on each number that already belongs to a parameter."""
+    """The tensors of a port, with a mark on each element that already belongs to a parameter."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
         self.tensors, self.sizes = tensors, sizes_of(config)
@@ -44,13 +44,13 @@ class Pool:
         return self._selected[text]
 
     def numbers(self, text: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the numbers that the line `text` selects, in float64 and the given shape."""
+        """Return the elements that the adapter's line `text` selects, in float64 and the given shape."""
         if text == ABSENT:
             return np.zeros(shape)
         return self.selection(text).read(self.tensors).reshape(shape).astype(np.float64)
 
     def flags(self, text: str) -> np.ndarray:
-        """Return the marks of the numbers that the line `text` selects: True if a parameter already uses the number."""
+        """Return, for each element that the line `text` selects, whether a parameter already uses the element."""
         return np.zeros(0, bool) if text == ABSENT else self.selection(text).read(self.taken)
 
     def take(self, text: str) -> None:
@@ -64,7 +64,7 @@ class Pool:
             self.taken[name] = part
 
     def overlap(self, texts: Iterable[str]) -> bool:
-        """Return whether two of the lines select the same number, or a line selects a number that is already used."""
+        """Return whether two lines select the same element, or a line selects an element that is already used."""
         before = dict(self.taken)
         try:
             for text in texts:
@@ -76,7 +76,7 @@ class Pool:
             self.taken = before
 
     def free(self, layer: int | None, layers: int, stack: str) -> Iterator[Shapes]:
-        """Yield three growing groups of tensors with unused numbers; the first group is the most likely.
+        """Yield three growing groups of tensors with unused elements; the first group is the most likely.
 
         1. The first number in the tensor's name is the layer's number, and the text before this number does not name
         the other stack. 2. The layer's number is anywhere in the name. 3. All tensors.
@@ -109,7 +109,7 @@ class Pool:
 
 
 FLAT = re.compile(r"^\.view\(-1(, [^()]*)?\)")
-"""Matches the step that turns a convolution kernel into a matrix or a vector, before its rows are selected."""
+"""Matches the step that views a convolution kernel as a matrix or a vector, before rows are selected."""
 
 IsRight = Callable[[Lines, str], bool]
 
@@ -117,13 +117,13 @@ IsRight = Callable[[Lines, str], bool]
 def hypotheses_of(
     place: Place, config: TransformerConfig, pool: Pool, pools: Iterable[Shapes], is_right: IsRight
 ) -> Iterator[Lines]:
-    """Yield every combination of lines that may give the parameters of `place`.
+    """Yield every combination of an adapter's lines that may select the parameters of `place`.
 
     Args:
         config: the configuration, with all biases enabled.
-        pools: groups of tensors with unused numbers, the most likely group first.
-        is_right: a function of lines and an activation's name: whether the reference, with parameters from these lines,
-            computes the port's value of the activation.
+        pools: groups of tensors with unused elements, the most likely group first.
+        is_right: a function of lines and an activation's name. It returns whether the reference, with parameters from
+            these lines, computes the port's value of the activation.
     """
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
     for shapes, in_one in itertools.product(pools, (True, False)):
@@ -134,7 +134,7 @@ def hypotheses_of(
 
 
 def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[str]:
-    """Return all lines that select as many numbers as the parameter has; for a bias, also `ABSENT`."""
+    """Return all lines that select as many elements as the parameter has. For a bias, also return `ABSENT`."""
     if len(parameter_shapes(config)[parameter]) > 1:
         return list(weights(parameter, config, shapes))
     return [*biases(parameter, config, shapes), *[ABSENT] * parameter.endswith(".bias")]
@@ -163,14 +163,15 @@ def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Li
 
 
 def templates_of(text: str, pool: Pool) -> list[str]:
-    """Return the possible lines with `{i}` for all layers, given the line of the first layer."""
+    """Return the possible lines with the placeholder `{i}` for all layers, given the first layer's line."""
     return [ABSENT] if text == ABSENT else list(templates(text, 0, pool.shapes))
 
 
 def _ways(
     each: Map, config: TransformerConfig, pool: Pool, shapes: Shapes, is_right: IsRight, in_one: bool
 ) -> list[Lines]:
-    """Return the possible lines of a map's parameters; leave out lines with which the map's own result is wrong.
+    """Return the possible lines of a map's parameters. For queries, keys and values, leave out lines with wrong
+    results.
 
     Args:
         in_one: whether all tensors must be in the same module, judging by their names.

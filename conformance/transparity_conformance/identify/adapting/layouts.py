@@ -15,11 +15,11 @@ Rows = tuple[str, str]
 
 
 KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
-"""The number of inputs of each feature in convolutions and patch projections, as expressions of an adapter."""
+"""The number of inputs of each feature in convolutions and patch projections, as expressions for an adapter."""
 
 LAST_AXIS_FIRST = {"patch_projection": ".permute(3, 2, 0, 1)", "first_convolution": ".permute(2, 1, 0)"}
 LAST_AXIS_FIRST["second_convolution"] = LAST_AXIS_FIRST["first_convolution"]
-"""The steps that convert flax's layout of convolution kernels to PyTorch's."""
+"""The steps that convert flax's layout of convolution kernels to PyTorch's layout."""
 
 CHANNELS_LAST = ".view(-1, P, P, C).permute(0, 3, 1, 2)"
 """The steps that convert a patch projection with the channels last to one with the channels first."""
@@ -70,7 +70,7 @@ def vectors(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
 
 
 def _block(number: int, size: str) -> str:
-    """Return the step that selects rows: the block with index `number`, if all blocks have the given size."""
+    """Return the step that selects the block of rows with index `number`, if all blocks have `size` rows."""
     first, last = (f"{count}*{size}" if count > 1 else size if count else "0" for count in (number, number + 1))
     return f"[{first}:{last}]"
 
@@ -147,7 +147,7 @@ def _latent(role: str, config: TransformerConfig) -> list[Rows]:
 def _recurrent(role: str) -> list[Rows]:
     """Return the possible places of a map's or a kernel's rows in a recurrence: its own tensor, or a fused tensor.
 
-    A fused tensor has the rows of several maps, one map after another, or ordered by key heads.
+    A fused tensor contains the rows of several maps: one map after another, or grouped by key heads.
     """
     kind = role.removesuffix("_convolution")
     whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")
@@ -173,7 +173,7 @@ def _cut(widths: dict[str, str], order: Sequence[str], kind: str) -> str:
 
 
 def rotations(config: TransformerConfig) -> list[str]:
-    """Return the possible steps that reorder a port's features within a head as in the reference.
+    """Return the possible steps that bring a port's features within a head into the reference's order.
 
     With rotary positions, a port may rotate neighboring features or halves of a head. Without rotary positions, no
     steps are needed. `{}` stands for the number of heads.
@@ -186,7 +186,7 @@ def rotations(config: TransformerConfig) -> list[str]:
 
 
 def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
-    """Yield all lines that select as many numbers as a weight of a linear map or an embedding has."""
+    """Yield all lines that select as many elements as the weight of a linear map or an embedding has."""
     sizes, (ours, *others) = sizes_of(config), parameter_shapes(config)[parameter]
     columns, wide = columns_of(parameter, config), math.prod(others)
     columns = columns if size_of(columns, sizes) == wide else str(wide)

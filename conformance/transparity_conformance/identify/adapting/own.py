@@ -15,7 +15,7 @@ from transparity_conformance.identify.adapting.hypotheses import Pool, texts_of,
 from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, for_all_layers, parted
 
 NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
-"""Steps that reorder rows: from the order for rotating neighbors (Meta's order), and from the order for halves."""
+"""Steps that reorder rotated rows: from neighboring pairs (as in Meta's code) to halves, and from halves to pairs."""
 
 ORDERS = {"H/2, 2, -1)": "neighbors (as in Meta's code)", "2, H/2, -1)": "halves"}
 GIVEN = {"halves": "halves", "interleaved": "neighbors (as in Meta's code)"}
@@ -24,7 +24,7 @@ GIVEN = {"halves": "halves", "interleaved": "neighbors (as in Meta's code)"}
 
 @dataclass(frozen=True)
 class Misplaced:
-    """A parameter that the model reads from another tensor, or in another order, than the port's loader stores it."""
+    """A parameter that the port's loader stores in another tensor, or in another order, than the model expects."""
 
     ours: str
     kept: str | None
@@ -38,7 +38,7 @@ class Misplaced:
     def says(self) -> str:
         if self.kept is None:
             return (
-                f"no tensor contains the numbers of {self.ours} that your loader received; your model reads them from "
+                f"no tensor contains the values of {self.ours} that your loader received; your model reads them from "
                 f"{self.needed}"
             )
         names = [line.partition(".view(")[0] for line in (self.kept, self.needed)]
@@ -58,7 +58,7 @@ class Misplaced:
 def own_lines(
     config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, str | None]:
-    """Return, for each parameter, the line that selects its numbers in the loaded tensors; None if no line does.
+    """Return, for each parameter, the line that selects its values in the loaded tensors, or None without such a line.
 
     Args:
         parameters: the parameters that the port's loader received.
@@ -111,7 +111,7 @@ def misplaced(
 
 
 def _same(one: str | None, other: str, pool: Pool) -> bool:
-    """Return whether two lines select the same numbers of the same tensors."""
+    """Return whether two lines select the same elements of the same tensors."""
     if one is None:
         return False
     first, second = pool.selection(one), pool.selection(other)

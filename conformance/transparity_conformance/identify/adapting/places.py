@@ -1,4 +1,4 @@
-"""Group a model's parameters, in the order of the forward pass; the search matches a group at a time."""
+"""Group a model's parameters in the order of the forward pass. The search matches one group at a time."""
 
 from __future__ import annotations
 

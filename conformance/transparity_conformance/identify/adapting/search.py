@@ -3,8 +3,8 @@
 The port runs once on random weights. The search follows the order of the forward pass, one group of parameters at a
 time. For each group, the reference runs with the port's tensors as parameters, in every layout that ports use. The
 right layout is the one with which the reference's activation is among the port's values. Matched parameters stay fixed
-for later groups, so the number of runs is the sum of the groups' layouts, not their product. If no layout is right, the
-search adds known faults to the reference, so that wrong ports are matched, too.
+for later groups, so each layout of each group needs only one run. If no layout is right, the search adds known faults
+to the reference, so that wrong ports are matched, too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FoundAdapter:
     zero: Lines = field(default_factory=dict)
     """Lines of biases that must be 0, because only the port has them."""
     unused: tuple[str, ...] = ()
-    """Tensors with at least one number that belongs to no parameter."""
+    """Tensors with at least one element that belongs to no parameter."""
     unsettled: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """For each parameter that was not found, all lines that select an array of its shape."""
     lost_at: str | None = None
@@ -201,7 +201,7 @@ class _Seeker:
         self.reference = Reference(self.config, inputs, candidates)
 
     def settled(self, place: Place, lines: Lines) -> Lines | None:
-        """Return the lines of a group's parameters; None if the reference matches the port with no lines."""
+        """Return the lines of a group's parameters, or None if the reference matches the port with no such lines."""
         for hypothesis in as_in_the_first_layer(place, lines, self.pool):
             for fault in (None, *(each for each in self._faults(place) if self._is_known(each))):
                 faults = () if fault is None else (fault,)
@@ -222,7 +222,7 @@ class _Seeker:
         return None
 
     def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
-        """Return whether all parameters affect the result with a fault; otherwise, they cannot be identified."""
+        """Return whether each parameter affects the result with `fault`, because others cannot be identified."""
         values = self._values(lines)
         computed = self.reference.computed(values, tap, (fault,))[tap]
         names = [name for name, text in lines.items() if text != ABSENT]
@@ -236,7 +236,7 @@ class _Seeker:
         return best
 
     def fitting(self, parameter: str) -> tuple[str, ...]:
-        """Return the lines that select unused numbers, as many as a parameter has."""
+        """Return the lines that select unused elements, as many as a parameter has."""
         for shapes in self.pool.free(*layer_of(parameter, self.config)):
             texts = [text for text in texts_of(parameter, self.config, shapes) if text != ABSENT]
             if left := [text for text in texts if not self.pool.flags(text).any()]:
@@ -296,7 +296,7 @@ class _Seeker:
         return lines
 
     def _faults(self, place: Place) -> Iterator[Hypothesis]:
-        """Yield every fault that is possible within a group, except swapped parameters; known faults come first."""
+        """Yield every fault that can act within a group, except swapped parameters. Faults found earlier come first."""
         every = fault_hypotheses(self.config, list(place.taps))
         faults = (each for each in every if not each.fault.alter and not each.fault.taken_from)
         return iter(sorted(faults, key=lambda each: (not self._is_known(each), -len(each.sites))))

@@ -37,7 +37,7 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
 
 
 def in_its_flow(found: Found, taps: Collection[str]) -> Found:
-    """Use the data flow with the known faults if it has all `taps`; a fault may change which taps depend on a tap."""
+    """Use the data flow with the known faults, which may change the flow, if this data flow contains all `taps`."""
     flow = flow_of(found.probe, found.known)
     return dataclasses.replace(found, flow=flow) if flow.outputs.keys() >= {*taps} else found
 
@@ -107,7 +107,7 @@ class _Aligning:
         with contextlib.suppress(OutOfTime):
             astray = self._told_apart()
             kept = self.found.without(astray)
-            for tap in astray:  # swapped keys and values have each other's numbers: distinguish them by their use
+            for tap in astray:  # swapped keys and values match each other's taps: distinguish them by their use
                 if match := _the_only(known_faults.behind_faults(kept, tap)):
                     self.found, kept = self.found.adding({tap: match}), kept.adding({tap: match})
 
@@ -141,7 +141,8 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Match a tap anew if its operation does not lead to the later taps, but another with an equal value does.
+        """Match a tap again if its operation does not lead to the later taps, but another operation with this value
+        does.
 
         Return the taps for which no operation leads to the later taps.
         """

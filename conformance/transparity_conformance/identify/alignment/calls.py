@@ -1,7 +1,7 @@
 """Find the line at which two calls of a port start to differ: two equal calls, or a cached step and a forward pass.
 
-A correct cached step computes the same numbers as the forward pass at the same positions. The first number of the step
-that the forward pass does not contain is therefore wrong.
+A correct cached step computes the same values as the forward pass at the same positions. The first value of the step
+that the forward pass does not compute is therefore wrong.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def with_line_of_step(
 
 
 def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong number in the first wrong step.
+    """Return the line of the first wrong value in the first wrong step.
 
     Use a single row if its steps are wrong, too; otherwise, use the whole batch.
     """
@@ -112,14 +112,15 @@ def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray
 
 
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong number that leads to the logits.
+    """Return the line of the first wrong value on which the logits depend.
 
-    A number is wrong if no operation of the forward pass (`right`) computes it. If the line also computes right numbers
+    A value is wrong if no operation of the forward pass (`right`) computes it. If the line also computes right values
     in this step, return the caller's line, which passed wrong arguments.
     """
     port, scale = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
     lines, rounding = _Lines(right), budget / scale
-    # Choose a tolerance between the rounding and the error, so that numbers are clearly right or wrong.
+    # Choose a tolerance between the rounding error and the error of the logits, so that values are clearly right or
+    # wrong.
     near = math.sqrt(budget * min(error, scale)) / scale
 
     def is_among(index: int, others: Sequence[Operation], tolerance: float) -> bool:
@@ -183,7 +184,7 @@ def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
 
 
 def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe) -> Report:
-    """For a nondeterministic port: add the line and the tap at which two calls first differ."""
+    """Add the line and the tap at which two calls of a nondeterministic port first differ."""
     row = aligned_probe(probe)
     try:
         taps, once = run_listening(forward, row)

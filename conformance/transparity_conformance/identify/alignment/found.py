@@ -49,7 +49,7 @@ class Flow:
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
         """Return, in order, the missing taps on which no `confirming` tap depends directly or through missing taps.
 
-        A router's choice confirms no tap, because other scores may give the same choice.
+        A router's choice confirms no tap, because other scores may lead to the same choice.
         """
         telling = {tap for tap in confirming if not is_choice(tap)}
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
@@ -127,9 +127,8 @@ class Found:
         return found
 
     def leads_on(self, tap: str, index: int) -> bool:
-        """Return whether an operation leads only to taps after `tap`, and does not only move another tap's numbers.
-
-        This distinguishes several operations with equal values.
+        """Return whether an operation leads only to taps after `tap`, and does not only rearrange another tap's
+        elements. This test distinguishes operations with equal values.
         """
         port, behind = self.port, self.flow.behind[tap]
         return not any(
@@ -157,7 +156,7 @@ class Found:
     def most_gaining(
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
-        """Return the match of `tap` from which the reference continues with the most values of the port.
+        """Return the match of `tap` from which the reference computes the most later values of the port.
 
         Return None if no match makes another tap agree.
 

@@ -1,4 +1,4 @@
-"""Find taps that comparing values does not find: taps between two faults, and taps whose numbers the port rearranges.
+"""Find taps that comparing values does not find: taps between two faults, and taps whose elements the port rearranges.
 
 If two successive taps are wrong, the reference computes neither of their values. The missing tap is then the last value
 of the right size between the known taps before and after it.
@@ -67,7 +67,7 @@ def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -
 
 
 def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:
-    """Return the earliest operation that contains the numbers of `match`; later operations only rearrange them."""
+    """Return the earliest operation that contains the elements of `match`; later operations only rearrange them."""
     port = known.port
     for index in port.inputs[match.index]:
         layout = _alike(layouts(shape, port.values[index].shape, port.heads), match.layout)
@@ -86,7 +86,7 @@ def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[
 
 
 def repeated(found: Found, lost: str) -> Match | None:
-    """Return the operation whose code computes the same tap in another layer; None if layers run different code."""
+    """Return the operation whose code computes the same tap in another layer, or None if layers run different code."""
     named, port = LAYER.fullmatch(lost), found.port
     if named is None:
         return None
@@ -130,10 +130,10 @@ def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers
 
 
 def rearranged(found: Found, lost: str) -> Matches:
-    """Return later matches for taps before `lost` whose numbers the port rearranges.
+    """Return later matches for taps before `lost` whose elements the port rearranges.
 
-    For example, a port may merge heads without moving the axes. If the reference continues from the rearranged numbers,
-    it must compute the port's value of each tap that directly follows.
+    For example, a port may merge heads without moving the axes. If the reference continues from the rearranged values,
+    it must compute the port's values of the next taps.
     """
     feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
     for is_any in (True, False):
@@ -146,10 +146,10 @@ def rearranged(found: Found, lost: str) -> Matches:
 
 
 def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
-    """Return the first operation after a tap that contains the tap's numbers in another order.
+    """Return the first operation after a tap that contains the tap's elements in another order.
 
     Args:
-        is_any: whether any order of the axes counts as the tap's order, or only the least permuted.
+        is_any: whether every order of the axes counts as the tap's order, rather than only the least permuted order.
     """
     ours, match, port = found.values[tap], found.matches[tap], found.port
     same = {match.index}
@@ -167,7 +167,7 @@ def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
 
 
 def further_on(found: Found, lost: str) -> Matches:
-    """Return later matches for one or two taps before `lost`, with which the reference computes the port's `lost`.
+    """Return later matches for one or two taps before `lost`; the reference then computes the port's value of `lost`.
     For example, if a port normalizes queries and keys twice, both taps must move to the second norm.
     """
     further: dict[str, list[Match]] = {}
@@ -220,7 +220,7 @@ def reordered(found: Found) -> dict[str, Match]:
 
 
 def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
-    """Return a query and a key of the port whose features are in the same other order; empty if there is no pair."""
+    """Return a query and a key of the port with the same new order of features, or () without such a pair."""
     ways: list[list[Match]] = []
     for each in ours:
         same = port.with_numbers(each, port.by_size.get(each.size, ()))
@@ -235,7 +235,7 @@ def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
 
 
 def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
-    """Return, for each feature of the reference, the port's nearest unused feature, by query and key together.
+    """Return, for each feature of the reference, the port's nearest unused feature; compare query and key together.
 
     Return an empty tuple if a feature has no counterpart within the relative `tolerance`.
     """
@@ -251,9 +251,8 @@ def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
 
 
 def _features(values: Pair, scales: Pair) -> np.ndarray:
-    """Return a row for each feature, with the feature's numbers in the query and in the key.
-
-    Divide the query by the largest number of `scales[0]`, and the key by the largest number of `scales[1]`.
+    """Return a row for each feature, with the feature's elements in the query and in the key. Divide the query by the
+    largest element of `scales[0]`, and the key by the largest element of `scales[1]`.
     """
     largest = [float(np.abs(each).max(initial=0.0)) or 1.0 for each in scales]
     rows = [

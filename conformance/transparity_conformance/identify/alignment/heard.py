@@ -70,7 +70,7 @@ RETURN_THEM = "a port that returns its activations gets a more precise answer"
 
 
 class AlignedRow(Probe):
-    """A probe with one row without padding. Its exact parameters stay in memory, because the reference often runs."""
+    """A probe with one row without padding. Its exact parameters stay in memory, because the reference runs often."""
 
     keeps_exact = True
 
@@ -80,10 +80,9 @@ class AlignedRow(Probe):
 
 
 BYTES_OF_A_TAP = 220
-"""The bytes of memory for each number of a tap, as measured by `meta.listening.cost`.
-
-For each number of a tap, a recording of PyTorch contains 6.7 numbers of 8 bytes. The rest is memory for the port's
-process, for the transfer of its answer, and for sorted values.
+"""The bytes of memory for each element of a tap, as measured by `meta.listening.cost`. For each element of a tap, a
+recording of PyTorch contains 6.7 numbers of 8 bytes. The rest is memory for the port's process, for the transfer of its
+answer, and for sorted values.
 """
 
 WALKS_OF_A_TAP = 2
@@ -98,7 +97,7 @@ def row_of(probe: Probe) -> Probe:
 
 
 def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
-    """Return the largest divergence of the logits over all probes; None for right or misshapen logits."""
+    """Return the largest divergence of logits with the right shape over all probes, or None if they are right."""
     worst = Divergence("logits", 0.0, 1.0)
     for key, taps in actual.items():
         oracle, logits = probes[key].oracle, taps["logits"]
@@ -270,7 +269,7 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield later operations that equal `tap` with a known fault, and that are on all paths to later taps."""
+    """Yield later operations that compute `tap` with a known fault, and that are on all paths to later taps."""
     others, early = found.without([tap]), found.matches[tap]
     ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
     for match in behind_faults(others, tap, of_weights=False).values():

@@ -1,4 +1,4 @@
-"""Search a port for values that the reference computes with a known fault; and compute intermediate results."""
+"""Find a port's values that the reference computes with a fault of the catalogue, and compute intermediate results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ByOperation = dict[int, Match]
 
 
 def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOperation:
-    """Return matches, by operation, of the port's values that equal `tap` with a fault of the catalogue."""
+    """Return matches, by operation, of the port's values that the reference computes for `tap` with a fault."""
     strict: ByOperation = {}
     loose: ByOperation = {}
     for _, value in _faulty(found, tap, of_weights=of_weights):
@@ -38,7 +38,7 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
 
 
 def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
-    """Yield the faults with which the reference computes the port's value of `tap`, each applied at all taps."""
+    """Yield the faults with which the reference computes the port's value of `tap`, each applied at all its taps."""
     value = found.port.read(match)
     same = [fault for fault, other in _faulty(found, tap, of_weights=False) if found.port.agree(other, value)]
     for fault in same:
@@ -148,7 +148,7 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
 
     Args:
         given: the port's values by tap.
-        hypotheses: faults that the reference applies; the result has the values with and without these faults.
+        hypotheses: faults that the reference applies; the result contains the values with and without these faults.
     """
     values = [value for name, value in probe.exact.items() if not name.endswith("embedding.weight")]
 

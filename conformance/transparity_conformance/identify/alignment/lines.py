@@ -1,4 +1,4 @@
-"""Find the line of the port that computed the first wrong number of a segment (the operations between two taps)."""
+"""Find the line of the port that computed the first wrong value of a segment (the operations between two taps)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from transparity_conformance.oracle.probes import Probe
 def operation_of(
     probe: Probe, call: AlignedCall, where: str, error: float, budget: float, besides: Sequence[Hypothesis] = ()
 ) -> int:
-    """Find the first operation that leads to the wrong tap `where`, but to no right number.
-
-    A number is right if the reference also computes it between the port's earlier taps and this tap. If the port omits
-    an operation, no number is wrong, so the result is the operation that uses the value. If the found operation has no
-    line, the result is the operation of the tap.
+    """Find the first operation that leads to the wrong tap `where`, but to no right value. A value is right if the
+    reference also computes it between the port's earlier taps and this tap. If the port omits an operation, no value is
+    wrong, so the result is the operation that uses the tap's value. If the found operation has no line, the result is
+    the operation of the tap.
 
     Args:
         error, budget: the error and the budget at `where`, which determine the tolerance for rounding.
-        besides: other faults in the segment; numbers with these faults count as right.
+        besides: other faults in the segment; values with these faults count as right.
     """
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]
@@ -54,7 +53,7 @@ def operation_of(
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> int:
-    """Return the first operation that computes other numbers from the value of `end`, possibly after moving it."""
+    """Return the first operation that computes new elements from the value of `end`, possibly after rearranging it."""
     same = {end}
     for index in range(end + 1, len(operations)):
         if same.isdisjoint(operations[index].inputs):
@@ -66,7 +65,7 @@ def _use_of(operations: Sequence[Operation], end: int) -> int:
 
 
 def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float) -> set[int]:
-    """Return the operations between known taps and `end` whose results lead to no right number."""
+    """Return the operations between known taps and `end` whose results lead to no right value."""
     segment = segment_of(operations, end, known - {end})
     flows: set[int] = set()  # operations that depend on a tap; other operations compute angles or masks
     for index in segment:
@@ -90,14 +89,14 @@ def segment_of(operations: Sequence[Operation], end: int, known: Collection[int]
 def behind_taps(
     operations: Sequence[Operation], numbers: Mapping[str, int], taps: Collection[str]
 ) -> Iterator[Operation]:
-    """Yield the operations that compute `taps` from the taps directly before."""
+    """Yield the operations that compute `taps` from the taps directly before them."""
     known = set(numbers.values())
     for index in {each for tap in taps for each in segment_of(operations, numbers[tap], known - {numbers[tap]})}:
         yield operations[index]
 
 
 def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
-    """Return whether an operation only selects numbers of its inputs, as slices and growing caches do."""
+    """Return whether an operation only selects elements of its inputs, as slices and growing caches do."""
     value, grows = operation.value, operation.grows
     is_part = len(operation.inputs) == len(given) == 1 and value.size < given[0].size
     if not given or not (grows or is_part):
@@ -116,9 +115,8 @@ class _Right:
         self.sketches: dict[int, list[np.ndarray]] = {}
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
-        """Return whether a value is right, within `tolerance` times the largest number.
-
-        A table is right if each of its numbers is in a table of the reference. Integers and constants are right.
+        """Return whether a value is right, within `tolerance` times its largest element. A table is right if it is
+        constant, if it contains only integers, or if each element is in a table of the reference.
         """
         sketch = _sketch(value)
         allowed = tolerance * (largest(sketch) or 1.0)

@@ -1,4 +1,4 @@
-"""The plan of a port: which operation computes which tap. It is found with one call, and used to read all calls."""
+"""The plan of a port: which operation computes which tap. It is made from one call, and used for all calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Plan:
     """The operations of the aligned call."""
     matches: Matches
     in_order: Matches
-    """For some taps, a later operation with the tap's numbers, in which the axes have the tap's order."""
+    """For some taps, a later operation with the tap's elements, in which the axes have the tap's order."""
     unchanged: Mapping[str, Sequence[Match]]
     """For each tap, the operations directly after it that leave the value unchanged, such as a mask without padding."""
     known: Combination
@@ -79,7 +79,7 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """Return the first operation with the numbers of `match` and with the tap's order of axes, or None.
+    """Return the first operation with the elements of `match` and with the tap's order of axes, or None.
 
     In this order, the axes cannot be confused in other calls, in which two axes may have the same length.
     """
@@ -160,8 +160,8 @@ def _ways(
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
     """Return, for each tap, the operation from which to read it in another call.
 
-    Prefer an operation with the tap's order of axes. If the other call lacks an operation, use a later one with the
-    same value. For example, a framework may multiply matrices by another operation if there are several rows.
+    Prefer an operation with the tap's order of axes. If the other call lacks an operation, use a later operation with
+    the same value. For example, a framework may multiply matrices by another operation if there are several rows.
 
     Args:
         moved: the operations of the aligned call that the other call also has; None for all operations.
@@ -204,7 +204,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
     """Return the value in the shape of its tap, for each order of axes that agrees with the learned layout.
 
     The learned layout comes from a call with one row, so it does not show the position of the batch axis. If no order
-    agrees, use the least permuted layout. Return nothing if features are reordered and their number differs.
+    agrees, use the least permuted layout. Return [] if the learned layout reorders features, and this call has another
+    number of features.
     """
     if learned.features and len(learned.features) != shape[-1]:
         return []

@@ -1,4 +1,4 @@
-"""Add the port's lines to a report, and swaps of weights that explain the same numbers as the reported cause."""
+"""Add the port's lines to a report, and swaps of weights that explain the same values as the reported cause."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe])
 
 
 def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
-    """Yield a note that a wrong line changes only a part of an activation, if this is so."""
+    """If a wrong line changes only a part of an activation, yield a note that describes this part."""
     call = heard.calls.get(fault.probe)
     if call is None or fault.source is None or fault.where not in call.numbers:
         return
@@ -63,7 +63,7 @@ def _with_line(fault: Divergence, report: Report, heard: RecordedPort, probes: M
     if call is None or fault.where not in call.numbers:
         return fault
     site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
-    if site in call.numbers:  # only the logits show the fault: use the line at which the fault acts
+    if site in call.numbers:  # only the logits reveal the fault: use the line at which the fault acts
         source = call.operations[call.numbers[site]].source
     else:
         source = _line(fault, fault.causes[:1], report, call, probes[fault.probe])
@@ -79,9 +79,8 @@ def _line(
     probe: Probe,
     besides: Sequence[Hypothesis] = (),
 ) -> Source | None:
-    """Return the line of the first wrong number of a segment.
-
-    If the line also computes right numbers, return the caller's line, which passed wrong arguments.
+    """Return the line of the first wrong value of a segment. If the line also computes right values, return the
+    caller's line, which passed wrong arguments.
     """
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
     source = call.operations[index].source
@@ -103,7 +102,7 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """If several causes act together, add a line for each: the first wrong number if all other causes are applied."""
+    """If several causes act together, add to each the line of the first value that the others do not explain."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [hypothesis_of(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:
@@ -133,7 +132,7 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 def _right_alike(
     fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
 ) -> list[str]:
-    """Return the right taps of the same kind as the wrong tap; with causes, only taps at which the causes can act."""
+    """Return the right taps of the same kind as the wrong tap; if there are causes, only taps where they can act."""
     wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
     alike = [tap for tap in numbers if tap_kind(tap) == tap_kind(fault.where)]
     right = [tap for tap in alike if numbers[tap] not in wrong]
@@ -142,7 +141,7 @@ def _right_alike(
 
 
 def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
-    """Add to each divergence the swaps of two weights that explain the same numbers.
+    """Add to each divergence the swaps of two weights that explain the same values.
 
     Args:
         actual: the activations that the port returned by name.

@@ -65,7 +65,7 @@ def differences(config: TransformerConfig, template: TransformerConfig) -> Diffe
 
 
 Differences = dict[str, tuple[object, object]]
-"""The fields that differ, with pairs (template's value, own value)."""
+"""The fields that differ, each with the pair (template's value, module's value)."""
 
 
 def apart(fields: Mapping[str, Any], template: TransformerConfig) -> Differences:
@@ -83,7 +83,7 @@ def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[st
 
 
 def changed(config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig | None:
-    """Return `config` with other values of fields; None if that is invalid, or changes the parameters or inputs."""
+    """Return `config` with some fields replaced; None if the result is invalid, or has other parameters or inputs."""
     made = replaced(config, **fields)
     if made is None or made.further_inputs != config.further_inputs:
         return None
@@ -101,7 +101,7 @@ class Fit:
     """The name of the nearest preset or family."""
     differences: Differences
     untold: dict[str, str]
-    """Undetermined fields, for which other values give the same outputs; each with the reason."""
+    """Undetermined fields, each with the reason. Other values of such a field lead to the same outputs."""
     parameters: Arrays
     """The module's random parameters, by the reference's names."""
     unused: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ def sentences(fit: Fit, port: str) -> Iterator[str]:
     yield from (f"{remark}." for remark in fit.remarks)
     yield f"Departures from the paper: {'; '.join(departures(fit.config)) or 'none'}."
     if fit.unused:
-        yield f"Not understood, because no recognized operation uses them: {', '.join(fit.unused)}."
+        yield f"No recognized operation uses these parameters: {', '.join(fit.unused)}."
     for name, reason in fit.untold.items():
         yield f"Undetermined: {name} ({reason}); the configuration uses {_shown(getattr(fit.config, name))}."
 

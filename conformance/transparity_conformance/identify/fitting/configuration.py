@@ -252,7 +252,7 @@ def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _pooling(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    """Find the first kind of pooling that gives the output of every call."""
+    """Find the first kind of pooling with which the reference computes the output of every call."""
     head = parts.head
     if not head.is_pooled:
         return

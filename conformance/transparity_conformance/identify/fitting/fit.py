@@ -43,13 +43,13 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_numpy.transformer import transformer
 
 LEAST_EPS, MOST_EPS = 1e-14, 1e-1
-"""The range in which the norms' eps is searched if the first calls do not show its value."""
+"""The range in which the norms' eps is searched if the first calls do not determine eps."""
 
 
 def fit_port(spec: str, timeout: float | None = None) -> Fit:
     """Find the configuration of the module that `path/to/file.py:Model` creates, in a separate process.
 
-    Raises `PortError` if there is no module, or if the process gives no answer within `timeout` seconds.
+    Raises `PortError` if there is no module, or if the process sends no answer within `timeout` seconds.
     """
     build = isolated_build(spec, timeout, "")
     try:
@@ -69,7 +69,7 @@ def fit(module: Any, seed: int = 0) -> Fit:
 
 
 def fitted(subject: FittedModel) -> Fit:
-    """Find the configuration of a model: the first one that is confirmed, or else the one with the smallest error.
+    """Find the configuration of a model: the first confirmed one or, without one, the one with the smallest error.
 
     Try several interpretations of the recording: with or without loops over heads or rows, and with queries or keys
     first. If all interpretations fail, raise the first error.
@@ -142,7 +142,7 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
 
 
 def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], causal: bool) -> dict[str, Any]:
-    """Determine the fields that tables and attention weights show; an error message can then name these fields."""
+    """Determine fields from the shapes of tables and attention weights; an error message can then name these fields."""
     found = softmaxes(heard)
     heads = {softmax.weights.shape[1] for softmax in found}
     names = ("encoder", "decoder") if len(subject.inputs) == 2 else ("decoder" if causal else "encoder",)
@@ -191,7 +191,7 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
         usual = dataclasses.replace(usual, norm_eps=_eps_of(proof.probes["tiny"], proof.answers["tiny"]))
         proof = _proof(subject, usual, found)
     unseen = exercised(usual, [*_probes(usual, found, calls), *proof.probes.values()])[1]
-    untold |= {each: "no call shows it" for each in unseen if each not in untold}
+    untold |= {each: "no call depends on it" for each in unseen if each not in untold}
     if proof.share > 1:
         found.remarks.append(f"With the weights of a check, the logits differ: {proof.difference}")
     return Fit(usual, max(share, proof.share), *nearest(usual, untold), untold, found.parameters)
@@ -231,7 +231,7 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
 def _eps_of(probe: Probe, answer: np.ndarray) -> float:
     """Return the eps with which the reference is nearest to the module on a probe with small activations.
 
-    Small activations show eps, unless the module computes its norms in float32.
+    Small activations determine eps, unless the module computes its norms in float32.
     """
     parameters = probe.exact
     row: dict[str, Any] = {name: value[:1] for name, value in probe.inputs.items()}

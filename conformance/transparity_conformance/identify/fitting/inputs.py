@@ -24,7 +24,7 @@ FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spect
 """Names of inputs that contain frames of audio."""
 
 FIRST, LAST = 12, 4
-"""The numbers of first and last tokens of a large vocabulary that may be the padding token."""
+"""In a large vocabulary, only this many first tokens and this many last tokens are tried as the padding token."""
 
 MOST = 512
 """The largest number of table rows to try as a length."""
@@ -34,7 +34,7 @@ Taken = TypeVar("Taken")
 
 
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Return the number of rows of each table that inputs look up, and inputs that the module accepts."""
+    """Return the number of rows of the table that each input indexes, and inputs that the module accepts."""
     if "pixels" in subject.names:
         return {}, {"pixels": take_image(subject)}
     if subject.names.get("source") in FRAMES:
@@ -92,7 +92,7 @@ def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[
         inputs = {name: subject.random.integers(0, 2, (BATCH, length)) for name, length in lengths.items()}
         sizes = _tables(subject, subject.hear(with_further(subject, {**(given or {}), **inputs}, {})))
         plain: Arrays = {}
-        for name, length in lengths.items():  # no likely padding; distinct tokens in a row if possible
+        for name, length in lengths.items():  # avoid likely padding tokens; use distinct tokens in a row if possible
             usual = np.arange(4, sizes[name] - 1) if sizes[name] > 8 else np.arange(sizes[name])
             rows = (np.resize(subject.random.permutation(usual), length) for _ in range(BATCH))
             plain[name] = np.stack([subject.random.permutation(row) for row in rows])
@@ -122,7 +122,7 @@ def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], wi
 
 
 def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
-    """Return the number of rows of each table that tokens or token types look up."""
+    """Return the number of rows of each table that tokens or token types index."""
     sizes: dict[str, int] = {}
     used: set[str] = set()
     for name in (*subject.tokens, *(["token_types"] if "token_types" in subject.names else [])):
@@ -154,7 +154,7 @@ def with_further(subject: FittedModel, inputs: Arrays, sizes: Mapping[str, int])
 
 
 def masked(inputs: Arrays) -> Arrays:
-    """Return the inputs with an attention mask that hides other tokens in each row."""
+    """Return the inputs with an attention mask that hides different tokens in each row."""
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask)):
         mask[row, 1 + row :: 3] = 0

@@ -1,4 +1,4 @@
-"""Determine the fields of masks from the masked scores: the number of masked scores, windows, and padding tokens."""
+"""Determine the fields of masks from the masked scores: the mask value, windows, and padding tokens."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def is_causal(masked: np.ndarray) -> bool:
 
 
 def window_of(masked: np.ndarray) -> int | None:
-    """Return the size of the sliding window: the distance beyond which all keys are hidden; None without a window."""
+    """Return the size of the sliding window: the distance from which all keys are hidden; None without a window."""
     length = masked.shape[1]
     hidden = [np.diagonal(masked, -distance, 1, 2).all() for distance in range(length)]
     window = next((distance for distance in range(length) if all(hidden[distance:])), None)

@@ -121,11 +121,11 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
         for taken in layer.ways(rates):
             if all(is_same(taken.context(found, count), expected[:count]) for count in (1, len(expected))):
                 return taken
-    raise ForeignError(f"{NEITHER}neither rule, followed by a gated norm, gives the input of its output map.")
+    raise ForeignError(f"{NEITHER}neither rule, followed by a gated norm, computes the input of its output map.")
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
-    """Yield the linear maps, first unchanged, then without one bias each, which may belong to the time steps."""
+    """Yield the linear maps unchanged, and then without one of their biases, which may be the time steps' bias."""
     yield Columns(maps)
     for place, one in enumerate(maps):
         if one.bias is not None:
@@ -153,7 +153,7 @@ class _Layer:
         return np.concatenate([each.kernel for each in every]), np.concatenate(biases) if has_bias else None
 
     def time_steps(self) -> Iterator[tuple[list[int], str]]:
-        """Yield features that may give the time steps, with the name of a vector that may be their bias.
+        """Yield features from which time steps may be computed, and the name of a vector that may be their bias.
 
         The vector has one number for each head, and some operation adds this vector to the features.
         """

@@ -133,7 +133,7 @@ def _streams(
     heard: RecordedCall,
     norms: Norms,
 ) -> dict[str, Stream]:
-    """Return the streams of all stacks; all stacks must have their norms at the same places."""
+    """Return the residual stream of each stack; all stacks must have their norms at the same places."""
     *memories, last = named
     options: list[Stream | None] = [None]
     for name in memories:

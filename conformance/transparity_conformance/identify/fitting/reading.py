@@ -35,13 +35,13 @@ class Heads:
     scale: Scale
     raw: np.ndarray
     own: np.ndarray
-    """The score of each token with itself: `raw` is the product query · key, and `own` the score without a bias."""
+    """`raw` is the product query · key of each token with itself; `own` is the score of this pair without a bias."""
     table: str | None
     """The name of the module's table of relative positions; None without such a table."""
 
     @property
     def left(self) -> np.ndarray:
-        """Return the scores minus the scaled query · key, which is the effect of positions; 0 for masked scores."""
+        """Return the effect of positions: the scores minus the scaled query · key, and 0 for masked scores."""
         left = self.scores.values - self.scale(raw_scores(self.query, self.key))
         return np.where(np.broadcast_to(self.scores.masked[:, None], left.shape), 0.0, left)
 
@@ -75,7 +75,7 @@ def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str,
 def _norms_of(
     found: FoundFields, heard: RecordedCall, x: np.ndarray, vectors: Arrays
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield the vectors that are gains of a norm of queries or keys: name, axis of the norm, and result."""
+    """Yield (name, axis of the norm, result) for each vector that is the gain of a norm of queries or keys."""
     sizes = {"head": x.shape[3]}
     if found.fields["projection"] == "full":
         sizes["projection"] = x.shape[1] * x.shape[3]
@@ -200,6 +200,6 @@ def _read_relative(
     found.relative_distances = [each for each in fitting if before is None or each in found.relative_distances]
     if len(found.relative_distances) > 1:
         low, high = min(found.relative_distances), max(found.relative_distances)
-        same = f"all values from {low} to {high} give equal biases up to distance {len(distances) - 1}"
+        same = f"all values from {low} to {high} lead to equal biases up to distance {len(distances) - 1}"
         found.untold["relative_max_distance"] = same
     return True

@@ -157,7 +157,7 @@ _FORMS = "expected separate maps, or one for query, key and value in this order.
 def _feed_forward(
     rest: Sequence[Linear], width: int, routed: Mapping[Linear, Experts], *, is_last: bool
 ) -> tuple[list[Sublayer], list[Linear]]:
-    """Return the feed-forward or the experts after a mixer, as a list that may be empty; and the remaining maps."""
+    """Return the feed-forward or the experts after a mixer, as a list that may be empty, and the remaining maps."""
     if rest and rest[0] in routed:
         return [routed[rest[0]]], list(rest[1:])
     groups: list[list[Linear]] = []  # maps with the same input
@@ -237,7 +237,7 @@ def _gated_attentions(
 
 
 def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]]:
-    """Split a fused map whose rows are groups of query heads, a key head and a value head; try all group sizes."""
+    """Split a fused map into groups of query heads, a key head and a value head; try all group sizes."""
     for groups in range(1, heads + 1):
         size = heads // groups + 2
         if heads % groups or len(packed.weight) != groups * size * head_dim:
@@ -247,7 +247,7 @@ def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]
 
 
 def _separate(maps: list[Linear], width: int) -> list[Linear]:
-    """Return the maps of query, key and value, and split fused maps; empty if there are more than three maps."""
+    """Return the maps of query, key and value, after splitting fused maps; [] if there are more than three maps."""
     if len(maps) == 1:
         rest = (maps[0].weight.shape[0] - width) // 2
         ends = (0, width, width + rest, width + 2 * rest)

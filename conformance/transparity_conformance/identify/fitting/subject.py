@@ -38,7 +38,7 @@ KERNEL = 4
 """The number of axes of a convolution kernel over images: features, channels, height, width."""
 
 MOST_HEADS = 64
-"""The largest number of heads in a loop over heads that is recognized."""
+"""Loops over heads are recognized up to this number of heads."""
 
 
 class FitError(PortError):
@@ -80,7 +80,7 @@ class RecordedCall:
 
 
 class Fitted(Model, Protocol):
-    """The methods that `fit` needs of a model."""
+    """The methods of a model that `fit` calls."""
 
     def inputs(self) -> dict[str, str]:
         """Map the reference's names of the inputs to the model's names."""
@@ -106,7 +106,7 @@ class FittedModel:
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)
         self.is_low = any((value != self.values[name]).any() for name, value in model.tensors().items())
-        """Whether the model stores weights in less than float32; rounded values could not be matched."""
+        """Whether the model stores weights in a lower precision than float32. Rounded values could not be matched."""
         if self.is_low and call_port(model.widen):
             model.assign(self.values)
 

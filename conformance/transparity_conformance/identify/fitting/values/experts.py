@@ -123,7 +123,7 @@ def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
 def _readings(
     router: Linear, per_token: int, operations: Sequence[Operation], begin: int, values: Mapping[str, np.ndarray]
 ) -> Iterator[Experts]:
-    """Yield the linear maps, scores and activations whose sum of experts is the value of an operation."""
+    """Yield the linear maps, scores and activations with which an operation's value is the sum of the experts."""
     rows, width = router.given.shape
     like = [(begin + i, each.value) for i, each in enumerate(operations) if each.value.size == router.given.size]
     seen = [(at, value.reshape(rows, width)) for at, value in like if value.shape[-1] == width]
@@ -172,7 +172,7 @@ def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Ma
 
 
 def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Maps]:
-    """Yield the parameters with a matrix per expert, in both orientations: single arrays, or numbered parameters."""
+    """Yield the parameters with a matrix per expert (whole arrays, or numbered matrices), in both orientations."""
     found = [Maps(value, (name,)) for name, value in values.items() if value.ndim == 3 and len(value) == count]
     groups = [names for names in _numbered(values) if len(names) == count]
     alike = [names for names in groups if len({values[name].shape for name in names}) == 1]

@@ -32,7 +32,7 @@ class Norm:
     """`rms`, `batch`, or `centred`, which stands for both kinds of layer norm."""
     x: np.ndarray
     factors: np.ndarray
-    """The factor r of each row; for a batch norm, of each feature."""
+    """The factor r of each row. For a batch norm, the factor r of each feature."""
     variance: np.ndarray | None = None
     """The running variance of a batch norm."""
 
@@ -127,7 +127,7 @@ class Norms:
             bias = np.zeros_like(weight) if pair[1] is None else self.vectors[pair[1]]
             factors = slopes / (weight + (gain != "weight"))
             is_root = is_same(bias - slopes * mean, target - slopes * centre)
-            # Wrong parameters give a variance below the running variance.
+            # With wrong parameters, the resulting variance is below the running variance.
             if is_root and (factors**-2 > variance * (1 - SAME)).all():
                 return Norm((*filter(None, pair), *statistics), gain, "batch", x, factors, variance)
         return None
@@ -166,7 +166,7 @@ def _expected(kind: str, eps: float, sizes: np.ndarray) -> np.ndarray:
 
 
 def _sizes(kind: str, norms: Sequence[Norm]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the observed divisors 1 / r, and the expected ones without eps (squared unless `layer-unbiased`)."""
+    """Return the observed divisors 1 / r, and the expected divisors without eps (squared unless `layer-unbiased`)."""
     divisors, sizes = [], []
     for norm in norms:
         plain, width = norm.variance, norm.x.shape[-1]

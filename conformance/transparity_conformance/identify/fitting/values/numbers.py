@@ -12,14 +12,14 @@ from transparity_conformance.diagnosis.search.fitting import golden_section
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 SAME = epsilon("float32") ** 0.5
-"""Arrays with a smaller relative difference count as equal; this is half of float32's digits."""
+"""Arrays with a smaller relative difference count as equal. Equal arrays thus agree in half of float32's digits."""
 
 DIGITS = 12
 """The largest number of digits of a constant in a program's source code."""
 
 
 def difference(value: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference of two arrays, divided by the largest number; infinite for different sizes."""
+    """Return the largest difference of two arrays, divided by the largest element; infinity if the sizes differ."""
     if value.size != other.size:
         return math.inf
     flat, against = value.reshape(-1), other.reshape(-1)
@@ -29,7 +29,7 @@ def difference(value: np.ndarray, other: np.ndarray) -> float:
 
 
 def is_same(value: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two arrays contain the same numbers in the same order, up to rounding."""
+    """Return whether two arrays have the same elements in the same order, up to rounding."""
     return difference(value, other) < SAME
 
 

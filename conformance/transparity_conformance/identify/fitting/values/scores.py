@@ -15,7 +15,7 @@ LIKELY = 12
 """The number of most frequent scores to try as the score of masked keys."""
 
 LEAST, MOST = 1e-9, 1e3
-"""The range of the relative margin by which a softcap exceeds the largest capped number."""
+"""The range of the relative margin by which a softcap exceeds the largest capped score."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Scores:
 
 
 def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) -> Scores:
-    """Return the first value, from operation `begins`, whose softmax is the attention weights."""
+    """Return the first value, starting at operation `begins`, whose softmax equals the attention weights."""
     for operation in operations[max(begins, 0) : softmax.at]:
         if operation.value.size == softmax.weights.size:
             values = operation.value.reshape(softmax.weights.shape)
@@ -63,7 +63,7 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
     if not none.any() or not is_pattern(none):  # weights may also underflow to 0
         return np.zeros_like(none), None
     hidden = values[np.broadcast_to(none[:, None], values.shape)]
-    added = float(np.median(hidden))  # the mask's number, which hides the scores by rounding
+    added = float(np.median(hidden))  # the number of an additive mask; the scores are lost by rounding
     return none, float(f"{added:.1e}") if np.isfinite(added) else added
 
 
@@ -102,7 +102,7 @@ def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
 
     def capped(cap: float) -> Scale:
         share = np.clip(scores / cap, -1, 1)
-        slopes = 1 - share**2  # near the cap, scores hardly show the scale
+        slopes = 1 - share**2  # near the cap, scores hardly depend on the scale
         before = cap * np.arctanh(np.where(slopes > 0, share, 0))
         return Scale(_factor(raw, before, slopes), cap)
 

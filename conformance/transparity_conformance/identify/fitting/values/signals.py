@@ -17,13 +17,13 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.inputs.frames import convolved
 
 CHANNELS = (3, 1)
-"""Numbers of channels to try if a matrix, which does not show the number, maps patches."""
+"""Numbers of channels to try if patches are mapped by a matrix, whose shape does not determine this number."""
 
 USUAL_SIDES = (4, 2, 3, 5, 6, 7, 8, 14, 16)
-"""Numbers of patches per side to try if no table of positions shows the number."""
+"""Numbers of patches per side to try if no table of positions determines this number."""
 
 USUAL_FRAMES = (32, *range(2, 64, 2), 3000)
-"""Numbers of frames to try if no table of positions shows the number."""
+"""Numbers of frames to try if no table of positions determines this number."""
 
 TAPS = 3
 """The number of frames that a convolution over time reads."""
@@ -170,7 +170,7 @@ def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
 def _convolved(
     heard: RecordedCall, x: np.ndarray, kernel: np.ndarray, stride: int, values: Arrays
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """Yield gelu(convolution(x) + bias), with the bias's name, for each bias with which an operation computes it."""
+    """Yield gelu(convolution(x) + bias) and the bias's name, for each bias with which an operation has this value."""
     for name, bias in values.items():
         if bias.shape == (len(kernel),):
             made = convolved({"weight": kernel, "bias": bias}, x, stride)

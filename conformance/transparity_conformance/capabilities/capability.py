@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Store the results of a function in its argument at `position`, so that results and argument are freed together.
+    """Cache the results of a function in its argument at `position`. Python then frees results and argument together.
     The results must not refer to this argument, because Python frees such cycles late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -68,7 +68,7 @@ class BuiltPort:
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
     """(parameters, port) of each model, by its configuration and the `id` of its parameters."""
     of_reached: Mapping[int, Any] = field(default_factory=dict)
-    """The ports that were built for calls of other sizes, by the `id` of their parameters."""
+    """The ports that were built for calls with other lengths or sizes than the probes, by their parameters' `id`."""
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
         """Build the port with a copy of `parameters`; for the same `parameters`, return the port built before."""
@@ -91,7 +91,7 @@ class ForwardPass:
     dtype: str
     sharding: Sharding = ALONE
     reached: Sequence[ReachProbe] = ()
-    """The calls of other sizes in which the port agrees with the reference."""
+    """The calls with other lengths or sizes than the probes in which the port agrees with the reference."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Judged:
     error: float
     budget: float
     where: str
-    """The token or tensor that has this error."""
+    """The name of the token or tensor with the error."""
     near: tuple[str, ...] = ()
     """The tokens or beams that a rounding error could change (near ties)."""
 
@@ -145,7 +145,7 @@ class Way:
     requires: str = ""
     """The id of a claim. If that claim does not agree, this claim is not compared."""
     why_not: Callable[[Probe, str], str] = _never
-    """A function that returns why the claim is not compared for a probe and a dtype; empty if it is compared."""
+    """A function of a probe and a dtype. It returns the reason why the claim is not compared, or an empty text."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
     """Whether the result of the forward pass suffices to judge the request with this key."""
     here: Callable[[ForwardPass], Requests] | None = None
@@ -178,7 +178,7 @@ class Capability:
     """A function that returns the names and shapes of the tensors that a port may write for a request."""
     judge: Callable[[Way, Requests, Answers, ForwardPass], CapabilityResult]
     why_not: Callable[[Probe, str], str] = _never
-    """A function that returns why no claim is compared for a probe and a dtype; empty if a claim is compared."""
+    """A function of a probe and a dtype. It returns the reason why no claim is compared, or an empty text."""
     dtypes: tuple[str, ...] = EVERY
     not_in: str = ""
     """The reason why the capability is not compared in a dtype outside `dtypes`; `{}` stands for the dtype."""

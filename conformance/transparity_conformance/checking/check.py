@@ -68,12 +68,19 @@ def check(
 
     Args:
         build: `build(config, parameters)`, which returns `forward(**tokens)`; `load(folder)`, with `family`; or a name.
-        preset, family: A preset, checked at a small size; the family of the folders that a loader reads.
-        config, parameters: A configuration in place of a preset; its parameters (random if omitted).
-        dtype, logits_only, quick: The precision; whether to compare only logits; whether only the forward pass.
-        isolated, ranks, timeout: Whether to use a separate process; the number of ranks; the seconds for each reply.
-        budget, name, lengths: The seconds for the search for causes; the port's name; the lengths of long prompts.
-        audit, progress, located: Whether an ignored field is an error; called at each step; called with divergences.
+        preset: The name of a preset, which is checked at a small size.
+        family: The family of the folders that a loader reads.
+        config, parameters: A configuration in place of a preset, and its parameters (random if omitted).
+        dtype: The precision of the port.
+        logits_only: Whether to compare only logits.
+        progress: A function that is called at each step of the check.
+        isolated: Whether the port runs in a separate process.
+        timeout, budget: The seconds for each reply of the port, and the seconds for the search for causes.
+        name: The port's name in the report.
+        audit: Whether an ignored field or tensor is an error.
+        located: A function that gets the report on a wrong port before the search for causes.
+        ranks, lengths: The number of ranks, and the lengths of long prompts.
+        quick: Whether to check only the forward pass.
 
     Raise `PortError` if a port fails, `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
     """
@@ -145,7 +152,7 @@ def _system(
 def _built_by(
     build: Port | str, family: str | None, timeout: float, ranks: int, *, isolated: bool, is_small: bool
 ) -> contextlib.AbstractContextManager[Port]:
-    """Return the port as a `build`. A port runs in its own process if it is `isolated`, on several ranks, or a name."""
+    """Return the port as a function `build`. It runs in its own process if `isolated`, on several ranks, or by name."""
     if isolated or ranks > 1 or isinstance(build, str):
         started = isolated_build(spec_of(build), timeout, ranks=ranks, is_small=is_small)
         return contextlib.closing(started.loading(family))

@@ -1,4 +1,4 @@
-"""The options of `transparity check`, and rules on their combinations. Fast imports let errors appear at once."""
+"""The options of `transparity check`, and rules on their combinations. Imports are few, so errors appear at once."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from transparity_conformance.report.formatting import count, some
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
-"""Outcomes, the most important first. The outcome of a field is the most important outcome of all its tried values."""
+"""Outcomes, the most important first. A field with several tried values has the most important of their outcomes."""
 
 ABSENT = "absent"
 """The value that stands for a removed field."""
@@ -36,14 +36,14 @@ class AuditedField(Compared):
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains if the reference has the fault, too; None if no known fault was tried."""
+    """The difference that remains if the reference has the same fault; None if no known fault was tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "value", "says")
 
     @property
     def counted(self) -> Outcome:
-        """The outcome, except that a port that refuses a config.json without the field is right: `followed`."""
+        """The outcome. If the port refuses a config.json without the field, which is right, return `followed`."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 
@@ -57,7 +57,7 @@ class AuditedTensor(Compared):
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains with the same fault in the reference; None if no known fault was tried."""
+    """The difference that remains if the reference uses the same values; None if no known values were tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "says")
@@ -134,7 +134,7 @@ class Audit:
 
     @property
     def _faults(self) -> list[Part]:
-        """The `_parts` that contain faults, without other outcomes."""
+        """The parts in `_parts` that contain faults. Other outcomes are removed from these parts."""
         wrong = [
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts
@@ -154,7 +154,10 @@ class Audit:
 
 
 def _line(file: str, noun: str, total: int, named: Mapping[str, list[str]], rest: str) -> str:
-    """Return `config.json: 1 of 14 fields ignored: rope_theta; 12 obeyed`; `rest` is the outcome without names."""
+    """Return `config.json: 1 of 14 fields ignored: rope_theta; 13 obeyed`.
+
+    `named` lists the names for each outcome. The other fields or tensors have the outcome `rest`, and are only counted.
+    """
     found = {says: names for says, names in named.items() if names}
     texts = [f"{len(names):,} {says}: {some(names, MOST_NAMED)}" for says, names in found.items()]
     texts += [f"{total - sum(map(len, found.values())):,} {rest}"] if rest else []

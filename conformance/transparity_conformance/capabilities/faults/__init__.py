@@ -193,7 +193,7 @@ def _mean_of_ranks(
 
 
 def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    """Return the loss if padding of the vocabulary has logits of 0."""
+    """Return the loss of a port that pads the vocabulary to a multiple of `width`, with logits of 0."""
     more = np.zeros((*logits.shape[:-1], -logits.shape[-1] % width), logits.dtype)
     return cross_entropy(np.concatenate([logits, more], axis=-1), targets, pad_id)
 
@@ -226,7 +226,7 @@ def _train_clipped(
 
 
 def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
-    """Clip gradients by a wrong norm, in which each replica of a parameter counts."""
+    """Clip gradients by a wrong norm, which counts a replicated parameter once for each rank."""
     times = {name: 1 if sharding.is_sharded(name) else sharding.ranks for name in gradients}
     norm = math.sqrt(sum(times[name] * float((value * value).sum()) for name, value in gradients.items()))
     factor = min(1.0, max_norm / norm) if norm else 1.0

@@ -45,7 +45,7 @@ KEPT_CONFIGURATIONS = 16
 """The number of cached configurations, more than there are presets."""
 
 NEAREST_FAULTS = 3
-"""The number of faults to try with tolerances of their own, if no fault explains all errors.
+"""If no fault explains all errors, this number of faults is tried again, each with its own tolerances.
 
 Some faults, such as longer steps, also increase rounding errors.
 """

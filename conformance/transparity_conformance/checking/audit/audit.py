@@ -79,7 +79,7 @@ def _claims(
 
 
 def _not_compared(audit: Audit) -> Iterator[str]:
-    """Yield the fields and tensors that no call depends on, and the values that the port refuses."""
+    """Yield lines about fields and tensors that change no result, and about values that the port refuses."""
     fields, tensors = audit.files
     for file, names in ((fields, audit.fields_with("not exercised")), (tensors, audit.tensors_with("not exercised"))):
         yield from (f"{file} {name}: no call exercises it" for name in names)

@@ -33,7 +33,7 @@ SAYS = {
 
 @dataclass(eq=False)
 class Compared:
-    """The tensors of a file after conversion to the checkpoint's layout, and the faults that were found."""
+    """The tensors of a GGUF file, converted to the checkpoint's layout, and the faults in them."""
 
     as_they_are: dict[str, np.ndarray] = field(default_factory=dict)
     """The tensors as llama.cpp reads them."""

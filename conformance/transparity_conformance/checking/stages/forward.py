@@ -79,7 +79,7 @@ def run_probes(evidence: Evidence) -> None:
 
 
 def _report_if_wrong(evidence: Evidence, probe: Probe, taps: Mapping[str, np.ndarray]) -> None:
-    """Report the first wrong result before the next call, unless the reference of a large model would take too long."""
+    """Report the first wrong result before the next call. Skip this if the reference would take too long."""
     if not evidence.is_wrong_reported and not probe.is_large:
         wrong = wrong_logits({probe.name: probe}, {probe.name: taps}, evidence.arguments.dtype)
         if wrong is not None:
@@ -202,7 +202,7 @@ def build_again(evidence: Evidence) -> None:
 
 
 def name_form(evidence: Evidence) -> None:
-    """Put a divergence before all others: the results are not plain logits."""
+    """Add a first divergence, before all others, if the results are not plain logits."""
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():

@@ -35,7 +35,7 @@ METHOD = "with_dropout"
 """The method of a port that runs the forward pass in training mode."""
 
 SIDES = 2
-"""The number of budgets by which two runs may differ, because both runs round."""
+"""Two runs may differ by this many budgets, because both runs round."""
 
 FLUKE = 1e-6
 """The probability below which equal dropout masks cannot be chance, and mean a shared seed."""
@@ -149,7 +149,7 @@ def judge_dropout(evidence: Evidence, probe: Probe) -> None:
 
 
 def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> Cause | None:
-    """Return a cause if ranks drop wrong entries. An entry is dropped if it is 0 in the port, but not in `expected`."""
+    """Return a cause if ranks drop wrong entries. A dropped entry is 0 in the port's value, but not in `expected`."""
     parts = split(expected, placement, len(values))
     if [value.shape for value in values] != [part.shape for part in parts]:
         return None

@@ -98,7 +98,7 @@ def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> R
 
 
 def _content(report: Report) -> object:
-    """Return the lines, causes and places of a result, or its sentence without findings; equal for equal results."""
+    """Return the lines, causes and places of a result or, if it has no findings, its sentence."""
     found = findings(report)
     told = ((each.lines, tuple((cause.says, cause.at) for cause in each.causes), *each.places) for each in found)
     return tuple(told) or sentence(report)

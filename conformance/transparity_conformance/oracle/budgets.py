@@ -1,8 +1,8 @@
 """Tolerances, which the code calls budgets: the largest error that rounding explains.
 
 A tolerance is `factor` × the reference's own error in the same precision, plus `floor` × the spacing of numbers near
-the largest expected value. The floor matters only if a computation is so short that the reference makes no error.
-`provenance` states how the constants were measured.
+the largest expected value. The floor matters only if a computation is so short that the reference makes no error. The
+attribute `provenance` of a constant says how it was measured.
 """
 
 from __future__ import annotations
@@ -85,17 +85,17 @@ only one point, the error may be small by chance."""
 NEIGHBOURS_OF_HOT = 16
 """The number of points for the probe `hot`, in which one key gets most of the attention weight.
 
-A few numbers determine the error of such scores, so chance matters more. In 144 such models (12 sets of weights for
+A few elements determine the error of such scores, so chance matters more. In 144 such models (12 sets of weights for
 each preset), a right program's error was up to 4.5 times the error measured at three points. With 8, 16 and 32 points,
-the ratio was 4.3, 2.3 and 1.7.
+the ratio was at most 4.3, 2.3 and 1.7.
 """
 
 NEIGHBOURS_OF_RECURRENT = 8
 """The number of points for a model with a recurrence.
 
 If the state's output for a token is near zero, the following norm enlarges the error. In 40 such models, a right
-program's error was up to 3.4 times the error measured at three points. With 1, 8 and 16 points, the ratio was 4.7, 1.2
-and 1.0.
+program's error was up to 3.4 times the error measured at three points. With 1, 8 and 16 points, the ratio was at most
+4.7, 1.2 and 1.0.
 """
 
 NEIGHBOURS_OF_DRAWN = 8
@@ -125,7 +125,7 @@ def _bfloat16() -> Any:
 
 
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Round `value` to `dtype`; return it in a dtype with which NumPy can compute: half precisions become float32."""
+    """Round `value` to `dtype`. The result is in a dtype with which NumPy can compute: float32 for half precisions."""
     if value.dtype.kind != "f":
         return value
     if dtype == "float64":

@@ -268,7 +268,7 @@ def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def as_given(value: np.ndarray) -> np.ndarray:
-    """Return a copy of an input in the dtype that ports receive: int64 for tokens, masks and token types."""
+    """Return a copy of an input in the dtype that ports receive. For tokens, masks and token types, this is int64."""
     return np.array(value, None if value.dtype.kind == "f" else np.int64)
 
 

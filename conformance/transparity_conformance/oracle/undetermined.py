@@ -27,7 +27,7 @@ from transparity_numpy.positions.in_attention import window_mask
 from transparity_numpy.transformer import transformer
 
 Convention = Callable[[np.ndarray], np.ndarray]
-"""Returns the attention weights of queries that see no key, given the usual weights."""
+"""Returns the attention weights of queries that see no key. The argument has the reference's attention weights."""
 
 _MEASURED: WeakKeyDictionary[Probe, Arrays] = WeakKeyDictionary()
 
@@ -36,7 +36,7 @@ _TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
 
 
 def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
-    """Return a mask for each activation: True where a value depends on the convention or on a near-tie.
+    """Return a mask for each activation: True where a value depends on a near-tie, or on a query without visible keys.
 
     `dtype` is the precision whose rounding may swap experts. Activations without such values are left out.
     """
@@ -45,7 +45,7 @@ def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
 
 
 def hidden_positions(probe: Probe) -> Arrays:
-    """Return a mask for each activation: True where a value depends on the convention."""
+    """Return a mask for each activation: True where a value depends on a query without visible keys."""
     if probe not in _MEASURED:
         identity = None if (known := probe.oracle.identity) is None else f"{known}-hidden"
         _MEASURED[probe] = kept_arrays(identity, lambda: _measure(probe)) if probe.config.mask_is_exact else {}

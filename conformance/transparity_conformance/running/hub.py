@@ -45,7 +45,7 @@ class HubBuild:
         self.load, self.model_type, self.root, self.edit = load, model_type, root, edit
 
     def edited(self, edit: Edit) -> HubBuild:
-        """Return the same loader, with an edit of every folder."""
+        """Return the same loader, which applies an edit to every folder before it is loaded."""
         return HubBuild(self.load, self.model_type, self.root, edit)
 
     def __call__(
@@ -140,7 +140,7 @@ def _message(record: logging.LogRecord) -> str:
 
 @contextlib.contextmanager
 def recorded_messages() -> Iterator[Messages]:
-    """Record, instead of showing, everything that is printed, warned or logged within the context."""
+    """Record everything that is printed, warned or logged within the context, and do not show it."""
     said, make = Messages(), logging.getLogRecordFactory()
 
     def record(*args: Any, **named: Any) -> logging.LogRecord:

@@ -79,7 +79,7 @@ class OnnxModel:
         return logits, dict(zip(self.graph.past, present, strict=False))
 
     def given(self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return all inputs by the graph's names; fill in missing inputs, such as positions, for unpadded text."""
+        """Return all inputs by the graph's names. Add missing inputs, such as positions, as for unpadded text."""
         if self.graph.reads != "token ids":
             return {name: np.ascontiguousarray(inputs[name], self._dtype(name)) for name in self.graph.inputs}
         tokens = inputs["input_ids"]
@@ -114,7 +114,7 @@ class OnnxForward(Listened):
         return self.model.at_once(self._named(inputs), self.answer)
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
-        """Return the output and the operations; no operations if the graph fixes the batch size or the length."""
+        """Return the output and the operations. Record none if the graph fixes the batch size or the length."""
         result, limits = self(**inputs), self.model.limits
         if limits.batch is not None or limits.length is not None:
             return result, []

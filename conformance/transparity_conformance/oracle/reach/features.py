@@ -29,10 +29,12 @@ DTYPE = "float32"
 """The precision whose rounding decides whether a call exercises a field; it is the same for all ports."""
 
 SHOWS = 1e-5
-"""A field is active if a change of the field changes a small model's logits by more than this share of the largest."""
+"""A field is active if changing it changes a small model's logits by more than this share of the largest logit."""
 
 Change = tuple[str, str]
-"""A field and its change: `=` and another choice, an operation such as `*10`, or `alike`: all layers of the same kind.
+"""A field and its change. The change is `=` with another choice, an operation such as `*10`, or `alike`.
+
+`alike` gives all layers the same kind.
 """
 
 TIMES = {"*2": 2.0, "/2": 0.5}

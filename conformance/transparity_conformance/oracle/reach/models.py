@@ -294,7 +294,7 @@ def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel
 
 
 RAGGED = 100
-"""The length of a batch with padding, for a call longer than `SHORT`."""
+"""The length of a call with two rows and padding. Most other calls that are longer than `SHORT` have a single row."""
 
 
 def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
@@ -392,7 +392,8 @@ def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the calls up to a length: a few short calls, calls just beyond thresholds and powers of two, the rest."""
+    """Yield the calls up to a length, in this order: a few short calls, calls just beyond thresholds and powers of two,
+    all others."""
     if config.reads_pixels:
         yield from ((batch, (config.max_length,)) for batch in BATCHES)
         return

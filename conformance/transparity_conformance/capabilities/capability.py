@@ -28,7 +28,7 @@ Requests = Mapping[str, Any]
 """Requests by key. A request's tensors have names that start with the key; messages contain the request's `name`."""
 
 Answers = Mapping[str, np.ndarray]
-"""A port's results, with the tensors' names in a bundle."""
+"""A port's results, by the names that the tensors have in a bundle."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -61,7 +61,7 @@ def first_of(probes: Probes) -> tuple[str, Probe]:
 
 @dataclass(frozen=True)
 class BuiltPort:
-    """A port in this process, with all models that it built for its capabilities."""
+    """A port in this process, with all models that were built to check its capabilities."""
 
     build: Build
     forward: Any

@@ -1,7 +1,8 @@
 """Checks of a checkpoint layer by layer. Each layer becomes a separate model, so that memory holds one layer at a time.
 
-The reference computes the inputs of the layer. The model's embedding table contains them: token t selects input t. An
-untied head with the identity as its weight returns the layer's output. Loaders of the family can read such a model.
+The reference computes the inputs of the layer. The model's embedding table contains these inputs, so token t selects
+input t. An untied head with the identity as its weight returns the layer's output. Loaders of the family can read such
+a model.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class _Front:
     """The inputs of a layer, as the embedding table of the layer's model."""
 
     x: np.ndarray
-    """The inputs as (rows · length, embed_dim); with an embedding norm, the inputs of this norm."""
+    """The inputs, (rows · length, embed_dim). If the model has an embedding norm, these are the inputs of the norm."""
     norm: Arrays
     """The parameters of the embedding norm; empty if the model has none."""
     tokens: np.ndarray

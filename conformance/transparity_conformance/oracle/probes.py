@@ -97,8 +97,8 @@ def single_row(probe: Probe) -> Probe:
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
-    """Return a copy of a large model's probe that keeps only the activations `shown`, and reports progress after each
-    layer. Return other probes unchanged.
+    """Return a copy of a large model's probe, whose oracle keeps only the activations `shown`. The oracle also calls
+    `progress` after each layer. Return other probes unchanged.
     """
     if not probe.is_large:
         return probe

@@ -1,4 +1,4 @@
-"""The result of an audit: whether a port follows the fields of a configuration and the tensors of a file."""
+"""The result of an audit: whether a port follows every field of a configuration, and reads every tensor of a file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class AuditedTensor(Compared):
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
     """`may be missing`: the port accepts a file without the tensor; `not ignored`: an unused tensor has an effect."""
     says: str = ""
-    """The value that the port uses in place of the tensor."""
+    """A clause with the values that the port uses in place of the tensor."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
@@ -105,7 +105,7 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """The port's behavior for each faulty field, at the first value with a fault."""
+        """A line about the port's behavior for each faulty field, with the first value that shows the fault."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:

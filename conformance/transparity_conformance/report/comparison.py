@@ -154,7 +154,10 @@ def dtype_name(value: Any) -> str:
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return actual − ours: 0 where both are NaN or the same infinity, and infinity where only one of them is."""
+    """Return actual − ours.
+
+    The difference is 0 where both are NaN or the same infinity. It is infinite where only one is NaN or infinite.
+    """
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):

@@ -29,13 +29,13 @@ class Coverage:
     batches: tuple[int, ...] = ()
     """The batch sizes of the calls."""
     calls: int = 0
-    """The number of calls of one object; each is compared with the same call of a new object, to find hidden state."""
+    """The number of calls of one object. To find hidden state, each is compared with the same call of a new object."""
     features: tuple[str, ...] = ()
     """The configuration fields that at least one compared call exercises: another value would change its result."""
     untested: tuple[str, ...] = ()
     """Fields and probes that no compared call exercises, with reasons. If any exist, the verdict is not `agrees`."""
     sizes: tuple[str, ...] = ()
-    """The ranges of all other sizes, such as `head_dim 8 to 34`."""
+    """The ranges of the models' sizes, such as `head_dim 8 to 34`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "untested", tuple(safe(reason, SENTENCE) for reason in self.untested))

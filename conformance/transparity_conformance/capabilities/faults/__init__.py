@@ -4,7 +4,7 @@ A row has an `id`, a sentence `says` about the faulty port, and `edits`. Each ed
 the source, and its replacement. `also` names edits that several rows share. A port with the fault gives the same
 results as the edited reference. In each table, the most likely fault comes first.
 
-Some faults depend on the number of ranks: faults in the loss and in gradient clipping. Functions create these faults.
+Some faults in the loss and in gradient clipping depend on the number of ranks. Functions in this file create them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The audit of a loader, which follows the comparison of the forward pass."""
+"""The audit of a loader, which runs after the comparison of the forward pass."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterato
 
 
 def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
-    """Yield changes of several of our fields that together are one field of config.json."""
+    """Yield changes of several of our fields that together correspond to one field of config.json."""
     yield {"embed_dim": 2 * config.embed_dim, "feed_forward_dim": 2 * config.feed_forward_dim}
     yield {"rotary_scaling": "linear", "rotary_factor": 3.0}
     # The fastest angle must lie between both limits: in 13 positions, it makes 13 / 2π turns (about 2.07).
@@ -112,7 +112,7 @@ class Variant:
     was: str = ""
     """The value of the field in `before`."""
     fields: Fields | None = None
-    """The fields of the changed config.json; None if the family's usual config.json of `config` is used."""
+    """The fields of the changed config.json; None for the config.json that the family usually writes for `config`."""
     must_show: bool = True
     """Whether the audit uses the variant only if `before` and `config` have different logits."""
 

@@ -45,7 +45,7 @@ class Part:
     covers: str = ""
     """The part of the logits that the result contains; empty if it contains all logits."""
     part: Arrange = lambda ours: ours
-    """A function that takes this part of an array of the reference."""
+    """A function that extracts this part from an array of the reference, and arranges the part like the result."""
     read: Read = lambda theirs, shape: theirs
     """A function that arranges the port's result like `part`, given the shape of all logits. It raises `OtherForm` or
     `ValueError` for a result in another arrangement."""

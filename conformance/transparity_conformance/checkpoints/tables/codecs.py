@@ -127,7 +127,7 @@ class Family:
     packed: Callable[[TransformerConfig], Table] = _nothing
     """Further tensors, such as fused tensors, whose form depends on the configuration's sizes."""
     absent: Callable[[TransformerConfig], Collection[str]] = _nothing
-    """Tensors that are missing in a file, because another tensor has the same numbers."""
+    """Tensors that are missing in a file, because another tensor has the same values."""
     copies: Callable[[TransformerConfig], Mapping[str, str]] = _nothing
     """Tensors that a file stores a second time, as {second name: first name}."""
     prefixes: Sequence[str] = ()
@@ -136,7 +136,7 @@ class Family:
     """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
     """Functions that compute tensors, by name. A file may store such a tensor, although the reference computes it. If
-    the file has other numbers, the tensor is a parameter."""
+    the file has other values, the tensor is a parameter."""
     classifier: Classifier | None = None
 
     def variant(

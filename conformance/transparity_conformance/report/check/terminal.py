@@ -327,7 +327,10 @@ def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
 
 
 def bars(errors: Sequence[float], budget: float) -> str:
-    """Return `··▃█`: a bar for each error on a logarithmic scale, or a dot within the budget; "" for many errors."""
+    """Return a text such as `··▃█`, with a bar for each error on a logarithmic scale.
+
+    Errors within the budget get a dot. If there are too many errors, return an empty text.
+    """
     if len(errors) > MOST_BARS:
         return ""
     largest, tall = max(errors, key=lambda error: share(error, budget)), len(BARS) - 1

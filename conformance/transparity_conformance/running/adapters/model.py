@@ -23,7 +23,7 @@ from transparity_conformance.running.frameworks.modules import ModuleTensor
 from transparity_conformance.running.inputs import FRAMEWORKS, is_instance
 
 Make = Callable[..., Any]
-"""Builds a model: a class or function without arguments or with a configuration, or a `build(config, parameters)`."""
+"""A class or function that builds a model. It takes nothing, or a configuration, or a configuration and parameters."""
 
 
 @dataclass(eq=False)

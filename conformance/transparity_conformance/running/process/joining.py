@@ -1,4 +1,4 @@
-"""Join the answers of all ranks: arrays by their placements; all other values must be equal.
+"""Join the answers of all ranks to one answer. Arrays are joined by their placements; other values must be equal.
 
 Recorded operations are kept only if their values are equal on all ranks, because a shard might look like another
 activation.

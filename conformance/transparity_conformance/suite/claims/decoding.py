@@ -28,7 +28,7 @@ LENGTH = 5
 UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad_id=None)}
 
 Chunks = list[tuple[int, ...]]
-"""For each step, the numbers of tokens with which the rows continue."""
+"""One tuple for each step. A tuple has the number of new tokens of each row."""
 
 
 @functools.cache
@@ -73,7 +73,7 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield ways to decode with different chunks in each row: followed by single tokens, or by other chunks."""
+    """Yield ways to decode, with their names. Each starts with 1 to 3 tokens per row; single tokens or others follow."""
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))

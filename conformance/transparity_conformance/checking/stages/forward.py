@@ -299,7 +299,7 @@ def explain_at_other_size(evidence: Evidence) -> None:
 
 
 def told_in(report: Report, probe: Probe) -> Combination:
-    """Return the faults of the reference that correspond to a report's causes. Leave out causes without such a fault."""
+    """Return the faults of the reference that correspond to a report's causes; skip causes without such a fault."""
     causes = ((cause, cause.at or fault.where) for fault in report.faults for cause in fault.causes)
     made = (hypothesis_of(probe, cause, where) for cause, where in causes)
     return tuple(each for each in made if each is not None)

@@ -73,7 +73,7 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield ways to decode, with their names. Each starts with 1 to 3 tokens per row; single tokens or others follow."""
+    """Yield named ways to decode. The rows get 1, 2 or 3 tokens at first, then single tokens or other numbers."""
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))

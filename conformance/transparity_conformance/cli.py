@@ -240,7 +240,7 @@ def check(
 
 
 def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], Mapping[str, list[str]]]:
-    """Check the selected configurations; return the reports, and error messages with the names of configurations."""
+    """Check the selected configurations. Return the reports, and the names of configurations by error message."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 

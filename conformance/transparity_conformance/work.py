@@ -1,6 +1,6 @@
 """Count the work of a search, so that fast and slow computers search equally far.
 
-The unit of work is the second of one computer, on which the costs below were measured.
+The unit of work is one second of the computer on which the costs below were measured.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class Capability:
         return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {1 / rate:.0f} differs)"
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        """Return why nothing is compared for any port; empty if something is compared."""
+        """Return the reason why this capability is compared for no port, or an empty text if it is compared."""
         if reason := self.why_not(probe, dtype):
             return reason
         return "" if dtype in self.dtypes else self.not_in.format(dtype)

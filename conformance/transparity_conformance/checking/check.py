@@ -140,7 +140,7 @@ def _report(evidence: Evidence) -> Report:
 def _system(
     preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
 ) -> tuple[str | None, TransformerConfig | None]:
-    """Return the name and the configuration to check; on several ranks, the ranks divide all sizes."""
+    """Return the name and the configuration to check. The number of ranks divides the sizes of the configuration."""
     is_own = config is not None or parameters is not None
     if family is not None:
         preset, config = preset or family, config or example_config(family)
@@ -152,7 +152,8 @@ def _system(
 def _built_by(
     build: Port | str, family: str | None, timeout: float, ranks: int, *, isolated: bool, is_small: bool
 ) -> contextlib.AbstractContextManager[Port]:
-    """Return the port as a function `build`. It runs in its own process if `isolated`, on several ranks, or by name."""
+    """Return the port as a `build`. The port runs in its own process if it is `isolated` or has several ranks, or if
+    `build` is a name."""
     if isolated or ranks > 1 or isinstance(build, str):
         started = isolated_build(spec_of(build), timeout, ranks=ranks, is_small=is_small)
         return contextlib.closing(started.loading(family))
@@ -179,7 +180,7 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
     (ranks.judge_ranks, Evidence.is_on_ranks),
     (audit_loader, Evidence.is_whole),
 )
-"""The stages in order, each with the conditions that must hold."""
+"""The stages in order. Each stage runs only if its conditions hold."""
 
 
 def name_of(build: Any) -> str:

@@ -44,7 +44,7 @@ class Piece:
 def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Piece]:
     """Yield the parts of a checkpoint as models: first the embedding with the head, then each layer.
 
-    Large embeddings and heads are split into blocks of tokens with about as many numbers as a layer. `opened` must have
+    Large embeddings and heads are split into blocks of tokens, each about as large as a layer. `opened` must have
     one stack: a decoder, or an encoder that returns hidden states. `layers` are numbers from 0; None means all layers.
     Raise `CheckpointError` if a layer does not exist, or if it cannot become a separate model.
     """

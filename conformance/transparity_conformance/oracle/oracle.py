@@ -219,7 +219,7 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Perturb a block of a matrix by factors that depend on its elements' bits, so every reading gets equal factors."""
+    """Perturb a block of a matrix by factors that depend on its elements' bits, so each reading gets equal factors."""
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
     moved = bits.view(np.int32).astype(np.float32)
     # Compute in place: these lines take most of the time of reading a matrix.

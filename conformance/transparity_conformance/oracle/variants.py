@@ -135,7 +135,7 @@ def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array,
 def product_in_sequence(
     weights: Inexact[Array, "*batch queries keys"], value: Inexact[Array, "*batch keys head_dim"]
 ) -> Inexact[Array, "*batch queries head_dim"]:
-    """Return weights · value, summed over one key at a time."""
+    """Return weights · value. The sum over the keys adds one key at a time."""
     total = np.zeros((*weights.shape[:-1], value.shape[-1]), np.result_type(weights, value))
     for key in range(weights.shape[-1]):
         total += weights[..., key : key + 1] * value[..., key : key + 1, :]

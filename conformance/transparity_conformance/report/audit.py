@@ -51,13 +51,14 @@ class AuditedField(Compared):
 class AuditedTensor(Compared):
     name: str
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
-    """`may be missing`: the port accepts a file without the tensor; `not ignored`: an unused tensor has an effect."""
+    """`may be missing` if the port accepts a file without the tensor; `not ignored` if a tensor that the model does not
+    use changes the result."""
     says: str = ""
     """A clause with the values that the port uses in place of the tensor."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains if the reference uses the same values; None if no known values were tried."""
+    """The difference that remains if the reference uses the same values as the port; None if none were tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "says")

@@ -78,7 +78,7 @@ class Cause:
     says: str
     """A sentence that says how the port differs from the reference."""
     value: float | None = None
-    """The number that was fitted, for a fault with a parameter."""
+    """The fitted number, such as an eps; None for a fault without such a number."""
     residual: float = 0.0
     """The largest difference on the first probe that remains if the reference has the fault."""
     explained: float = 1.0

@@ -86,7 +86,7 @@ FRAMEWORKS = {
     "mlx": "mlx",
     "mlx_lm": "mlx",
 }
-"""For each package that a model's file may import: the framework of the model's arrays."""
+"""The framework of a model's arrays, by a package that the model's file may import."""
 
 
 def is_instance(model: Any, package: str, name: str) -> bool:

@@ -196,7 +196,7 @@ TAKEN = {
     ENCODER: {"input_ids": "source", FRAMES: "source", "attention_mask": "attention_mask"},
     DECODER: {"input_ids": "target", "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
 }
-"""For each of the two graphs: the name of each input, and the name of the value to pass."""
+"""The inputs of each of the two graphs, by name, each with the name of the value that is passed to it."""
 
 
 class OnnxPair:
@@ -240,7 +240,7 @@ class OnnxPairForward(Listened):
         return logits
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
-        """Return the output, and the operations of the encoder followed by those in the decoder."""
+        """Return the output and the operations: first of the encoder, then of the decoder."""
         result, every, record = self(**inputs), self._every(inputs), Record(largest)
         for name, path in self.model.paths.items():
             listen_to_nodes(record, path, self.model.given(name, every), MEMORY)

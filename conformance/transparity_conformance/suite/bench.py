@@ -61,7 +61,7 @@ class Bench:
         return self.parts
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
-        """Return a bench for one claim, with the same models; without a harness if `harness` is false."""
+        """Return a bench for one claim, which shares this bench's models. If `harness` is false, it has no harness."""
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same

@@ -91,7 +91,7 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:
     """Return step sizes that end with two single tokens just beyond a threshold. Without a threshold, return random
-    sizes, where the first exceeds most windows."""
+    sizes, of which the first exceeds most windows."""
     length = probe.lengths[-1]
     if length - 1 in thresholds(probe.config).values():
         return length - 2, 1, 1

@@ -1,8 +1,8 @@
 """Known faults in the capabilities of a model, written as edits of the reference's source in TOML files.
 
-A row has an `id`, a sentence `says` about the faulty port, and `edits`. Each edit is a text that occurs exactly once in
-the source, and its replacement. `also` names edits that several rows share. A port with the fault gives the same
-results as the edited reference. In each table, the most likely fault comes first.
+A row has an `id`, a sentence `says` about the faulty port, and `edits`. Each edit has a text that occurs exactly once
+in the source, and the replacement of this text. `also` names edits that several rows share. A port with the fault
+returns the same results as the edited reference. In each table, the most likely fault comes first.
 
 Some faults in the loss and in gradient clipping depend on the number of ranks. Functions in this file create them.
 """
@@ -49,7 +49,7 @@ class SimulatedFault:
     """The id in the catalogue, which variants of the fault share."""
     says: str
     simulate: Run
-    """The function of the reference, with the fault."""
+    """A function of the reference that has this fault."""
 
 
 def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: Any) -> Run:

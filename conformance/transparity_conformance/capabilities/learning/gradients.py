@@ -51,7 +51,7 @@ Gradients = Mapping[str, np.ndarray]
 
 
 POSITIONS_OF_LARGE = 8
-"""The number of positions with which the gradients of a large model are compared."""
+"""The gradients of a large model are compared on a sequence with this number of positions."""
 
 
 def _why_no_gradients(probe: Probe, dtype: str) -> str:
@@ -145,7 +145,7 @@ class Disagreement:
         return max(errors.values()) if fits else math.inf
 
     def of_ranks(self, ranks: int, by_rank: Gradients) -> Iterator[Cause]:
-        """Yield faults on several ranks: gradients of replicas that are not reduced, or reduced twice."""
+        """Yield faults on several ranks: gradients of replicas that are not summed over ranks, or summed twice."""
         if ranks == 1:
             return
         for how, put_together in (("sum", np.sum), ("mean", np.mean)):
@@ -184,7 +184,7 @@ class Disagreement:
 
 
 def _factors(ours: Derivatives) -> dict[float, str]:
-    """Return factors of common mistakes, with their meaning."""
+    """Return the factors by which common mistakes multiply gradients, with the meaning of each factor."""
     targets, pad_id = ours.targets, ours.config.pad_id
     counted = int((targets != pad_id).sum()) if pad_id is not None else targets.size
     return {

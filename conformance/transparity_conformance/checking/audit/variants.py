@@ -172,7 +172,7 @@ def _nearest(
 
 
 def differing(base: Fields, fields: Fields) -> list[str]:
-    """Return the names of the fields that differ; fields that follow from others come last."""
+    """Return the names of the fields that differ. Fields whose values follow from other fields come last."""
     names = [name for name in {**base, **fields} if base.get(name) != fields.get(name)]
     # For example, `layer_types` follows from the number of layers.
     later = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")

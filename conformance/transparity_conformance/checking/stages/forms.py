@@ -61,7 +61,7 @@ class Value:
     """A function that computes these numbers from the reference's value at `tap`."""
     tap: str = "logits"
     slope: float = 1.0
-    """The largest change of a number if no logit changes by more than 1."""
+    """The largest change of one of these numbers if no logit changes by more than 1."""
     are_ids: bool = False
 
 
@@ -167,8 +167,8 @@ class AnswerForm(Compared):
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
     """Return the form of a port's results. Return None if they have the shape of logits, or if no form fits.
 
-    Prefer a form whose numbers agree, then logits, then the smallest error. If no numbers agree, consider only logits
-    in any arrangement, and other values in the usual arrangement.
+    Prefer a form whose values agree, then logits, then the form with the smallest error. If no values agree, consider
+    only logits in any arrangement, and other values in the usual arrangement.
     """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))

@@ -306,7 +306,7 @@ def told_in(report: Report, probe: Probe) -> Combination:
 
 
 def changes_right_answers(probes: Mapping[str, Probe], told: Combination, dtype: str) -> bool:
-    """Return whether faults that explain a wrong call of another size contradict right answers to the probes.
+    """Return whether faults that explain a wrong call at another size would also change right answers to the probes.
 
     For example, missing sinks do not explain a port that is right at other lengths.
     """

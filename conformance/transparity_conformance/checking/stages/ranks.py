@@ -38,7 +38,7 @@ SIDES = 2
 """Two runs may differ by this many budgets, because both runs round."""
 
 FLUKE = 1e-6
-"""The probability below which equal dropout masks cannot be chance, and mean a shared seed."""
+"""If the probability that dropout masks are equal by chance is smaller, equal masks mean a shared seed."""
 
 
 def run_one_rank(evidence: Evidence) -> None:
@@ -78,7 +78,7 @@ def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Act
 
 
 def judge_ranks(evidence: Evidence) -> None:
-    """Add the comparisons with one rank and of replicas to the report. If all agree so far, also compare dropout."""
+    """Compare several ranks with one rank, and replicas with each other. If all agree so far, also compare dropout."""
     group, probes = evidence.ranks, evidence.arguments.probes
     assert evidence.one_rank is not None
     evidence.report = adding_ranks(evidence.report, evidence.one_rank, group.differing, probes)

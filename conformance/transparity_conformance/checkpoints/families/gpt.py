@@ -184,7 +184,7 @@ NORMS: dict[str, Table] = {
     "parallel-one-norm": ONE_NORM,
     "sequential": ONE_NORM | linears({"post_attention_layernorm": "feed_forward_norm"}, "h.{i}", LAYER),
 }
-"""The names of the tensors of a layer's norms, by `branches`."""
+"""The names of a layer's norms in the file, for each value of `branches`."""
 
 
 def _packed_falcon(config: TransformerConfig) -> Table:

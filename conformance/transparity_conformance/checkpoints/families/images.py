@@ -63,7 +63,7 @@ def _pooler(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 LAYERS = row.sizes("encoder")[2:]
-"""The rows for sizes of a model without a vocabulary."""
+"""The rows for the sizes of a model that has no vocabulary."""
 
 IMAGE_SIZE = row.derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224)
 

@@ -51,7 +51,10 @@ AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
 """The largest number of complex logits in one forward pass: 1 MB, to fit a CPU cache, or 256 MB for a large model."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
-"""Computes the loss from logits (batch, length, vocab), which may be complex, targets (batch, length) and padding."""
+"""Computes the loss from logits (batch, length, vocab), targets (batch, length) and the padding token.
+
+The logits may be complex.
+"""
 
 
 def projection_of(name: str) -> str:
@@ -99,7 +102,10 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return each parameter's derivatives in float64, one per direction. Parameters are in order of use."""
+        """Return each parameter's derivatives in float64, one per direction.
+
+        The order of the parameters is the order in which the loss uses them.
+        """
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 

@@ -38,7 +38,7 @@ Change = tuple[str, str]
 """
 
 TIMES = {"*2": 2.0, "/2": 0.5}
-"""The changes of a tuple: factors for all its numbers."""
+"""The changes of a field that is a tuple. All numbers of the tuple are multiplied by the factor."""
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "off": lambda value: None,
@@ -57,7 +57,7 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return the possible changes of a field: all other choices, or all operations; none if the field is off."""
+    """Return the possible changes of a field: all other choices, or all operations; none for a field with no effect."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
     if name == "layer_types":  # `layer_overrides` changes together with this field
         return [(name, "alike")] if value else []
@@ -71,7 +71,7 @@ def changes(config: TransformerConfig, name: str) -> list[Change]:
 
 
 def changed(config: TransformerConfig, change: Change) -> TransformerConfig | None:
-    """Return the configuration with a changed field; None if that is invalid or needs other parameters."""
+    """Return the configuration with a changed field; None if the result is invalid or needs other parameters."""
     name, how = change
     value: Any = getattr(config, name)
     more: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def changed(config: TransformerConfig, change: Change) -> TransformerConfig | No
 
 
 def replaced(config: TransformerConfig, **fields: Any) -> TransformerConfig | None:
-    """Return the configuration with other fields; None if that is invalid or needs parameters that `config` lacks."""
+    """Return the configuration with other fields; None if it is invalid or needs parameters that `config` lacks."""
     try:
         other = dataclasses.replace(config, **fields)
     except ConfigError:
@@ -157,7 +157,7 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 
 @dataclasses.dataclass(frozen=True)
 class _Small:
-    """A small copy of a configuration, with weights, inputs and logits, and the fields that its models read."""
+    """A small copy of a configuration, with weights, inputs and logits. It also has the fields that its models read."""
 
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]

@@ -42,7 +42,8 @@ VOCABULARY = 2**16 + 3
 """The size of a vocabulary with more tokens than 16 bits can index."""
 
 AFFORDABLE = 2e8
-"""The largest parameters × tokens of one call, for about 0.2 s; longer calls use a narrower model."""
+"""The largest product of parameters and tokens in one call, which takes about 0.2 s. Longer calls use a narrower model.
+"""
 
 WITHOUT_LIMIT = 12
 """The number of calls of each model that the checker makes even if the time limit has passed."""
@@ -91,7 +92,7 @@ class LogitsOracle(Oracle):
         return {"logits": max(errors)}
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
-        """Return the largest error at the first `points` points, with running totals over the keys (`variants`)."""
+        """Return the largest error at the first `points` points, if sums over keys are running totals (`variants`)."""
         measured = "float32" if dtype == "float64" else dtype
         for index in range(IN_SEQUENCE, points):
             if (dtype, index) not in self._again:

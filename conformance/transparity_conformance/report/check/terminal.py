@@ -86,7 +86,7 @@ class Headline:
 
 
 def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> RenderableType:
-    """Return the result of one check; for several checks, the distinct results that disagree, and a summary."""
+    """Return the result of one check. For several checks, return each distinct result that disagrees, and a summary."""
     if len(reports) == 1:
         return answer(reports[0], verbose=verbose)
     shown: dict[Any, list[Report]] = {}

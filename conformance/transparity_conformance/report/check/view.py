@@ -101,7 +101,7 @@ class CheckView:
 
     @property
     def audit(self) -> list[str]:
-        """The lines of an audit; if the forward pass is wrong, only the unread tensors, which may be the reason."""
+        """The lines of an audit. If the forward pass is wrong, list only unread tensors, which may be the reason."""
         audit = self.report.audit
         if audit is None:
             return []

@@ -112,7 +112,7 @@ def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
 
 
 def parted(text: str, names: Shapes) -> tuple[str, str]:
-    """Split a line into a tensor's name and the steps after the name; names in `names` may end like a step."""
+    """Split a line into a tensor's name and the steps after the name. A name in `names` may itself end like a step."""
     if text in names:
         return text, ""
     found = STEPS.fullmatch(text.strip())

@@ -1,4 +1,4 @@
-"""Read and write the tensors of modules, by framework; find the module that a function uses."""
+"""Read and write the tensors of modules of any framework, and find the module that a function uses."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ LONGEST_TIMEOUT = 1e6
 
 
 def checked_timeout(seconds: float | None) -> float:
-    """Return a valid timeout, and the default for None; raise `UsageError` for a value out of range, such as NaN."""
+    """Check a timeout, and return it; for None, return the default. Raise `UsageError` for a value out of range."""
     if seconds is None:
         return TIMEOUT
     if not 0 < seconds <= LONGEST_TIMEOUT:

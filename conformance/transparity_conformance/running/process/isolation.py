@@ -165,7 +165,7 @@ class IsolatedBuild(_Described):
         return runtime_of(self.process.spec) is not None
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
-        """Return the same port as a loader of a family's folders; for None, as a `build`."""
+        """Return the same port as a loader of a family's folders. Without a `model_type`, return it as a `build`."""
         return IsolatedBuild(self.process, model_type)
 
     def on(self, process: ProcessGroup) -> IsolatedBuild:

@@ -100,7 +100,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
         logits = logits / logits.dtype.type(sampling.temperature)
         ranked = tap("ranked", -np.sort(-logits, axis=-1))
         tap("reached", softmax(ranked[..., : sampling.top_k]).cumsum(axis=-1))
-        # float64 decides which tokens can be sampled, so that the tolerance of the sums covers only rounding.
+        # Decide in float64 which tokens can be sampled. The tolerance of the sums then covers only rounding.
         tap("cumulative", softmax(np.where(may, logits, -np.inf)).cumsum(axis=-1))
 
     oracle = Oracle(run, request.parameters, neighbours=1)

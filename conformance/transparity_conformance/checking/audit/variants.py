@@ -61,7 +61,7 @@ def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
     """Yield changes of several of our fields that together correspond to one field of config.json."""
     yield {"embed_dim": 2 * config.embed_dim, "feed_forward_dim": 2 * config.feed_forward_dim}
     yield {"rotary_scaling": "linear", "rotary_factor": 3.0}
-    # The fastest angle must lie between both limits: in 13 positions, it makes 13 / 2π turns (about 2.07).
+    # The turns of the fastest angle must lie between both limits. In 13 positions, it makes 13 / 2π (about 2.07) turns.
     llama3 = {"rotary_factor": 3.0, "rotary_slow_turns": 1.5, "rotary_fast_turns": 2.5}
     yield {"rotary_scaling": "llama3", **llama3, "rotary_original_length": 13}
     yield {"attention_head_dim": config.head_dim + 2}

@@ -102,7 +102,7 @@ def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = 
         if dtype in WIDE and bench.subject.backend != REFERENCE:
             error = float(np.abs(whole - expected).max())
             beyond = np.abs(logits - expected).max() - error
-            # Allow for a matrix product with another number of rows, which may sum in another order.
+            # A matrix product with another number of rows may sum in another order, so allow for its rounding error.
             allowed = error + oracle.noise(dtype)["logits"]
             yield record.within(f"{way}: error beyond the error of the forward pass", max(0.0, beyond), 0.0, allowed)
 

@@ -1,4 +1,4 @@
-"""A cache of results in the user's cache folder; the key of a result is a hash of everything that determines it.
+"""A cache of results in the user's cache folder. The key of a result is a hash of everything that affects the result.
 
 Only the command uses the cache. In other processes, a port's code may have changed the reference.
 """
@@ -31,7 +31,7 @@ LARGEST_FILE = 2**23
 """The largest size of cached arrays in bytes; larger arrays are computed anew in every run."""
 
 ROOTS = ("transparity", "transparity_numpy", "transparity_conformance/oracle", "transparity_conformance/report")
-"""The folders of the code on which cached results depend; import-linter ensures that the oracle imports no others."""
+"""The folders of the code that affects cached results. import-linter ensures that the oracle imports no other code."""
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """Environment variables that change the order of a library's sums, and so the rounding."""

@@ -240,7 +240,7 @@ def check(
 
 
 def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], Mapping[str, list[str]]]:
-    """Check the selected configurations; return the reports, and error messages with the names of configurations."""
+    """Check the selected configurations. Return the reports, and the names of configurations by error message."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 
@@ -517,7 +517,7 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the process like Ctrl-C, even in a background job, for which the shell has turned off Ctrl-C."""
+    """End the process like Ctrl-C. This works even in a background job, for which the shell has turned off Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)

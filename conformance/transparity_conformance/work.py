@@ -1,6 +1,6 @@
 """Count the work of a search, so that fast and slow computers search equally far.
 
-The unit of work is the second of one computer, on which the costs below were measured.
+The unit of work is one second of the computer on which the costs below were measured.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ OPERATION = 4.2e-5
 """The work of one activation of the NumPy reference, or of one recorded operation."""
 
 NUMBER = 2.2e-9
-"""The work of each number of a result."""
+"""The work of each element of a result."""
 
 PRODUCT = 2.2e-10
-"""The work of each product that a number of a result sums. The three costs are fitted to 28 walks of nine models. The
-walks took 0.6 to 3.6 times their work in seconds; the slowest model's weights exceed the processor's cache."""
+"""The work of each product in the sum that gives an element of a result.
+
+The three costs are fitted to 28 walks of nine models. The walks took 0.6 to 3.6 times their work in seconds; the
+slowest model's weights exceed the processor's cache.
+"""
 
 _counted = threading.local()
 
 
 def count(numbers: int, products: int = 0) -> None:
-    """Count the work of a result with this many `numbers`, each a sum of `products`."""
+    """Count the work of a result with this many `numbers` (elements), each a sum of this many `products`."""
     _counted.work = done() + OPERATION + numbers * (NUMBER + PRODUCT * products)
 
 

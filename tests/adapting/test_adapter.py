@@ -52,8 +52,8 @@ def test_every_number_of_a_tensor_is_that_of_its_parameter() -> None:
     ("lines", "message"),
     [
         ({QUERY: "?"}, "leaves decoder.layers.{i}.self_attention.query.weight undetermined: replace"),
-        ({QUERY: "transformer.h.{i}.attn.c_attn.weight"}, "has 1728 numbers; expected 576"),
-        ({QUERY: "transformer.h.{i}.attn.c_attn.weight[N*H:2*N*H]"}, "selects numbers that another line also selects"),
+        ({QUERY: "transformer.h.{i}.attn.c_attn.weight"}, "has 1728 elements; expected 576"),
+        ({QUERY: "transformer.h.{i}.attn.c_attn.weight[N*H:2*N*H]"}, "selects elements that another line also selects"),
         ({QUERY: "transformer.h.{i}.gone"}, "names 'transformer.h.0.gone', which is not a tensor of the port"),
         ({QUERY: ""}, "is not 0 in this model; name its tensor, or"),
         ({"decoder.layers.{i}.nothing": "x"}, "'decoder.layers.{i}.nothing', which is not a parameter of this model"),
@@ -78,7 +78,7 @@ def test_a_tensor_that_nothing_is_written_into_is_named() -> None:
         model.extra = torch.nn.Linear(3, 5)
         return model
 
-    with pytest.raises(AdapterError, match=r"no line for 15 of 15 numbers of the port's 'extra\.weight'"):
+    with pytest.raises(AdapterError, match=r"no line for 15 of 15 elements of the port's 'extra\.weight'"):
         found().tensors(GPT2, PARAMETERS, made_by(larger, GPT2).tensors())
 
 

@@ -28,7 +28,7 @@ Requests = Mapping[str, Any]
 """Requests by key. A request's tensors have names that start with the key; messages contain the request's `name`."""
 
 Answers = Mapping[str, np.ndarray]
-"""A port's results, with the tensors' names in a bundle."""
+"""A port's results, by the names that the tensors have in a bundle."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Store the results of a function in its argument at `position`, so that results and argument are freed together.
+    """Cache the results of a function in its argument at `position`. Python then frees results and argument together.
     The results must not refer to this argument, because Python frees such cycles late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -61,14 +61,14 @@ def first_of(probes: Probes) -> tuple[str, Probe]:
 
 @dataclass(frozen=True)
 class BuiltPort:
-    """A port in this process, with all models that it built for its capabilities."""
+    """A port in this process, with all models that were built to check its capabilities."""
 
     build: Build
     forward: Any
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
     """(parameters, port) of each model, by its configuration and the `id` of its parameters."""
     of_reached: Mapping[int, Any] = field(default_factory=dict)
-    """The ports that were built for calls of other sizes, by the `id` of their parameters."""
+    """The ports that were built for calls with other lengths or sizes than the probes, by their parameters' `id`."""
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
         """Build the port with a copy of `parameters`; for the same `parameters`, return the port built before."""
@@ -91,7 +91,7 @@ class ForwardPass:
     dtype: str
     sharding: Sharding = ALONE
     reached: Sequence[ReachProbe] = ()
-    """The calls of other sizes in which the port agrees with the reference."""
+    """The calls with other lengths or sizes than the probes in which the port agrees with the reference."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Judged:
     error: float
     budget: float
     where: str
-    """The token or tensor that has this error."""
+    """The name of the token or tensor with the error."""
     near: tuple[str, ...] = ()
     """The tokens or beams that a rounding error could change (near ties)."""
 
@@ -145,7 +145,7 @@ class Way:
     requires: str = ""
     """The id of a claim. If that claim does not agree, this claim is not compared."""
     why_not: Callable[[Probe, str], str] = _never
-    """A function that returns why the claim is not compared for a probe and a dtype; empty if it is compared."""
+    """A function of a probe and a dtype. It returns the reason why the claim is not compared, or an empty text."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
     """Whether the result of the forward pass suffices to judge the request with this key."""
     here: Callable[[ForwardPass], Requests] | None = None
@@ -178,7 +178,7 @@ class Capability:
     """A function that returns the names and shapes of the tensors that a port may write for a request."""
     judge: Callable[[Way, Requests, Answers, ForwardPass], CapabilityResult]
     why_not: Callable[[Probe, str], str] = _never
-    """A function that returns why no claim is compared for a probe and a dtype; empty if a claim is compared."""
+    """A function of a probe and a dtype. It returns the reason why no claim is compared, or an empty text."""
     dtypes: tuple[str, ...] = EVERY
     not_in: str = ""
     """The reason why the capability is not compared in a dtype outside `dtypes`; `{}` stands for the dtype."""
@@ -220,7 +220,7 @@ class Capability:
         return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {1 / rate:.0f} differs)"
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        """Return why nothing is compared for any port; empty if something is compared."""
+        """Return the reason why this capability is compared for no port, or an empty text if it is compared."""
         if reason := self.why_not(probe, dtype):
             return reason
         return "" if dtype in self.dtypes else self.not_in.format(dtype)

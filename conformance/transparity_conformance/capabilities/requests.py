@@ -36,8 +36,8 @@ COMPETING = 0.7
 """Beam search adds this number of standard deviations to the end token's logit. Then some continuations end, and
 compete with continuations that go further."""
 
-# With these settings, each option changes the sampled tokens, and so does the order in which options apply: `top_k`
-# often keeps more tokens than `top_p`.
+# With these settings, each option changes the sampled tokens. The order of the options changes them, too, because
+# `top_k` often keeps more tokens than `top_p`.
 SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
 
 # Settings with few options. They keep other tokens than `SAMPLINGS`.

@@ -1,1 +1,1 @@
-"""The check of a port: its stages, the calls of other sizes, the audit of its loader, and the configurations."""
+"""Check a port: the stages of a check, calls at many sizes, the audit of a loader, and the checked configurations."""

@@ -29,7 +29,7 @@ WORDS = {
     "up": {"up"},
     "down": {"down"},
 }
-"""For each role of a parameter, words that occur in tensors' names."""
+"""The words that tensors' names contain, for each role of a parameter."""
 
 
 def adapt_port(
@@ -42,8 +42,8 @@ def adapt_port(
     budget: float | None,
     progress: Progress,
 ) -> tuple[str, list[str], int]:
-    """Find a port's adapter in a separate process, and write it to `out`. Return its text, lines for the user, and the
-    exit code: 0 if the logits agree, 1 if not, 3 if the adapter is incomplete."""
+    """Find a port's adapter in a separate process, and write it to `out`. Return the adapter's text, lines for the
+    user, and an exit code. The exit code is 0 if the logits agree, 1 if not, and 3 if the adapter is incomplete."""
     name, chosen = _chosen(preset, config, family)
     build = isolated_build(port, timeout, "")
     try:
@@ -98,7 +98,7 @@ def summary(result: Adapted) -> tuple[list[str], int]:
     if absent:
         lines.append(f"the port has no {listed(absent)}; choose a configuration without it, or name the tensor")
     if asked:
-        why = f"no hypothesis finds {found.lost_at}" if found.lost_at else "no activation depends on them"
+        why = f"no known formula reproduces {found.lost_at}" if found.lost_at else "no activation depends on them"
         lines.append(f"undetermined, because {why}: {listed(asked)}")
     if result.misplaced:
         lines += [each.says for each in result.misplaced]
@@ -111,7 +111,7 @@ def summary(result: Adapted) -> tuple[list[str], int]:
 
 
 def contradicting(lines: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each tensor whose name suggests another role than its values."""
+    """Return a sentence for each tensor whose name suggests one role, while its values have another role."""
     found = []
     for ours, line in lines.items():
         role, said = ours.split(".")[-2], called(line)

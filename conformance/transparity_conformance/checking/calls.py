@@ -1,8 +1,8 @@
-"""Calls of a port on every probe, and calls of other sizes.
+"""Calls of a port on every probe, and calls with other lengths, batch sizes or model sizes than the probes.
 
-A port may refuse a model of other sizes. Some ports refuse when they are built, and some when they are called with a
-single token. Such sizes are excluded from the coverage. If the port accepts a single token but not more, the verdict is
-inconclusive.
+A port may refuse a model whose sizes the checker chose. Some ports refuse when they are built, and some when they are
+called with a single token. Such models are excluded from the coverage. If the port accepts a single token but not more,
+the verdict is inconclusive.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Comparison(Compared):
 
 @dataclass
 class ReachedCalls:
-    """Calls of other sizes: the compared calls, and the reasons why other calls were not compared."""
+    """Calls with other lengths or sizes than the probes: which were compared, and why the others were not."""
 
     compared: list[Comparison] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -104,8 +104,8 @@ def run_all(
     logits_only: bool,
     answered: Callable[[Probe, Mapping[str, np.ndarray]], None] = lambda probe, taps: None,
 ) -> Ran:
-    """Run a port on every probe, and pass each result to `answered` at once. If the port refuses a probe of other sizes
-    than the first probe's, try further sizes."""
+    """Run a port on every probe, and pass each result to `answered` at once. If the port refuses a model with other
+    sizes than the first probe's model, try further sizes."""
     first = next(iter(probes.values()))
     ran = Ran({}, ReachedCalls(), {id(first.parameters): built(build, first)}, {})
     for done, (key, probe) in enumerate(probes.items()):
@@ -129,7 +129,7 @@ def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: boo
 
 
 def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool) -> Mapping[str, np.ndarray] | None:
-    """Call the port on a probe. Raise an error if this is the first probe; otherwise store the error in `ran`."""
+    """Call the port on a probe. If it fails, raise the error for the first probe, and store it in `ran` for others."""
     forward, is_derived = ran.forwards[id(probe.parameters)], probe.config != first.config
     taps = answer_or_error(lambda: call_model(forward, probe, ran.reached, is_derived, logits_only=logits_only))
     if not isinstance(taps, PortError):

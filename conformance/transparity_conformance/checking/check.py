@@ -68,12 +68,19 @@ def check(
 
     Args:
         build: `build(config, parameters)`, which returns `forward(**tokens)`; `load(folder)`, with `family`; or a name.
-        preset, family: A preset, checked at a small size; the family of the folders that a loader reads.
-        config, parameters: A configuration in place of a preset; its parameters (random if omitted).
-        dtype, logits_only, quick: The precision; whether to compare only logits; whether only the forward pass.
-        isolated, ranks, timeout: Whether to use a separate process; the number of ranks; the seconds for each reply.
-        budget, name, lengths: The seconds for the search for causes; the port's name; the lengths of long prompts.
-        audit, progress, located: Whether an ignored field is an error; called at each step; called with divergences.
+        preset: The name of a preset, which is checked at a small size.
+        family: The family of the folders that a loader reads.
+        config, parameters: A configuration in place of a preset, and its parameters (random if omitted).
+        dtype: The precision of the port.
+        logits_only: Whether to compare only logits.
+        progress: A function that is called at each step of the check.
+        isolated: Whether the port runs in a separate process.
+        timeout, budget: The seconds for each reply of the port, and the seconds for the search for causes.
+        name: The port's name in the report.
+        audit: Whether an ignored field or tensor is an error.
+        located: A function that gets the report on a wrong port before the search for causes.
+        ranks, lengths: The number of ranks, and the lengths of long prompts.
+        quick: Whether to check only the forward pass.
 
     Raise `PortError` if a port fails, `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
     """
@@ -133,7 +140,7 @@ def _report(evidence: Evidence) -> Report:
 def _system(
     preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
 ) -> tuple[str | None, TransformerConfig | None]:
-    """Return the name and the configuration to check; on several ranks, the ranks divide all sizes."""
+    """Return the name and the configuration to check. The number of ranks divides the sizes of the configuration."""
     is_own = config is not None or parameters is not None
     if family is not None:
         preset, config = preset or family, config or example_config(family)
@@ -145,7 +152,8 @@ def _system(
 def _built_by(
     build: Port | str, family: str | None, timeout: float, ranks: int, *, isolated: bool, is_small: bool
 ) -> contextlib.AbstractContextManager[Port]:
-    """Return the port as a `build`. A port runs in its own process if it is `isolated`, on several ranks, or a name."""
+    """Return the port as a `build`. The port runs in its own process if it is `isolated` or has several ranks, or if
+    `build` is a name."""
     if isolated or ranks > 1 or isinstance(build, str):
         started = isolated_build(spec_of(build), timeout, ranks=ranks, is_small=is_small)
         return contextlib.closing(started.loading(family))
@@ -172,7 +180,7 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
     (ranks.judge_ranks, Evidence.is_on_ranks),
     (audit_loader, Evidence.is_whole),
 )
-"""The stages in order, each with the conditions that must hold."""
+"""The stages in order. Each stage runs only if its conditions hold."""
 
 
 def name_of(build: Any) -> str:

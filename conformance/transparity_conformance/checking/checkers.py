@@ -132,8 +132,8 @@ class PortCheck:
 
 
 def named_systems(options: Options) -> list[System]:
-    """Return the configurations that options name: families, or presets and a file. Return nothing with a checkpoint.
-    Raise `UsageError` for an unknown name."""
+    """Return the configurations that options name: families, or presets and a file. Return an empty list if the options
+    give a checkpoint. Raise `UsageError` for an unknown name."""
     if options.checkpoint is not None:
         return []
     return list(
@@ -171,8 +171,8 @@ def check_all(
     progress: Callable[[], AbstractContextManager[Progress]],
     show: Callable[[Report], None],
 ) -> tuple[list[Report], dict[str, list[str]]]:
-    """Check all configurations, and show each report. Return the reports, and configurations' names by error message.
-    An error ends one check. Ctrl-C ends all checks, after the report on a divergence that is already known."""
+    """Check all configurations, and show each report. Return the reports and, for each error message, the names of the
+    configurations whose check ended with this error. Ctrl-C ends all checks, but first shows a known divergence."""
     reports: list[Report] = []
     errors: dict[str, list[str]] = {}
     for system in systems:

@@ -46,8 +46,8 @@ def check_command(
     """Check a program by its outputs. The verdict is `agrees` only if the program also exits normally.
 
     Args:
-        command, timeout: The program with its arguments, as for `run_together`; the time limit in seconds.
-        name, config: The name of a preset, or `config`; the configuration.
+        command, timeout: The program with its arguments, as for `run_together`, and the time limit in seconds.
+        name, config: The name of a preset or the name `config`, and the configuration.
         sections: The optional sections of the bundle. `check` documents the other arguments.
         ranks: The number of processes. Each gets its rank in the environment, and writes its own output file.
 

@@ -1,4 +1,4 @@
-"""The options of `transparity check`, and rules on their combinations. Fast imports let errors appear at once."""
+"""The options of `transparity check`, and rules on their combinations. Imports are few, so errors appear at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Options:
     audit: bool | None = None
     quick: bool = False
     changes: Sequence[str] | None = None
-    """Changed fields of the config.json of the family's small model, as `name=value`."""
+    """Fields to change in the config.json of the family's small model, as `name=value`."""
     ranks: int = 1
     dtype: str = "float32"
     logits_only: bool = False

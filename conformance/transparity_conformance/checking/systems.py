@@ -189,7 +189,7 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Pass padding as the artifact's mask; without a mask, use no padding."""
+    """Pass padding as the artifact's mask. If the artifact takes no mask, use no padding."""
     if config.reads_pixels or config.reads_frames:
         return config, parameters, ""
     if limits.has_mask:

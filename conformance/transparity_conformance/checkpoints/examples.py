@@ -1,4 +1,4 @@
-"""The small model of each family, with which loaders are checked."""
+"""The small models on which loaders are checked, one for each family."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def written(model_type: str, family: Family, config: TransformerConfig) -> dict[
 
 
 def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Read the configuration in `fields`, for a file with the tensors of the model `config`."""
+    """Convert the config.json `fields` to a configuration, for a folder that has the tensors of the model `config`."""
     zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
     tensors = tensors_in(family, config, zeros, with_computed=False)
     return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})

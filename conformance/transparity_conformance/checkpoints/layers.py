@@ -1,7 +1,8 @@
 """Checks of a checkpoint layer by layer. Each layer becomes a separate model, so that memory holds one layer at a time.
 
-The reference computes the inputs of the layer. The model's embedding table contains them: token t selects input t. An
-untied head with the identity as its weight returns the layer's output. Loaders of the family can read such a model.
+The reference computes the inputs of the layer. The model's embedding table contains these inputs, so token t selects
+input t. An untied head with the identity as its weight returns the layer's output. Loaders of the family can read such
+a model.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Piece:
 def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Piece]:
     """Yield the parts of a checkpoint as models: first the embedding with the head, then each layer.
 
-    Large embeddings and heads are split into blocks of tokens with about as many numbers as a layer. `opened` must have
+    Large embeddings and heads are split into blocks of tokens, each about as large as a layer. `opened` must have
     one stack: a decoder, or an encoder that returns hidden states. `layers` are numbers from 0; None means all layers.
     Raise `CheckpointError` if a layer does not exist, or if it cannot become a separate model.
     """
@@ -144,7 +145,7 @@ class _Front:
     """The inputs of a layer, as the embedding table of the layer's model."""
 
     x: np.ndarray
-    """The inputs as (rows · length, embed_dim); with an embedding norm, the inputs of this norm."""
+    """The inputs, (rows · length, embed_dim). If the model has an embedding norm, these are the inputs of the norm."""
     norm: Arrays
     """The parameters of the embedding norm; empty if the model has none."""
     tokens: np.ndarray

@@ -135,8 +135,8 @@ def called(parameter: str, table: Table) -> str:
 
 
 def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, np.ndarray]:
-    """Convert parameters to tensors with names without prefixes: the inverse of `parts_of`. If a tensor has several
-    names, use the first. Tensors keep the dtype of their parameters; parameters outside the table are left out."""
+    """Convert parameters to tensors, whose names have no prefixes. This is the inverse of `parts_of`. If a tensor has
+    several names, use the first. Tensors keep the dtype of their parameters. Leave out parameters outside the table."""
     tensors = {}
     for theirs, found_numbers in dict.fromkeys(_entries(parameters, table).values()):
         stored, numbers = table[theirs], dict(found_numbers)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401 - gives NumPy its bfloat16, which safetensors asks it for
+import ml_dtypes  # noqa: F401 - adds the dtype bfloat16 to NumPy, which safetensors needs
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -44,7 +44,7 @@ TOWERS = {
         "vision_config": {"model_type": "clip_vision_model", "architectures": ["CLIPVisionModelWithProjection"]},
     }
 }
-"""For models with two towers: the sections of config.json, and the class and `model_type` of each tower."""
+"""The models with two towers. Each tower has a section of config.json, a class and a `model_type`."""
 
 
 class CheckpointError(TransparityError):

@@ -138,7 +138,7 @@ ACTUAL = "actual.safetensors"
 SMALLEST_VOCABULARY = 3
 
 WIDTH = 8
-"""The width of feed-forwards to which configurations are resized before a comparison."""
+"""The width of feed-forward networks to which two configurations are resized before they are compared."""
 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 
@@ -170,7 +170,7 @@ class Bundle:
         return {name: shape for section in self.capabilities.values() for name, shape in section.asked().items()}
 
     def inputs(self, probe: Probe) -> Arrays:
-        """Return the inputs of a probe as the bundle stores them; for a checkpoint, with a mask like a tokenizer's."""
+        """Return the inputs of a probe as the bundle stores them. For a checkpoint, add a mask, as a tokenizer does."""
         return dict(probe.inputs) if self.has_weights else add_mask(probe.inputs, self.config)
 
     def described(self, probe: Probe) -> ProbeFields:
@@ -180,7 +180,7 @@ class Bundle:
 
 
 def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
-    """Return the probes that use the usual random parameters of `config`."""
+    """Return the probes of `config` that use the same parameters as the probe `mixed`; leave out very long inputs."""
     vocabularies = [config.stack_vocab_size(config.input_stack(read)) for read in config.token_inputs]
     if min(vocabularies, default=SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
         raise BundleError(f"A bundle needs vocabularies of at least {SMALLEST_VOCABULARY} tokens, so that rows differ.")

@@ -76,7 +76,7 @@ class TensorFields(Strict):
 
 
 class CheckpointFields(Strict):
-    """A checkpoint, described without its numbers."""
+    """The description of a checkpoint, without the values of its tensors."""
 
     model_type: Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
     head: Annotated[str, Meta(pattern="^(hidden|pooled|logits|classes)$")] | None

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401 - gives NumPy its bfloat16, which safetensors asks it for
+import ml_dtypes  # noqa: F401 - adds the dtype bfloat16 to NumPy, which safetensors needs
 import msgspec
 import numpy as np
 from safetensors import safe_open

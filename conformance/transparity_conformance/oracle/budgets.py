@@ -1,8 +1,8 @@
 """Tolerances, which the code calls budgets: the largest error that rounding explains.
 
 A tolerance is `factor` × the reference's own error in the same precision, plus `floor` × the spacing of numbers near
-the largest expected value. The floor matters only if a computation is so short that the reference makes no error.
-`provenance` states how the constants were measured.
+the largest expected value. The floor matters only if a computation is so short that the reference makes no error. The
+attribute `provenance` of a constant says how it was measured.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ FITTED_WIDTH = Threshold(
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate: permuted features change the order of sums. "
     "At 13,651 taps, the error is at most 1.89 × the oracle's error in float32, and at most 1.59 × in float64. "
-    "At 99 % of the taps, the error is below 0.69 ×. Other drawn configurations reach 2.70 ×; the factor is "
-    "1.5 times as large."
+    "At 99 % of the taps, the error is below 0.69 ×. In other randomly drawn configurations, it is at most 2.70 ×. The "
+    "factor is 1.5 times as large."
 )
 ROUNDED = (
-    "The constants of float32, because a port must sum in float32 and round the results. If every sum is rounded to "
-    "float16, the error is below 0.16 × at 99 % of the taps. If a variance underflows, the error grows "
-    "by a factor of 10 to 1000."
+    "Half precisions use the constants of float32, because a port must sum in float32 and round the results. If every "
+    "sum is rounded to float16, the error is below 0.16 × at 99 % of the taps. If a variance underflows, the error "
+    "grows by a factor of 10 to 1000."
 )
 
 RULES = {
@@ -85,17 +85,17 @@ only one point, the error may be small by chance."""
 NEIGHBOURS_OF_HOT = 16
 """The number of points for the probe `hot`, in which one key gets most of the attention weight.
 
-A few numbers determine the error of such scores, so chance matters more. In 144 such models (12 sets of weights for
+A few elements determine the error of such scores, so chance matters more. In 144 such models (12 sets of weights for
 each preset), a right program's error was up to 4.5 times the error measured at three points. With 8, 16 and 32 points,
-the ratio was 4.3, 2.3 and 1.7.
+the ratio was at most 4.3, 2.3 and 1.7.
 """
 
 NEIGHBOURS_OF_RECURRENT = 8
 """The number of points for a model with a recurrence.
 
 If the state's output for a token is near zero, the following norm enlarges the error. In 40 such models, a right
-program's error was up to 3.4 times the error measured at three points. With 1, 8 and 16 points, the ratio was 4.7, 1.2
-and 1.0.
+program's error was up to 3.4 times the error measured at three points. With 1, 8 and 16 points, the ratio was at most
+4.7, 1.2 and 1.0.
 """
 
 NEIGHBOURS_OF_DRAWN = 8
@@ -125,7 +125,7 @@ def _bfloat16() -> Any:
 
 
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Round `value` to `dtype`; return it in a dtype with which NumPy can compute: half precisions become float32."""
+    """Round `value` to `dtype`. The result is in a dtype with which NumPy can compute: float32 for half precisions."""
     if value.dtype.kind != "f":
         return value
     if dtype == "float64":

@@ -76,7 +76,7 @@ def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
 
 
 def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
-    """Return the kinds of feature in a parameter's rows and columns, such as `heads`; "" if they are not permuted."""
+    """Return the kinds of features in a parameter's rows and columns, such as `heads`; "" if they are not permuted."""
     rows, columns = next(axes for pattern, *axes in _axes_by_name(config) if re.search(pattern, name))
     return rows, columns if name.endswith("weight") and not name.endswith("norm.weight") else ""
 
@@ -225,7 +225,7 @@ class CalibratedConstant:
     dtype: str
     taps: int
     measured: float
-    """The largest measurement, which the constant must not be smaller than."""
+    """The largest measurement. The constant must be at least as large."""
     constant: float
     median: float
     most: float

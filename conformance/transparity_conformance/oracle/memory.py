@@ -22,7 +22,7 @@ BYTES_OF_A_CACHED_FEATURE = 4 + 4
 
 
 def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:
-    """Raise `ConfigError` if a check of `config` cannot fit into memory, according to a lower bound.
+    """Raise `ConfigError` if a lower bound of the memory for a check of `config` exceeds the available memory.
 
     Args:
         config: The configuration of the probes.

@@ -58,7 +58,7 @@ class Oracle:
 
     @functools.cached_property
     def expected(self) -> Mapping[str, np.ndarray]:
-        """Return every result in float64; results outside of `kept` are NaN, in the right shape."""
+        """Return every result in float64. Results that are not in `kept` have the right shape, but contain only NaN."""
         return self._evaluate(self.arrays, "float64")
 
     def budget(self, name: str, dtype: str) -> float:
@@ -219,7 +219,7 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Perturb a block of a matrix by factors that depend on the numbers' bits, so that every reading gives the same."""
+    """Perturb a block of a matrix by factors that depend on its elements' bits, so each reading gets equal factors."""
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
     moved = bits.view(np.int32).astype(np.float32)
     # Compute in place: these lines take most of the time of reading a matrix.

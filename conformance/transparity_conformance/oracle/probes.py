@@ -97,8 +97,8 @@ def single_row(probe: Probe) -> Probe:
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
-    """Return a copy of a large model's probe that keeps only the activations `shown`, and reports progress after each
-    layer. Return other probes unchanged.
+    """Return a copy of a large model's probe, whose oracle keeps only the activations `shown`. The oracle also calls
+    `progress` after each layer. Return other probes unchanged.
     """
     if not probe.is_large:
         return probe
@@ -268,7 +268,7 @@ def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def as_given(value: np.ndarray) -> np.ndarray:
-    """Return a copy of an input in the dtype that ports receive: int64 for tokens, masks and token types."""
+    """Return a copy of an input in the dtype that ports receive. For tokens, masks and token types, this is int64."""
     return np.array(value, None if value.dtype.kind == "f" else np.int64)
 
 

@@ -27,7 +27,7 @@ from transparity_numpy.positions.in_attention import window_mask
 from transparity_numpy.transformer import transformer
 
 Convention = Callable[[np.ndarray], np.ndarray]
-"""Returns the attention weights of queries that see no key, given the usual weights."""
+"""Returns the attention weights of queries that see no key. The argument has the reference's attention weights."""
 
 _MEASURED: WeakKeyDictionary[Probe, Arrays] = WeakKeyDictionary()
 
@@ -36,7 +36,7 @@ _TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
 
 
 def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
-    """Return a mask for each activation: True where a value depends on the convention or on a near-tie.
+    """Return a mask for each activation: True where a value depends on a near-tie, or on a query without visible keys.
 
     `dtype` is the precision whose rounding may swap experts. Activations without such values are left out.
     """
@@ -45,7 +45,7 @@ def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
 
 
 def hidden_positions(probe: Probe) -> Arrays:
-    """Return a mask for each activation: True where a value depends on the convention."""
+    """Return a mask for each activation: True where a value depends on a query without visible keys."""
     if probe not in _MEASURED:
         identity = None if (known := probe.oracle.identity) is None else f"{known}-hidden"
         _MEASURED[probe] = kept_arrays(identity, lambda: _measure(probe)) if probe.config.mask_is_exact else {}
@@ -181,13 +181,13 @@ def split(site: str) -> tuple[str, str, str]:
 
 
 def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """Return the configuration of the layer that contains an activation; outside of layers, the whole model's."""
+    """Return the configuration of the layer that contains an activation. Outside of layers, return the model's."""
     parts = site.split(".")
     return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
 
 
 def keys_name(config: TransformerConfig, site: str) -> str:
-    """Return the name of the input that provides the keys at `site`; for an embedding, of the embedded input."""
+    """Return the name of the input that provides the keys at `site`. At an embedding, return the embedded input."""
     scope, sublayer, _ = split(site)
     stack = scope.split(".")[0]
     if sublayer == "cross_attention" or (stack == "encoder" and config.has_decoder):

@@ -8,8 +8,8 @@ The oracle measures rounding at several points. The index of a point selects a v
 | odd | the same | pairwise and in blocks, as in the reference | step by step | in Python's floats |
 
 The tolerance must cover the rounding of every variant. Sums in sequence have the largest error if many attention
-weights are equal, because equal rounding errors add up. Weights are equal only with the unchanged numbers of point 0,
-so point 0 sums in sequence.
+weights are equal, because equal rounding errors add up. Weights are equal only at point 0, where the arrays are
+unchanged, so point 0 sums in sequence.
 
 Tables: the reference computes angles in float64. Most programs use float32, in which an angle at position p has an
 error of some ulps of p.
@@ -135,7 +135,7 @@ def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array,
 def product_in_sequence(
     weights: Inexact[Array, "*batch queries keys"], value: Inexact[Array, "*batch keys head_dim"]
 ) -> Inexact[Array, "*batch queries head_dim"]:
-    """Return weights · value, summed over one key at a time."""
+    """Return weights · value. The sum over the keys adds one key at a time."""
     total = np.zeros((*weights.shape[:-1], value.shape[-1]), np.result_type(weights, value))
     for key in range(weights.shape[-1]):
         total += weights[..., key : key + 1] * value[..., key : key + 1, :]

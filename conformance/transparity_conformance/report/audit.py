@@ -1,4 +1,4 @@
-"""The result of an audit: whether a port follows the fields of a configuration and the tensors of a file."""
+"""The result of an audit: whether a port follows every field of a configuration, and reads every tensor of a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transparity_conformance.report.formatting import count, some
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
-"""Outcomes, the most important first. The outcome of a field is the most important outcome of all its tried values."""
+"""Outcomes, the most important first. A field with several tried values has the most important of their outcomes."""
 
 ABSENT = "absent"
 """The value that stands for a removed field."""
@@ -36,14 +36,14 @@ class AuditedField(Compared):
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains if the reference has the fault, too; None if no known fault was tried."""
+    """The difference that remains if the reference has the same fault; None if no known fault was tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "value", "says")
 
     @property
     def counted(self) -> Outcome:
-        """The outcome, except that a port that refuses a config.json without the field is right: `followed`."""
+        """The outcome. If the port refuses a config.json without the field, which is right, return `followed`."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 
@@ -51,13 +51,14 @@ class AuditedField(Compared):
 class AuditedTensor(Compared):
     name: str
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
-    """`may be missing`: the port accepts a file without the tensor; `not ignored`: an unused tensor has an effect."""
+    """`may be missing` if the port accepts a file without the tensor; `not ignored` if a tensor that the model does not
+    use changes the result."""
     says: str = ""
-    """The value that the port uses in place of the tensor."""
+    """A clause with the values that the port uses in place of the tensor."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that remains with the same fault in the reference; None if no known fault was tried."""
+    """The difference that remains if the reference uses the same values as the port; None if none were tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "says")
@@ -105,7 +106,7 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """The port's behavior for each faulty field, at the first value with a fault."""
+        """A line about the port's behavior for each faulty field, with the first value that shows the fault."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:
@@ -134,7 +135,7 @@ class Audit:
 
     @property
     def _faults(self) -> list[Part]:
-        """The `_parts` that contain faults, without other outcomes."""
+        """The parts in `_parts` that contain faults. Other outcomes are removed from these parts."""
         wrong = [
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts
@@ -154,7 +155,10 @@ class Audit:
 
 
 def _line(file: str, noun: str, total: int, named: Mapping[str, list[str]], rest: str) -> str:
-    """Return `config.json: 1 of 14 fields ignored: rope_theta; 12 obeyed`; `rest` is the outcome without names."""
+    """Return `config.json: 1 of 14 fields ignored: rope_theta; 13 obeyed`.
+
+    `named` lists the names for each outcome. The other fields or tensors have the outcome `rest`, and are only counted.
+    """
     found = {says: names for says, names in named.items() if names}
     texts = [f"{len(names):,} {says}: {some(names, MOST_NAMED)}" for says, names in found.items()]
     texts += [f"{total - sum(map(len, found.values())):,} {rest}"] if rest else []

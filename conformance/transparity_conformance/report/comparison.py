@@ -1,4 +1,4 @@
-"""Compare arrays; a comparison has an error, and a budget: the largest error that rounding explains."""
+"""Compare arrays. Each comparison has an error and a budget, which is the largest error that rounding explains."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ClaimEvidence(Compared):
     budget: float
     """The largest difference that rounding explains; 0 if the claim is exact."""
     expectation: Expectation = "holds"
-    """`breaks`: the claim must fail for this case, because the document contains a mistake."""
+    """`breaks` if the claim must fail for this case, because the preset's document contains a mistake."""
     note: str = ""
 
     @property
@@ -154,7 +154,10 @@ def dtype_name(value: Any) -> str:
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return actual − ours: 0 where both are NaN or the same infinity, and infinity where only one of them is."""
+    """Return actual − ours.
+
+    The difference is 0 where both are NaN or the same infinity. It is infinite where only one is NaN or infinite.
+    """
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):
@@ -166,7 +169,7 @@ def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def gap(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest absolute difference; infinite unless NaN and infinities are the same in both arrays."""
+    """Return the largest absolute difference; infinite if NaN or an infinity is in only one of the arrays."""
     if actual.size > BLOCK and actual.shape == expected.shape:
         return max(gap(*blocks) for blocks in _in_blocks(actual, expected))
     return float(np.abs(less(actual, expected)).max(initial=0.0))

@@ -29,20 +29,20 @@ class Coverage:
     batches: tuple[int, ...] = ()
     """The batch sizes of the calls."""
     calls: int = 0
-    """The number of calls of one object; each is compared with the same call of a new object, to find hidden state."""
+    """The number of calls of one object. To find hidden state, each is compared with the same call of a new object."""
     features: tuple[str, ...] = ()
     """The configuration fields that at least one compared call exercises: another value would change its result."""
     untested: tuple[str, ...] = ()
-    """Fields and probes that no compared call exercises, with reasons; the verdict is then not `agrees`."""
+    """Fields and probes that no compared call exercises, with reasons. If any exist, the verdict is not `agrees`."""
     sizes: tuple[str, ...] = ()
-    """The ranges of all other sizes, such as `head_dim 8 to 34`."""
+    """The ranges of the models' sizes, such as `head_dim 8 to 34`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "untested", tuple(safe(reason, SENTENCE) for reason in self.untested))
 
     @property
     def rate(self) -> float:
-        """An upper bound of the rate of wrong calls after n right calls, at 95 % confidence: 1 − 0.05^(1/n)."""
+        """The largest rate of wrong calls that fits n right calls, with 95 % confidence: 1 − 0.05^(1/n)."""
         return 1 - 0.05 ** (1 / self.calls) if self.calls else 1.0
 
     @property
@@ -152,7 +152,7 @@ class Timing:
     """Processor time of the port's own processes; None without such processes, or if the time is unknown."""
 
     def since(self, before: Timing) -> Timing:
-        """Return the time between two readings; processes that have ended in the meantime do not count."""
+        """Return the time from the reading `before` to this reading, without processes that ended between them."""
         port = None if self.port is None else max(0.0, self.port - (before.port or 0.0))
         return Timing(self.seconds - before.seconds, self.processor - before.processor, port)
 

@@ -78,7 +78,7 @@ class Cause:
     says: str
     """A sentence that says how the port differs from the reference."""
     value: float | None = None
-    """The number that was fitted, for a fault with a parameter."""
+    """The fitted number, such as an eps; None for a fault without such a number."""
     residual: float = 0.0
     """The largest difference on the first probe that remains if the reference has the fault."""
     explained: float = 1.0
@@ -119,7 +119,7 @@ def largest_impact(impacts: Iterable[Impact | None]) -> Impact | None:
 
 @dataclass(frozen=True)
 class Divergence(Compared):
-    """A wrong step: a part of the port, between two activations, whose result is wrong even with right inputs."""
+    """A wrong step of a port. A step computes one activation from earlier ones; this step is wrong for right inputs."""
 
     where: str
     """The activation that the step computes."""
@@ -130,7 +130,7 @@ class Divergence(Compared):
     indistinguishable: tuple[str, ...] = ()
     """The ids of other faults that explain the difference as well as the first cause does."""
     split_by: str | None = None
-    """A probe that would distinguish these faults."""
+    """A probe that would distinguish the first cause from the faults in `indistinguishable`."""
     probe: str = ""
     """The probe with the largest error."""
     profile: dict[str, Any] = field(default_factory=dict)
@@ -147,15 +147,15 @@ class Divergence(Compared):
 
 @dataclass(frozen=True)
 class Measured(Compared):
-    """The comparison of an activation on a probe, end to end and for its last step only."""
+    """The comparison of an activation on a probe: with all earlier errors of the port, and without them."""
 
     tap: str
     probe: str
     error: float
-    """The largest difference from the reference's activation, end to end."""
+    """The largest difference from the reference's activation. The difference includes errors of earlier activations."""
     budget: float
     segment_error: float
-    """The largest difference from the reference if it continues from the port's own earlier activations."""
+    """The largest difference if the reference computes this activation from the port's own earlier activations."""
     segment_budget: float
     profile: dict[str, Any] = field(default_factory=dict)
 
@@ -214,7 +214,7 @@ class Report:
     third: ThirdComparison | None = None
     """The comparison with a third implementation; None without one."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
-    """If several fields have other values in the port's model: their names, with the given and the port's value."""
+    """The configuration fields with another value in the port's model, each with the given and the port's value."""
     environment: Mapping[str, str] = field(default_factory=environment)
     """The versions of Python, the platform and the libraries."""
     timing: Mapping[str, Timing] = field(default_factory=dict, compare=False)
@@ -281,7 +281,7 @@ class CapabilityResult:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     calls: int = 0
-    """The number of calls of one object; each is compared with the same call of a new object."""
+    """The number of calls of one object. To find hidden state, each is compared with the same call of a new object."""
     untested: tuple[str, ...] = ()
     """The calls that failed in the port; because of them, the verdict is not `agrees`."""
 

@@ -1,7 +1,7 @@
 """Compute the gradients of a PyTorch or Flax model that `load(folder)` returned, named by the reference's parameters.
 
 The framework differentiates the model's own code. To rename the gradients, the tensors of the folder are matched with
-the model's parameters, by name or by their numbers. The rows of a tensor are searched among the rows and columns of all
+the model's parameters, by name or by their values. The rows of a tensor are searched among the rows and columns of all
 parameters, so transposed, fused and permuted parameters are found, too.
 """
 
@@ -267,7 +267,7 @@ def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
-    """Return the rows and columns of a tensor in all its matrix forms: two for the shape (embed, heads, head_dim).
+    """Return the rows and columns of a tensor in all its forms as a matrix: two for the shape (embed, heads, head_dim).
 
     If a wanted vector has the size of the tensor, the tensor also counts as a vector.
     """

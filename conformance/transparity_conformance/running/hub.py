@@ -1,4 +1,4 @@
-"""Use a loader of Hugging Face folders, a port's `load(folder)` or transformers, as a `build(config, parameters)`.
+"""Use a loader of Hugging Face folders (a port's `load(folder)`, or transformers) like a `build(config, parameters)`.
 
 To build a model, write it to a folder (config.json, model.safetensors), and pass the folder to the loader. The port is
 called unchanged, with token ids as arrays of the port's framework.
@@ -45,7 +45,7 @@ class HubBuild:
         self.load, self.model_type, self.root, self.edit = load, model_type, root, edit
 
     def edited(self, edit: Edit) -> HubBuild:
-        """Return the same loader, with an edit of every folder."""
+        """Return the same loader, which applies an edit to every folder before it is loaded."""
         return HubBuild(self.load, self.model_type, self.root, edit)
 
     def __call__(
@@ -140,7 +140,7 @@ def _message(record: logging.LogRecord) -> str:
 
 @contextlib.contextmanager
 def recorded_messages() -> Iterator[Messages]:
-    """Record, instead of showing, everything that is printed, warned or logged within the context."""
+    """Record everything that is printed, warned or logged within the context, and do not show it."""
     said, make = Messages(), logging.getLogRecordFactory()
 
     def record(*args: Any, **named: Any) -> logging.LogRecord:

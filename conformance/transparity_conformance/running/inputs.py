@@ -1,4 +1,4 @@
-"""The arguments of a model's forward pass: names of inputs, arrays, padding mask, settings; and its outputs."""
+"""The arguments of a model's forward pass (inputs, padding mask and settings), and the outputs in its result."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ FRAMEWORKS = {
     "mlx": "mlx",
     "mlx_lm": "mlx",
 }
-"""For each package that a model's file may import: the framework of the model's arrays."""
+"""The framework of a model's arrays, by a package that the model's file may import."""
 
 
 def is_instance(model: Any, package: str, name: str) -> bool:
@@ -237,8 +237,8 @@ def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
     """Return the activations in a forward pass's result by name, without reading their values.
 
     Args:
-        returned: The logits, a tuple or list that starts with the logits, or a dict of activations. Also an object with
-            `.logits`; for a model without logits, with `.last_hidden_state` or `.pooler_output`.
+        returned: The logits, a tuple or list that starts with the logits, a dict of activations, or an object with
+            `.logits`. For a model without logits, an object with `.last_hidden_state` or `.pooler_output`.
         config: The model's configuration, whose head determines which attribute is used.
     """
     for name in OUTPUTS[config.head]:

@@ -107,7 +107,7 @@ def _importable_from(folder: Path) -> None:
 
 
 def _describe(error: PortCallError) -> str:
-    """Return a clause about an exception during an import; for a `SyntaxError`, with the line."""
+    """Return a clause about an exception during an import. For a `SyntaxError`, the clause contains the line."""
     raised = error.__cause__
     if isinstance(raised, SyntaxError):
         return f"SyntaxError: {safe(raised.msg, VALUE)} (line {raised.lineno})"
@@ -131,7 +131,7 @@ class Limits:
 
 class Listened:
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[Any, list[Operation]]:
-        """Run the model, and return the result and the operations, whose values have at most `largest` bytes."""
+        """Run the model; return the result and the operations. Their values together have at most `largest` bytes."""
         raise NotImplementedError
 
 

@@ -79,7 +79,7 @@ class OnnxModel:
         return logits, dict(zip(self.graph.past, present, strict=False))
 
     def given(self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return all inputs by the graph's names; fill in missing inputs, such as positions, for unpadded text."""
+        """Return all inputs by the graph's names. Add missing inputs, such as positions, as for unpadded text."""
         if self.graph.reads != "token ids":
             return {name: np.ascontiguousarray(inputs[name], self._dtype(name)) for name in self.graph.inputs}
         tokens = inputs["input_ids"]
@@ -114,7 +114,7 @@ class OnnxForward(Listened):
         return self.model.at_once(self._named(inputs), self.answer)
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
-        """Return the output and the operations; no operations if the graph fixes the batch size or the length."""
+        """Return the output and the operations. Record none if the graph fixes the batch size or the length."""
         result, limits = self(**inputs), self.model.limits
         if limits.batch is not None or limits.length is not None:
             return result, []
@@ -196,7 +196,7 @@ TAKEN = {
     ENCODER: {"input_ids": "source", FRAMES: "source", "attention_mask": "attention_mask"},
     DECODER: {"input_ids": "target", "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
 }
-"""For each of the two graphs: the name of each input, and the name of the value to pass."""
+"""The inputs of each of the two graphs, by name, each with the name of the value that is passed to it."""
 
 
 class OnnxPair:
@@ -240,7 +240,7 @@ class OnnxPairForward(Listened):
         return logits
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
-        """Return the output, and the operations of the encoder followed by those in the decoder."""
+        """Return the output and the operations: first of the encoder, then of the decoder."""
         result, every, record = self(**inputs), self._every(inputs), Record(largest)
         for name, path in self.model.paths.items():
             listen_to_nodes(record, path, self.model.given(name, every), MEMORY)

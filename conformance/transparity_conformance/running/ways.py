@@ -1,4 +1,4 @@
-"""Call a model in other ways than a plain forward pass: in steps with a cache, with labels for a loss, to generate.
+"""Call a model in other ways than a plain forward pass: step by step with a cache, for a loss, or to generate tokens.
 
 The same functions call both models of a comparison, so all differences come from the models.
 """
@@ -34,7 +34,7 @@ def _names(model: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _takes(model: Any, name: str) -> bool:
-    """Return whether a model takes an argument; a model with `**kwargs` and a `config` is assumed to take any."""
+    """Return whether a model takes an argument. A model with `**kwargs` and a `config` is assumed to take all."""
     names = _names(model)
     hands_on = any(each.kind is each.VAR_KEYWORD for each in names.values()) and hasattr(model, "config")
     return name in names or hands_on
@@ -201,7 +201,7 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "gradients": (gradients, _is_module),
     "backward": (backward, _is_module),
 }
-"""The ways to call a model: a function that makes the call, and a test whether a model supports the call."""
+"""The ways to call a model. Each has a function that makes the call, and a function that tests for its support."""
 
 
 def offers(model: Any, way: str) -> bool:

@@ -61,7 +61,7 @@ class Bench:
         return self.parts
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
-        """Return a bench for one claim, with the same models; without a harness if `harness` is false."""
+        """Return a bench for one claim, which shares this bench's models. If `harness` is false, it has no harness."""
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same
@@ -87,7 +87,7 @@ class Bench:
 
     @property
     def fast_cases(self) -> tuple[str, ...]:
-        """The presets whose fast path is tested: all, or three in an unusual mode, to save compile time.
+        """The presets whose fast path is tested. In an unusual mode, these are three presets, to save compile time.
 
         The slow claim `precision.taps_in_every_precision` tests all presets in every mode.
         """
@@ -95,7 +95,7 @@ class Bench:
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
-        """The presets whose traced path is tested: all presets, or one preset in an unusual mode.
+        """The presets whose traced path is tested. In an unusual mode, this is one preset; otherwise, it is all.
 
         A traced path takes many seconds to compile.
         """
@@ -117,7 +117,7 @@ class Bench:
 
 
 class ClaimRecord:
-    """Makes the evidence for one claim and one case: compares values, with budgets for `dtype` (the subject's)."""
+    """Compares values, as evidence for one claim in one case. Budgets are for `dtype`, by default the subject's."""
 
     def __init__(self, claim: str, subject: BackendSubject, case: str, dtype: str = "") -> None:
         self.claim, self.subject, self.case, self.dtype = claim, subject, case, dtype or subject.dtype

@@ -189,7 +189,7 @@ def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.
 
 
 def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
-    """Return a claim about the first probe's model. Its requests have the claim and a number as their keys."""
+    """Return a claim about the first probe's model. The keys of its requests are the claim's name and a number."""
 
     def requests(probes: Probes) -> Requests:
         return {f"{claim}.{i}": each for i, each in enumerate(of_probe(first_of(probes)[1]).first)}

@@ -1,4 +1,4 @@
-"""The capability `step`: decoding with a cache. The steps must give the same logits as one forward pass."""
+"""The capability `step`: decoding with a cache. The steps must return the same logits as one forward pass."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:
     """Return step sizes that end with two single tokens just beyond a threshold. Without a threshold, return random
-    sizes, where the first exceeds most windows."""
+    sizes, of which the first exceeds most windows."""
     length = probe.lengths[-1]
     if length - 1 in thresholds(probe.config).values():
         return length - 2, 1, 1
@@ -202,7 +202,8 @@ def _boundary(found: Mapping[StepRequest, Judged]) -> str:
 
 
 def _is_judged(request: StepRequest, logits: np.ndarray, dtype: str) -> np.ndarray:
-    """Return a mask (rows, length) of the positions to judge, without those that a convention or near-tie decides."""
+    """Return a mask (rows, length) of the positions to judge. Leave out positions without a visible key, and positions
+    that depend on a near-tie between experts."""
     probe = request.probe
     where: np.ndarray = sees_something(probe.config, probe.inputs)[request.rows]
     free = None if request.is_reached else undetermined_positions(probe, dtype).get("logits")

@@ -58,8 +58,8 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
-    """Judge generated tokens by the first wrong token, or else by the token with the largest error. A wrong prompt,
-    padding or length has an infinite error."""
+    """Judge generated tokens by the first wrong token. Without a wrong token, use the token with the largest error. A
+    wrong prompt, padding or length has an infinite error."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     errors, budget = (behind if request.uniforms is None else outside)(request, tokens, dtype)
@@ -100,7 +100,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
         logits = logits / logits.dtype.type(sampling.temperature)
         ranked = tap("ranked", -np.sort(-logits, axis=-1))
         tap("reached", softmax(ranked[..., : sampling.top_k]).cumsum(axis=-1))
-        # float64 decides which tokens can be sampled, so that the tolerance of the sums covers only rounding.
+        # Decide in float64 which tokens can be sampled. The tolerance of the sums then covers only rounding.
         tap("cumulative", softmax(np.where(may, logits, -np.inf)).cumsum(axis=-1))
 
     oracle = Oracle(run, request.parameters, neighbours=1)
@@ -165,7 +165,7 @@ def best_scores(request: Request) -> np.ndarray:
 
 @kept_in(0)
 def margins(request: Request) -> np.ndarray:
-    """Return the smallest difference (batch,) between the score of a kept and a dropped continuation in the search.
+    """Return the smallest difference (batch,) between the scores of a kept and a dropped continuation in a beam search.
 
     If rounding can change the sign of this difference, a port may keep the other continuation and end with a worse
     score.

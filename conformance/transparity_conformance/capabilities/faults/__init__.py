@@ -1,10 +1,10 @@
 """Known faults in the capabilities of a model, written as edits of the reference's source in TOML files.
 
-A row has an `id`, a sentence `says` about the faulty port, and `edits`. Each edit is a text that occurs exactly once in
-the source, and its replacement. `also` names edits that several rows share. A port with the fault gives the same
-results as the edited reference. In each table, the most likely fault comes first.
+A row has an `id`, a sentence `says` about the faulty port, and `edits`. Each edit has a text that occurs exactly once
+in the source, and the replacement of this text. `also` names edits that several rows share. A port with the fault
+returns the same results as the edited reference. In each table, the most likely fault comes first.
 
-Some faults depend on the number of ranks: faults in the loss and in gradient clipping. Functions create these faults.
+Some faults in the loss and in gradient clipping depend on the number of ranks. Functions in this file create them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SimulatedFault:
     """The id in the catalogue, which variants of the fault share."""
     says: str
     simulate: Run
-    """The function of the reference, with the fault."""
+    """A function of the reference that has this fault."""
 
 
 def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: Any) -> Run:
@@ -193,7 +193,7 @@ def _mean_of_ranks(
 
 
 def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    """Return the loss if padding of the vocabulary has logits of 0."""
+    """Return the loss of a port that pads the vocabulary to a multiple of `width`, with logits of 0."""
     more = np.zeros((*logits.shape[:-1], -logits.shape[-1] % width), logits.dtype)
     return cross_entropy(np.concatenate([logits, more], axis=-1), targets, pad_id)
 
@@ -226,7 +226,7 @@ def _train_clipped(
 
 
 def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
-    """Clip gradients by a wrong norm, in which each replica of a parameter counts."""
+    """Clip gradients by a wrong norm, which counts a replicated parameter once for each rank."""
     times = {name: 1 if sharding.is_sharded(name) else sharding.ranks for name in gradients}
     norm = math.sqrt(sum(times[name] * float((value * value).sum()) for name, value in gradients.items()))
     factor = min(1.0, max_norm / norm) if norm else 1.0

@@ -51,7 +51,7 @@ Gradients = Mapping[str, np.ndarray]
 
 
 POSITIONS_OF_LARGE = 8
-"""The number of positions with which the gradients of a large model are compared."""
+"""The gradients of a large model are compared on a sequence with this number of positions."""
 
 
 def _why_no_gradients(probe: Probe, dtype: str) -> str:
@@ -138,14 +138,14 @@ class Disagreement:
         return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
-        """Return the largest error with `settled` in place of the port's gradients; infinity if one is still wrong."""
+        """Return the largest error if `settled` replaces the port's gradients; infinity if any is still wrong."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
         return max(errors.values()) if fits else math.inf
 
     def of_ranks(self, ranks: int, by_rank: Gradients) -> Iterator[Cause]:
-        """Yield faults on several ranks: gradients of replicas that are not reduced, or reduced twice."""
+        """Yield faults on several ranks: gradients of replicas that are not summed over ranks, or summed twice."""
         if ranks == 1:
             return
         for how, put_together in (("sum", np.sum), ("mean", np.mean)):
@@ -184,7 +184,7 @@ class Disagreement:
 
 
 def _factors(ours: Derivatives) -> dict[float, str]:
-    """Return factors of common mistakes, with their meaning."""
+    """Return the factors by which common mistakes multiply gradients, with the meaning of each factor."""
     targets, pad_id = ours.targets, ours.config.pad_id
     counted = int((targets != pad_id).sum()) if pad_id is not None else targets.size
     return {
@@ -213,7 +213,7 @@ def _cut(probe: Probe) -> Probe:
 
 
 def _passed(key: str, probe: Probe, forward: ForwardPass) -> ForwardPass:
-    """Return the forward pass for the rows of `probe`; without logits for a large model."""
+    """Return the forward pass for only the rows of `probe`. For a large model, leave out the logits."""
     whole = forward.probes[key]
     if all(probe.inputs[name].shape == value.shape for name, value in whole.inputs.items()):
         return forward

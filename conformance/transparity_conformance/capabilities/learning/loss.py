@@ -38,7 +38,7 @@ def why_no_loss(probe: Probe, dtype: str) -> str:
 
 
 def has_a_loss(key: str, forward: ForwardPass) -> bool:
-    """Return whether a probe allows a loss: its logits have the right shape, and a target is not padding."""
+    """Return whether a probe allows a loss: its logits have the right shape, and at least one target is not padding."""
     probe, logits = forward.probes[key], forward.logits.get(key)
     counted = targets_of(probe.config, probe.inputs) != probe.config.pad_id
     return logits is not None and logits.shape == probe.oracle.expected["logits"].shape and bool(np.any(counted))
@@ -107,8 +107,8 @@ def _grown(given: Numbers, right: Numbers, budgets: Mapping[str, float]) -> dict
 
 
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:
-    """Yield label smoothing, or a common factor, if it explains the losses of at least two probes. `even` has the
-    losses for uniform targets."""
+    """Yield a cause if label smoothing or a common factor explains the losses of at least two probes. `even` has the
+    losses for targets that are uniform over the vocabulary."""
     if len(given) < 2:
         return
     said, true, uniform, allowed = (np.array([of[key] for key in given]) for of in (given, right, even, budgets))

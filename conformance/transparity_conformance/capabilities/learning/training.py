@@ -42,10 +42,10 @@ from transparity_conformance.report.report import CapabilityResult, Cause
 STEPS, ROWS, TOKENS = 3, 3, 6
 
 KEPT_CONFIGURATIONS = 16
-"""The number of cached configurations, more than there are presets."""
+"""The number of cached configurations. It exceeds the number of presets."""
 
 NEAREST_FAULTS = 3
-"""The number of faults to try with tolerances of their own, if no fault explains all errors.
+"""If no fault explains all errors, this number of faults is tried again, each with its own tolerances.
 
 Some faults, such as longer steps, also increase rounding errors.
 """

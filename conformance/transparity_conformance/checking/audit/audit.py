@@ -1,4 +1,4 @@
-"""The audit of a loader, which follows the comparison of the forward pass."""
+"""The audit of a loader, which runs after the comparison of the forward pass."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _claims(
 
 
 def _not_compared(audit: Audit) -> Iterator[str]:
-    """Yield the fields and tensors that no call depends on, and the values that the port refuses."""
+    """Yield lines about fields and tensors that change no result, and about values that the port refuses."""
     fields, tensors = audit.files
     for file, names in ((fields, audit.fields_with("not exercised")), (tensors, audit.tensors_with("not exercised"))):
         yield from (f"{file} {name}: no call exercises it" for name in names)

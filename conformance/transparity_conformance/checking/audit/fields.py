@@ -35,10 +35,10 @@ from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.running import Port, built, in_precision, run
 
 LENGTHS = (21, 18)
-"""The numbers of source and target tokens. They exceed windows, buckets and original lengths in the variants."""
+"""The numbers of source and target tokens. In all variants, both exceed the windows, buckets and original lengths."""
 
 ROWS = [0, 1, 3]
-"""The rows of mixed inputs in which every query sees a token: without padding, padded on the right, padded inside."""
+"""The rows of `mixed_inputs` in which every query sees a token: without padding, padded on the right, padded inside."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ def audited_of(build: Port) -> Audited:
 
 
 def _edited(port: Port, edit: Edit) -> Port:
-    """Return a port that is built with the seed of the edit, and without the parameter that the edit removes."""
+    """Return a port that is built with the edit's random seed, and without the parameter that the edit removes."""
 
     @functools.wraps(port)
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any) -> Any:
@@ -192,7 +192,7 @@ def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progres
 
 
 def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
-    """Judge whether the port follows a variant, ignores it, or gives other logits."""
+    """Judge whether the port follows a variant, ignores it, or computes other logits."""
     result = AuditedField(variant.name, variant.value, "followed")
     logits = port.logits(Edit(fields=variant.fields), probe)
     if isinstance(logits, PortError):
@@ -218,7 +218,7 @@ def reason_of(error: PortError) -> str:
 
 
 def _readings(variant: Variant) -> Iterator[tuple[str, Any, TransformerConfig]]:
-    """Yield (field, value, configuration): how a port may misread a field of the variant."""
+    """Yield ways in which a port may misread the variant: a field, its wrong value, and the resulting configuration."""
     for field in dataclasses.fields(variant.config):
         ours = getattr(variant.config, field.name)
         tried = [getattr(variant.before, field.name), field.default, *field.metadata.get("tried", ())]

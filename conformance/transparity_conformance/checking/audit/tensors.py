@@ -125,7 +125,7 @@ def _counts(probe: AuditProbe, name: str) -> bool:
 
 
 def redrawn(probe: AuditProbe, names: tuple[str, ...]) -> AuditProbe:
-    """Return the call with other numbers in the named parameters."""
+    """Return the call with other random values in the named parameters."""
     changed = {name: np.ascontiguousarray(np.flip(probe.parameters[name]) + np.float32(0.25)) for name in names}
     return dataclasses.replace(probe, parameters={**probe.parameters, **changed})
 
@@ -155,7 +155,7 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 
 
 SECONDS = 30.0
-"""The time after which only tensors of the first and last layer are tried. PyTorch tries all tensors in 1 or 2 s."""
+"""After this time, only tensors of the first and last layer are tried. In PyTorch, all tensors take 1 or 2 s."""
 
 
 def audited_tensors(

@@ -58,10 +58,10 @@ def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterato
 
 
 def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
-    """Yield changes of several of our fields that together are one field of config.json."""
+    """Yield changes of several of our fields that together correspond to one field of config.json."""
     yield {"embed_dim": 2 * config.embed_dim, "feed_forward_dim": 2 * config.feed_forward_dim}
     yield {"rotary_scaling": "linear", "rotary_factor": 3.0}
-    # The fastest angle must lie between both limits: in 13 positions, it makes 13 / 2π turns (about 2.07).
+    # The turns of the fastest angle must lie between both limits. In 13 positions, it makes 13 / 2π (about 2.07) turns.
     llama3 = {"rotary_factor": 3.0, "rotary_slow_turns": 1.5, "rotary_fast_turns": 2.5}
     yield {"rotary_scaling": "llama3", **llama3, "rotary_original_length": 13}
     yield {"attention_head_dim": config.head_dim + 2}
@@ -112,7 +112,7 @@ class Variant:
     was: str = ""
     """The value of the field in `before`."""
     fields: Fields | None = None
-    """The fields of the changed config.json; None if the family's usual config.json of `config` is used."""
+    """The fields of the changed config.json; None for the config.json that the family usually writes for `config`."""
     must_show: bool = True
     """Whether the audit uses the variant only if `before` and `config` have different logits."""
 
@@ -172,7 +172,7 @@ def _nearest(
 
 
 def differing(base: Fields, fields: Fields) -> list[str]:
-    """Return the names of the fields that differ; fields that follow from others come last."""
+    """Return the names of the fields that differ. Fields whose values follow from other fields come last."""
     names = [name for name in {**base, **fields} if base.get(name) != fields.get(name)]
     # For example, `layer_types` follows from the number of layers.
     later = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")

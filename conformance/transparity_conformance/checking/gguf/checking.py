@@ -1,4 +1,4 @@
-"""The check of a GGUF file: names, shapes, metadata, numbers, and the effect of mistakes on the logits."""
+"""The check of a GGUF file: names, shapes, metadata and values of tensors, and the effect of mistakes on the logits."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class GgufCheck:
 
 
 def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:
-    """Yield a note on how much the numbers of a file change the logits of a text; no note if all numbers are equal."""
+    """Yield a note on how much the logits of a text change from the right to the wrong model, unless both are equal."""
     config, parameters = right
     if wrong[0] == config and all(np.array_equal(wrong[1][name], parameters[name]) for name in parameters):
         return

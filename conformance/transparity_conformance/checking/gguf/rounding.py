@@ -1,4 +1,4 @@
-"""The rounding errors of GGUF types. A rounded number is at most one grid step off, and rounding keeps the order."""
+"""The rounding errors of GGUF types. Rounding moves a number by at most one grid step, and keeps the numbers' order."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
     The numbers that share a scale are rounded to a grid of 2ᵇ points. Quantizers choose the scale with the smallest
     error, so the largest number may be off by a step. The root-mean-square error of a block is still less than a step.
 
-    Measured with llama.cpp's quantizers: 0.71 steps at most for a row of random ±1, and 0.36 steps for other rows. If
-    the numbers belong to another row, the error is at least 1.1 steps in 2 bits.
+    With llama.cpp's quantizers, the largest measured error of a block is 0.71 steps for random ±1, and 0.36 steps for
+    other rows. If the block of another row is compared by mistake, the error is at least 1.1 steps in a type of 2 bits.
     """
     if kind in FLOATS:
         return np.abs(right) * FLOATS[kind] + LEAST.get(kind, 0.0)
@@ -70,7 +70,7 @@ def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
 
 
 def disorder(found: np.ndarray, right: np.ndarray, kind: Any) -> float:
-    """Return by how much numbers with a shared scale violate their order in `right`; 0 if the order is the same.
+    """Return by how much numbers with a shared scale violate the order that they have in `right`; 0 if they do not.
     Correct quantization keeps the order, because it rounds these numbers to one grid. Equal numbers may have any
     order."""
     if kind not in BITS:

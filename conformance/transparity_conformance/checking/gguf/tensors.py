@@ -33,12 +33,12 @@ SAYS = {
 
 @dataclass(eq=False)
 class Compared:
-    """The tensors of a file after conversion to the checkpoint's layout, and the faults that were found."""
+    """The tensors of a GGUF file, converted to the checkpoint's layout, and the faults in them."""
 
     as_they_are: dict[str, np.ndarray] = field(default_factory=dict)
     """The tensors as llama.cpp reads them."""
     as_converted_rightly: dict[str, np.ndarray] = field(default_factory=dict)
-    """The tensors without known conversion mistakes, in the same quantization."""
+    """The tensors after all known conversion mistakes are undone. Their quantization stays the same."""
     faults: list[Divergence] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
     """The worst block of each tensor: its error, and the step of the tensor's type."""

@@ -117,7 +117,7 @@ class Evidence(LastReport):
     answer: Answer | None = None
     """The wrong logits of a recorded port, with the single faults that reproduce them."""
     is_wrong_reported: bool = False
-    """Whether `located` was already called with a wrong result."""
+    """Whether the function `located` already got the report on a wrong result."""
     one_rank: RanksComparison | None = None
     """The comparison of several ranks with one rank that runs the same code."""
 
@@ -163,7 +163,7 @@ class Evidence(LastReport):
         return self.repeated.verdict == "agrees"
 
     def is_unsteady(self) -> bool:
-        """Return whether two runs differ, and the report already has this as a divergence."""
+        """Return whether two runs of the port differ, and the report already lists this as a divergence."""
         return not self.is_steady() and bool(self.report.faults)
 
     def is_quick(self) -> bool:

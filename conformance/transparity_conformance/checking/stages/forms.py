@@ -45,7 +45,7 @@ class Part:
     covers: str = ""
     """The part of the logits that the result contains; empty if it contains all logits."""
     part: Arrange = lambda ours: ours
-    """A function that takes this part of an array of the reference."""
+    """A function that extracts this part from an array of the reference, and arranges the part like the result."""
     read: Read = lambda theirs, shape: theirs
     """A function that arranges the port's result like `part`, given the shape of all logits. It raises `OtherForm` or
     `ValueError` for a result in another arrangement."""
@@ -61,7 +61,7 @@ class Value:
     """A function that computes these numbers from the reference's value at `tap`."""
     tap: str = "logits"
     slope: float = 1.0
-    """The largest change of a number if no logit changes by more than 1."""
+    """The largest change of one of these numbers if no logit changes by more than 1."""
     are_ids: bool = False
 
 
@@ -167,8 +167,8 @@ class AnswerForm(Compared):
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
     """Return the form of a port's results. Return None if they have the shape of logits, or if no form fits.
 
-    Prefer a form whose numbers agree, then logits, then the smallest error. If no numbers agree, consider only logits
-    in any arrangement, and other values in the usual arrangement.
+    Prefer a form whose values agree, then logits, then the form with the smallest error. If no values agree, consider
+    only logits in any arrangement, and other values in the usual arrangement.
     """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))

@@ -79,7 +79,7 @@ def run_probes(evidence: Evidence) -> None:
 
 
 def _report_if_wrong(evidence: Evidence, probe: Probe, taps: Mapping[str, np.ndarray]) -> None:
-    """Report the first wrong result before the next call, unless the reference of a large model would take too long."""
+    """Report the first wrong result before the next call. Skip this if the reference would take too long."""
     if not evidence.is_wrong_reported and not probe.is_large:
         wrong = wrong_logits({probe.name: probe}, {probe.name: taps}, evidence.arguments.dtype)
         if wrong is not None:
@@ -202,7 +202,7 @@ def build_again(evidence: Evidence) -> None:
 
 
 def name_form(evidence: Evidence) -> None:
-    """Put a divergence before all others: the results are not plain logits."""
+    """Add a first divergence, before all others, if the results are not plain logits."""
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():
@@ -299,14 +299,14 @@ def explain_at_other_size(evidence: Evidence) -> None:
 
 
 def told_in(report: Report, probe: Probe) -> Combination:
-    """Return the causes of a report as faults of the reference; causes outside the catalogue are left out."""
+    """Return the faults of the reference that correspond to a report's causes; skip causes without such a fault."""
     causes = ((cause, cause.at or fault.where) for fault in report.faults for cause in fault.causes)
     made = (hypothesis_of(probe, cause, where) for cause, where in causes)
     return tuple(each for each in made if each is not None)
 
 
 def changes_right_answers(probes: Mapping[str, Probe], told: Combination, dtype: str) -> bool:
-    """Return whether faults that explain a wrong call of another size contradict right answers to the probes.
+    """Return whether faults that explain a wrong call at another size would also change right answers to the probes.
 
     For example, missing sinks do not explain a port that is right at other lengths.
     """

@@ -77,7 +77,7 @@ def compare_offers(evidence: Evidence) -> None:
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    """Compare all capabilities, unless the forward pass (on which all depend) rounds more than declared."""
+    """Compare all capabilities. If the forward pass rounds more than declared, compare none: all depend on it."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
@@ -103,7 +103,7 @@ class _Request:
     way: Way
     requests: Mapping[str, Any]
     wrong: frozenset[str]
-    """`where` of each fault that was found before the history, and which the history therefore does not report."""
+    """The `where` of each fault that is already reported. The repeated calls (the history) do not report it again."""
 
 
 def compare_history(

@@ -35,10 +35,10 @@ METHOD = "with_dropout"
 """The method of a port that runs the forward pass in training mode."""
 
 SIDES = 2
-"""The number of budgets by which two runs may differ, because both runs round."""
+"""Two runs may differ by this many budgets, because both runs round."""
 
 FLUKE = 1e-6
-"""The probability below which equal dropout masks cannot be chance, and mean a shared seed."""
+"""If the probability that dropout masks are equal by chance is smaller, equal masks mean a shared seed."""
 
 
 def run_one_rank(evidence: Evidence) -> None:
@@ -78,7 +78,7 @@ def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Act
 
 
 def judge_ranks(evidence: Evidence) -> None:
-    """Add the comparisons with one rank and of replicas to the report. If all agree so far, also compare dropout."""
+    """Compare several ranks with one rank, and replicas with each other. If all agree so far, also compare dropout."""
     group, probes = evidence.ranks, evidence.arguments.probes
     assert evidence.one_rank is not None
     evidence.report = adding_ranks(evidence.report, evidence.one_rank, group.differing, probes)
@@ -149,7 +149,7 @@ def judge_dropout(evidence: Evidence, probe: Probe) -> None:
 
 
 def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> Cause | None:
-    """Return a cause if ranks drop wrong entries. An entry is dropped if it is 0 in the port, but not in `expected`."""
+    """Return a cause if ranks drop wrong entries. A dropped entry is 0 in the port's value, but not in `expected`."""
     parts = split(expected, placement, len(values))
     if [value.shape for value in values] != [part.shape for part in parts]:
         return None

@@ -179,7 +179,7 @@ def _add_wrong_calls(evidence: Evidence) -> None:
 
 
 def _claim(name: str, compared: Iterable[Comparison]) -> ClaimResult:
-    """Return a claim about these calls, with the error that is largest relative to its budget."""
+    """Return the claim `name` about compared calls, with the error that is largest relative to its budget."""
     worst = max(compared, key=lambda each: each.share)
     return ClaimResult.of(name, worst.error, worst.budget, f"logits ({worst.probe.name})")
 

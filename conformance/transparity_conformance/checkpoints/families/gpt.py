@@ -184,7 +184,7 @@ NORMS: dict[str, Table] = {
     "parallel-one-norm": ONE_NORM,
     "sequential": ONE_NORM | linears({"post_attention_layernorm": "feed_forward_norm"}, "h.{i}", LAYER),
 }
-"""The names of the tensors of a layer's norms, by `branches`."""
+"""The names of a layer's norms in the file, for each value of `branches`."""
 
 
 def _packed_falcon(config: TransformerConfig) -> Table:
@@ -255,7 +255,7 @@ FALCON = Family(
         row.flag("bias", ("qkv_bias", "output_bias", "feed_forward_bias"), False),
         row.tokens(bos=11, eos=11),
     ),
-    # Falcon adds ALiBi biases before the scale, and rounds them to bfloat16. This is not supported.
+    # Falcon adds ALiBi biases before scores are scaled, and rounds them to bfloat16. This is not supported.
     only={"alibi": (False,), "apply_residual_connection_post_layernorm": (False,)},
     unneeded=("attention_dropout", "hidden_dropout"),
     names={

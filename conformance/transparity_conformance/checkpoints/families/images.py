@@ -2,8 +2,8 @@
 
 ViT (Dosovitskiy et al., 2021) encodes the patches of an image. CLIP (Radford et al., 2021) has two towers: a text
 decoder that pools at the end token, and an image encoder. Each tower returns one vector per row, with or without a
-projection. The preprocessing of images is not included. Neither are the scores of text and image, which need CLIP's
-norm and temperature.
+projection. The preprocessing of images is not included. The scores of a text and an image are not included, either,
+because they need CLIP's norm and temperature.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _pooler(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 LAYERS = row.sizes("encoder")[2:]
-"""The rows for sizes of a model without a vocabulary."""
+"""The rows for the sizes of a model that has no vocabulary."""
 
 IMAGE_SIZE = row.derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224)
 

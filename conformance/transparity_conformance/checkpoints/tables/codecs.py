@@ -69,7 +69,7 @@ class Classifier:
     fields: Fields
     """The `TransformerConfig` fields that are equal in all models with this head."""
     task: str = "ForSequenceClassification"
-    """The end of the names of classes with this head."""
+    """The text with which the names of classes with this head end."""
     size: str = "id2label"
     """The field that determines the number of outputs: `id2label` for classes, or the width of a projection."""
 
@@ -127,16 +127,16 @@ class Family:
     packed: Callable[[TransformerConfig], Table] = _nothing
     """Further tensors, such as fused tensors, whose form depends on the configuration's sizes."""
     absent: Callable[[TransformerConfig], Collection[str]] = _nothing
-    """Tensors that are missing in a file, because another tensor has the same numbers."""
+    """Tensors that are missing in a file, because another tensor has the same values."""
     copies: Callable[[TransformerConfig], Mapping[str, str]] = _nothing
     """Tensors that a file stores a second time, as {second name: first name}."""
     prefixes: Sequence[str] = ()
-    """Prefixes of the names of tensors in files of a model with a head."""
+    """The prefixes that the names of tensors have in a file if the model has a head."""
     no_parameters: Collection[str] = ()
     """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
     """Functions that compute tensors, by name. A file may store such a tensor, although the reference computes it. If
-    the file has other numbers, the tensor is a parameter."""
+    the file has other values, the tensor is a parameter."""
     classifier: Classifier | None = None
 
     def variant(
@@ -192,7 +192,7 @@ class Family:
         return found | (self.classifier.read(fields) if self.classifier else {})
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Convert a configuration to config.json. If the family cannot express it, `read` does not return it."""
+        """Convert a configuration to config.json. If the family cannot express it, `read` returns a different one."""
         found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
         for row in sorted(self.rows, key=lambda row: not row.ours):
             found |= row.write(config)

@@ -82,8 +82,10 @@ def kinds_given(layer_types: Any, count: int, known: tuple[str, str] = (SLIDING,
 def kinds_every(
     fields: Fields, every: str | int, known: tuple[str, str] = (SLIDING, FULL), *, first: bool = False
 ) -> list[str]:
-    """Return the kind of each layer: from `layer_types`, or the second `known` kind at regular intervals. `every` is
-    the interval or the name of its field. The second kind ends each interval; with `first`, it starts each interval."""
+    """Return the kind of each layer. Without `layer_types`, the second `known` kind occurs at regular intervals.
+
+    `every` is the interval, or the name of its field. The second kind ends each interval or, with `first`, starts it.
+    """
     count = row.as_layers(fields)
     if fields["layer_types"] is not None:
         return kinds_given(fields["layer_types"], count, known)

@@ -77,7 +77,7 @@ SCALING: dict[str, Any] = {
     "rotary_short_factors": (),
     "rotary_long_factors": (),
 }
-"""The `TransformerConfig` fields about rotary scaling, with their values for no scaling."""
+"""The `TransformerConfig` fields about rotary scaling, with the values that mean no scaling."""
 
 
 def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Derivatives of the loss with respect to every parameter, by the complex step, and their rounding error.
 
 A gradient is tested along random directions: the product of the gradient and a direction must equal the derivative of
-the loss along the direction. Any wrong number changes the product. Parameters of the same kind share a tolerance,
-because they have similar rounding errors. With `Leaning` parameters, each row of the batch has its own direction, so
-that one forward pass gives many derivatives.
+the loss along the direction. A wrong element of the gradient changes the product. Parameters of the same kind share a
+tolerance, because they have similar rounding errors. With `Leaning` parameters, each row of the batch has its own
+direction, so one forward pass computes many derivatives.
 
-For a whole gradient, the reference changes one entry of a parameter at a time, which is slow. `loss_and_gradients` of
-this file changes another entry in each row of the batch.
+To compute a whole gradient, the reference changes one entry of a parameter at a time, which is slow.
+`loss_and_gradients` of this file changes a different entry in each row of the batch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
 """The largest number of complex logits in one forward pass: 1 MB, to fit a CPU cache, or 256 MB for a large model."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
-"""Computes the loss from logits (batch, length, vocab), which may be complex, targets (batch, length) and padding."""
+"""Computes the loss from logits (batch, length, vocab), targets (batch, length) and the padding token.
+
+The logits may be complex.
+"""
 
 
 def projection_of(name: str) -> str:
@@ -99,7 +102,10 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return each parameter's derivatives in float64, one per direction; the first parameter used comes first."""
+        """Return each parameter's derivatives in float64, one per direction.
+
+        The order of the parameters is the order in which the loss uses them.
+        """
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 

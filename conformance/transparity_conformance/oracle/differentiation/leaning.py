@@ -1,4 +1,4 @@
-"""Parameters with another perturbation in each row of a batch, so that one forward pass gives many derivatives.
+"""Parameters with a different perturbation in each row of a batch. One forward pass then computes many derivatives.
 
 Reading the matrices takes most of a large model's time; here, each matrix is read once for all directions. A matrix is
 perturbed by the outer product of two vectors. No perturbed matrix is stored, because the effect of the perturbation is
@@ -23,7 +23,7 @@ Directions = tuple[np.ndarray, ...]
 
 
 class Leaning(NDArrayOperatorsMixin):
-    """A parameter with another perturbation in each row of a batch, for use in NumPy operations.
+    """A parameter with a different perturbation in each row of a batch, for use in NumPy operations.
 
     For row k of the batch, the parameter is w + i·h·v, where v is the outer product of the k-th vectors. A matrix
     supports the product with its transpose, and the lookup of rows. A vector supports sums, products and the

@@ -1,1 +1,1 @@
-"""The reach of a verdict: the lengths, sizes and configuration fields that the compared calls cover."""
+"""The reach of a verdict: the lengths, sizes and configuration fields at which a port was compared."""

@@ -29,14 +29,16 @@ DTYPE = "float32"
 """The precision whose rounding decides whether a call exercises a field; it is the same for all ports."""
 
 SHOWS = 1e-5
-"""A field is active if a change of the field changes a small model's logits by more than this share of the largest."""
+"""A field is active if changing it changes a small model's logits by more than this share of the largest logit."""
 
 Change = tuple[str, str]
-"""A field and its change: `=` and another choice, an operation such as `*10`, or `alike`: all layers of the same kind.
+"""A field and its change. The change is `=` with another choice, an operation such as `*10`, or `alike`.
+
+`alike` gives all layers the same kind.
 """
 
 TIMES = {"*2": 2.0, "/2": 0.5}
-"""The changes of a tuple: factors for all its numbers."""
+"""The changes of a field that is a tuple. All numbers of the tuple are multiplied by the factor."""
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "off": lambda value: None,
@@ -55,7 +57,7 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return the possible changes of a field: all other choices, or all operations; none if the field is off."""
+    """Return the possible changes of a field: all other choices, or all operations; none for a feature that is off."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
     if name == "layer_types":  # `layer_overrides` changes together with this field
         return [(name, "alike")] if value else []
@@ -69,7 +71,7 @@ def changes(config: TransformerConfig, name: str) -> list[Change]:
 
 
 def changed(config: TransformerConfig, change: Change) -> TransformerConfig | None:
-    """Return the configuration with a changed field; None if that is invalid or needs other parameters."""
+    """Return the configuration with a changed field; None if the result is invalid or needs other parameters."""
     name, how = change
     value: Any = getattr(config, name)
     more: dict[str, Any] = {}
@@ -88,7 +90,7 @@ def changed(config: TransformerConfig, change: Change) -> TransformerConfig | No
 
 
 def replaced(config: TransformerConfig, **fields: Any) -> TransformerConfig | None:
-    """Return the configuration with other fields; None if that is invalid or needs parameters that `config` lacks."""
+    """Return the configuration with other fields; None if it is invalid or needs parameters that `config` lacks."""
     try:
         other = dataclasses.replace(config, **fields)
     except ConfigError:
@@ -155,7 +157,7 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 
 @dataclasses.dataclass(frozen=True)
 class _Small:
-    """A small copy of a configuration, with weights, inputs and logits, and the fields that its models read."""
+    """A small copy of a configuration, with weights, inputs and logits. It also has the fields that its models read."""
 
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]

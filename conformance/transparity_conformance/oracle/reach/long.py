@@ -60,7 +60,7 @@ class Rows:
 
 
 def part(value: Rows | np.ndarray, queries: slice, keys: slice) -> np.ndarray:
-    """Return the part of an array (batch, heads, queries, keys) for some queries and keys; one query is broadcast."""
+    """Return the part of an array (batch, heads, queries, keys) for some queries and keys. Keep an axis of size 1."""
     if isinstance(value, Rows):
         return value.make(queries, keys)
     return value[:, :, queries if value.shape[2] > 1 else slice(None), keys]

@@ -42,7 +42,8 @@ VOCABULARY = 2**16 + 3
 """The size of a vocabulary with more tokens than 16 bits can index."""
 
 AFFORDABLE = 2e8
-"""The largest parameters × tokens of one call, for about 0.2 s; longer calls use a narrower model."""
+"""The largest product of parameters and tokens in one call, which takes about 0.2 s. Longer calls use a narrower model.
+"""
 
 WITHOUT_LIMIT = 12
 """The number of calls of each model that the checker makes even if the time limit has passed."""
@@ -91,7 +92,7 @@ class LogitsOracle(Oracle):
         return {"logits": max(errors)}
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
-        """Return the largest error at the first `points` points, with running totals over the keys (`variants`)."""
+        """Return the largest error at the first `points` points, if sums over keys are running totals (`variants`)."""
         measured = "float32" if dtype == "float64" else dtype
         for index in range(IN_SEQUENCE, points):
             if (dtype, index) not in self._again:
@@ -294,7 +295,7 @@ def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel
 
 
 RAGGED = 100
-"""The length of a batch with padding, for a call longer than `SHORT`."""
+"""The length of a call with two rows and padding. Most other calls that are longer than `SHORT` have a single row."""
 
 
 def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
@@ -392,7 +393,8 @@ def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the calls up to a length: a few short calls, calls just beyond thresholds and powers of two, the rest."""
+    """Yield the calls up to a length, in this order: a few short calls, calls just beyond thresholds and powers of two,
+    all others."""
     if config.reads_pixels:
         yield from ((batch, (config.max_length,)) for batch in BATCHES)
         return

@@ -1,6 +1,7 @@
-"""Calls that contain every token of a vocabulary, for checkpoints: conversion may have damaged a single token's row.
+"""Calls that together contain every token of a checkpoint's vocabulary.
 
-Random weights need no such calls, because all their rows have the same distribution.
+A conversion may have damaged the row of a single token in the embedding table. Random weights need no such calls,
+because all their rows have the same distribution.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MOST_CALLS = 4
 
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:
-    """Return the model with calls that contain all tokens in order, or as many tokens as time allows."""
+    """Return the model and its calls. Together, the calls contain all token ids in order, or as many as time allows."""
     model = ReachModel(ITSELF, config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
     rows = -(-max((len(_tokens(config, name)) for name in config.token_inputs), default=0) // length)

@@ -88,7 +88,7 @@ class Cell:
 
     @property
     def place(self) -> str:
-        """The place of the worst comparison; without a comparison, `text`."""
+        """The place of the worst comparison. Without a comparison, this is the cell's `text`."""
         return f"worst at {self.worst.where}, {self.worst.case}" if self.worst else self.text
 
     @property

@@ -208,7 +208,7 @@ def _comparison(group: Group) -> dict[str, Any]:
 
 
 def _outcome(item: ClaimEvidence) -> str:
-    """Return the used share of the budget, or words if the claim is exact or expected to break."""
+    """Return the used share of the budget, or a word if the claim is exact or expected to break."""
     if item.expectation == "breaks":
         return "breaks, as printed" if item.agrees else "does not break"
     if item.budget == 0:

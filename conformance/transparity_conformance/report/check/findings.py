@@ -1,4 +1,4 @@
-"""Group the divergences of a report into findings, by line and cause; and state findings and verdicts as sentences."""
+"""Group a report's divergences by line and cause into findings. State findings and verdicts as sentences."""
 
 from __future__ import annotations
 
@@ -236,7 +236,10 @@ def worst(report: Report) -> tuple[float, str]:
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return a claim's place, such as `logits, length 5, batch 2`; except for the forward pass, with the claim."""
+    """Return the place of a claim's error, such as `logits, length 5, batch 2`.
+
+    The claim's id precedes the place, except for claims about the forward pass.
+    """
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 
@@ -286,9 +289,10 @@ def layer_pattern(tap: str) -> tuple[str, int | None]:
 
 
 def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
-    """Return, for each kind of activation in several layers, the largest share of a tolerance that each layer uses.
+    """Return a list for each kind of activation that occurs in several layers, such as `decoder.layers.{i}.output`.
 
-    The share is measured from the port's previous activations."""
+    The list has the largest used share of the tolerance in each layer, without the errors of earlier activations.
+    """
     patterns: dict[str, dict[int, float]] = {}
     for item in measured:
         pattern, layer = layer_pattern(item.tap)

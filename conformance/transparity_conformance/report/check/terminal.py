@@ -86,7 +86,7 @@ class Headline:
 
 
 def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> RenderableType:
-    """Return the result of one check; for several checks, the distinct results that disagree, and a summary."""
+    """Return the result of one check. For several checks, return each distinct result that disagrees, and a summary."""
     if len(reports) == 1:
         return answer(reports[0], verbose=verbose)
     shown: dict[Any, list[Report]] = {}
@@ -98,7 +98,7 @@ def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> R
 
 
 def _content(report: Report) -> object:
-    """Return the lines, causes and places of a result, or its sentence without findings; equal for equal results."""
+    """Return the lines, causes and places of a result or, if it has no findings, its sentence."""
     found = findings(report)
     told = ((each.lines, tuple((cause.says, cause.at) for cause in each.causes), *each.places) for each in found)
     return tuple(told) or sentence(report)
@@ -327,7 +327,10 @@ def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
 
 
 def bars(errors: Sequence[float], budget: float) -> str:
-    """Return `··▃█`: a bar for each error on a logarithmic scale, or a dot within the budget; "" for many errors."""
+    """Return a text such as `··▃█`, with a bar for each error on a logarithmic scale.
+
+    Errors within the budget get a dot. If there are too many errors, return an empty text.
+    """
     if len(errors) > MOST_BARS:
         return ""
     largest, tall = max(errors, key=lambda error: share(error, budget)), len(BARS) - 1

@@ -56,7 +56,7 @@ class CheckView:
 
     @property
     def first_divergence(self) -> str:
-        """The first activation beyond its budget; empty if a finding names it, or if the findings explain the rest."""
+        """The first activation beyond its budget; empty if a finding names it or the findings explain all."""
         first = self.report.first_divergence
         is_named = first in {fault.where for fault in self.report.faults} or bool(remedy(self.report))
         return "" if is_named else first or ""
@@ -67,7 +67,7 @@ class CheckView:
 
     @property
     def not_compared_in_short(self) -> list[str]:
-        """The omissions in short: without fields that the audit names, and with only the number of refused values."""
+        """The omissions, without the fields that the audit names. Refused values of fields are only counted."""
         audit, lines = self.report.audit, self.report.not_compared
         if audit is None:
             return self.not_compared
@@ -101,7 +101,7 @@ class CheckView:
 
     @property
     def audit(self) -> list[str]:
-        """The lines of an audit; if the forward pass is wrong, only the unread tensors, which may be the reason."""
+        """The lines of an audit. If the forward pass is wrong, list only unread tensors, which may be the reason."""
         audit = self.report.audit
         if audit is None:
             return []

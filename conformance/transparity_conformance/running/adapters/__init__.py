@@ -1,1 +1,1 @@
-"""Adapters, which are files that map the reference's parameters to a model's tensors; and access to these tensors."""
+"""Read and write adapters (files that map the reference's parameters to a model's tensors), and access the tensors."""

@@ -23,7 +23,7 @@ from transparity_conformance.running.adapters import notation
 from transparity_conformance.running.adapters.notation import AdapterError, Lines, Selection
 
 ASKED = "?"
-"""The line of a parameter whose tensor is unknown, so that the user must name the tensor."""
+"""The text in place of a line if a parameter's tensor is unknown. The user must replace it with the tensor's name."""
 
 KEYS = ("parameters", "zero", "unused")
 
@@ -33,11 +33,11 @@ class Adapter:
     """A mapping from the reference's parameters to a port's tensors."""
 
     lines: Lines
-    """The line of each parameter; in names and lines, `{i}` stands for a layer's number."""
+    """The line for each parameter. In a parameter's name and in its line, `{i}` stands for a layer's number."""
     zero: Sequence[str] = ()
-    """Lines that select numbers of the port to set to 0, such as biases that the reference lacks."""
+    """Lines that select elements of the port's tensors to set to 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()
-    """Tensors of the port with numbers that belong to no parameter; these numbers stay unchanged."""
+    """Tensors of the port with elements that belong to no parameter; these elements stay unchanged."""
     asked: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The parameters whose tensor is unknown, with all lines that fit their shapes."""
 
@@ -81,7 +81,7 @@ class Adapter:
 
 
 class _Filling:
-    """A copy of the port's tensors, into which the parameters are written; a number may be written only once."""
+    """A copy of the port's tensors, into which the parameters are written. Each element may be written only once."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
         self.values = {name: np.array(value) for name, value in tensors.items()}
@@ -90,7 +90,7 @@ class _Filling:
         self.sizes = notation.sizes_of(config)
 
     def every(self, line: str) -> list[str]:
-        """Return a line for each layer that has the line's tensors, with the layer's number in place of `{i}`."""
+        """Return a copy of the line for each layer that has its tensors, with the layer's number in place of `{i}`."""
         numbers = range(
             1 + max((int(each) for name in self.shapes for each in notation.COUNTED.findall(name)), default=0)
         )
@@ -105,7 +105,7 @@ class _Filling:
         return found
 
     def put(self, ours: str, text: str, value: np.ndarray | None, shape: tuple[int, ...] | None) -> None:
-        """Write a parameter's `value` (None: 0) to the numbers that the line `text` selects."""
+        """Write a parameter's `value` to the elements that the line `text` selects. Without a value, write 0."""
         if text == notation.ABSENT:
             if value is not None and np.any(value):
                 raise AdapterError(
@@ -117,7 +117,7 @@ class _Filling:
         size = sum(self.values[name].size for name in chosen.names) if chosen.index is None else chosen.index.size
         if shape is not None and size != math.prod(shape):
             raise AdapterError(
-                f"{ours} has the shape {shape}, and {shown(text)} has {size} numbers; expected {math.prod(shape)}: "
+                f"{ours} has the shape {shape}, and {shown(text)} has {size} elements; expected {math.prod(shape)}: "
                 "correct the line, or the sizes of the port."
             )
         self._write(ours, text, chosen, 0.0 if value is None else np.ravel(value))
@@ -127,7 +127,7 @@ class _Filling:
         flat = np.concatenate([self.values[name].ravel() for name in chosen.names])
         marks = np.concatenate([self.written[name] for name in chosen.names])
         if marks[index].any():
-            raise AdapterError(f"{shown(text)}, the line of {ours}, selects numbers that another line also selects.")
+            raise AdapterError(f"{shown(text)}, the line of {ours}, selects elements that another line also selects.")
         flat[index], marks[index] = numbers, True
         ends = np.cumsum([self.values[name].size for name in chosen.names])[:-1]
         parts = zip(chosen.names, np.split(flat, ends), np.split(marks, ends), strict=True)
@@ -135,13 +135,13 @@ class _Filling:
             self.values[name], self.written[name] = part.reshape(self.shapes[name]), mark
 
     def check_complete(self, unused: Sequence[str]) -> None:
-        """Raise `AdapterError` if a tensor has numbers that no line selects, unless the tensor is in `unused`."""
+        """Raise `AdapterError` if a tensor has elements that no line selects, unless the tensor is in `unused`."""
         left = [name for name, written in self.written.items() if not written.all() and name not in unused]
         if left:
             name = left[0]
             missing = int((~self.written[name]).sum())
             raise AdapterError(
-                f"The adapter has no line for {missing:,} of {self.values[name].size:,} numbers of the port's "
+                f"The adapter has no line for {missing:,} of {self.values[name].size:,} elements of the port's "
                 f"{shown(name)}; add one under [parameters], or name it in zero or unused."
             )
 

@@ -23,7 +23,7 @@ from transparity_conformance.running.frameworks.modules import ModuleTensor
 from transparity_conformance.running.inputs import FRAMEWORKS, is_instance
 
 Make = Callable[..., Any]
-"""Builds a model: a class or function without arguments or with a configuration, or a `build(config, parameters)`."""
+"""A class or function that builds a model. It takes nothing, or a configuration, or a configuration and parameters."""
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class Model:
     _tensors: Mapping[str, ModuleTensor]
     _buffers: Mapping[str, ModuleTensor] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
-    """If the model was built without a configuration: the model's own name of each input."""
+    """The model's own name of each input; empty if the model was built with a configuration."""
     module: Any = None
     """The PyTorch module that computes the forward pass; None for other models."""
     memory: Any = None
@@ -64,7 +64,7 @@ class Model:
         return {name: tensor.read() for name, tensor in self._tensors.items()}
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return the buffers by name; a bias that is not learned may be a buffer, but a parameter of the reference."""
+        """Return the buffers by name. The reference has parameters for some of them, such as unlearned biases."""
         return {name: tensor.read() for name, tensor in self._buffers.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
@@ -89,7 +89,7 @@ class Model:
 
 
 _OWNERS: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
-"""For each object that contains tensors, by `id`: the model whose weights the tensors have at the moment."""
+"""The model whose weights are currently in an object's tensors, by the object's `id`."""
 
 
 def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray] | None = None) -> Model:

@@ -1,13 +1,13 @@
-"""The notation of an adapter's lines; a line selects the port's numbers for one parameter of the reference.
+"""The notation of an adapter's lines. A line selects the elements of the port's tensors that form one parameter.
 
     h.{i}.attn.c_attn.weight.T[0:N*H]
     layers.{i}.query_key_value.weight.view(N, 3, H, -1)[:, 0]
     blocks.{i}.heads.{n}.key.weight
 
 A line is a tensor's name, followed by any of `.T`, `.view(…)`, `.permute(…)` and `[…]`, with the same meaning as in
-PyTorch. The selected numbers are reshaped to the parameter's shape. Sizes are numbers, letters (`SIZES`), and sums,
-differences, products and quotients. `{n}` stands for every number: the tensors with such names are stacked. `{i}` is a
-layer's number, in the line and in the parameter's name. No other code is evaluated.
+PyTorch. The selected elements are reshaped to the parameter's shape. Sizes are numbers, letters (`SIZES`), and sums,
+differences, products and quotients. `{n}` stands for any number, and the tensors with all these numbers are stacked.
+`{i}` is a layer's number, in the line and in the parameter's name. No other code is evaluated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZES = {
     "H": "head_dim",
     "F": "feed_forward_dim",
 }
-"""The letters for sizes; each stands for a field or property of the configuration."""
+"""The letters for sizes. Each letter stands for a field or a property of the configuration."""
 
 OF_IMAGES = {"C": "image_channels", "P": "patch_size"}
 OF_FRAMES = {"M": "mel_bins"}
@@ -66,14 +66,14 @@ class AdapterError(PortError):
 
 @dataclass(frozen=True)
 class Selection:
-    """The numbers of a tensor, or of several concatenated tensors, that form a parameter of the reference."""
+    """The elements of a tensor, or of several concatenated tensors, that form a parameter of the reference."""
 
     names: tuple[str, ...]
     index: np.ndarray | None
-    """The indices of the selected numbers among all numbers of the tensors; None selects all numbers in order."""
+    """The indices of the selected elements among all elements of the tensors; None selects all elements in order."""
 
     def read(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the selected numbers, with the shape of `index`; flat without an `index`."""
+        """Return the selected elements, in the shape of `index`. Without an `index`, return a flat array."""
         flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
         return flat if self.index is None else flat[self.index]
 
@@ -112,7 +112,7 @@ def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
 
 
 def parted(text: str, names: Shapes) -> tuple[str, str]:
-    """Split a line into a tensor's name and the steps after the name; names in `names` may end like a step."""
+    """Split a line into a tensor's name and the steps after the name. A name in `names` may itself end like a step."""
     if text in names:
         return text, ""
     found = STEPS.fullmatch(text.strip())
@@ -127,7 +127,7 @@ def parted(text: str, names: Shapes) -> tuple[str, str]:
 
 
 def stacked(name: str, shapes: Shapes) -> tuple[str, ...]:
-    """Return the tensors whose names have a number in place of `{n}`, sorted by this number."""
+    """Return the tensors whose names equal `name` with a number in place of `{n}`, sorted by this number."""
     pattern = re.compile(re.escape(name).replace(r"\{n\}", r"(\d+)"))
     found = {int(match[1]): each for each in shapes if (match := pattern.fullmatch(each))}
     return tuple(found[number] for number in sorted(found))

@@ -1,4 +1,4 @@
-"""Read and write the tensors of modules, by framework; find the module that a function uses."""
+"""Read and write the tensors of modules of any framework, and find the module that a function uses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kind_of(model: Any) -> Kind | None:
 
 
 def of_build(made: Any, config: TransformerConfig) -> Any:
-    """Return the forward pass of an object that `build(config, parameters)` has returned."""
+    """Return the forward pass of the object that a port's `build(config, parameters)` has returned."""
     kind = kind_of(made)
     return made if kind is None else kind.forward_of(made, config)
 
@@ -170,7 +170,7 @@ def tensors_of(model: Any) -> dict[str, ModuleTensor]:
 def buffers_of(model: Any) -> dict[str, ModuleTensor]:
     """Return the buffers in the state dict, and the frozen parameters, of a PyTorch module; empty for other modules.
 
-    An example are Whisper's sinusoids.
+    For example, Whisper's position table is a frozen parameter.
     """
     if not is_instance(model, "torch.nn", "Module"):
         return {}

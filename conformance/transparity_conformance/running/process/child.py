@@ -35,7 +35,7 @@ LONGEST_TIMEOUT = 1e6
 
 
 def checked_timeout(seconds: float | None) -> float:
-    """Return a valid timeout, and the default for None; raise `UsageError` for a value out of range, such as NaN."""
+    """Check a timeout, and return it; for None, return the default. Raise `UsageError` for a value out of range."""
     if seconds is None:
         return TIMEOUT
     if not 0 < seconds <= LONGEST_TIMEOUT:
@@ -92,7 +92,7 @@ class PortProcess:
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def ask(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> None:
-        """Send the request `name`, without waiting for the answer; `received` returns it. Messages call it `what`."""
+        """Send the request `name`. Call `received` to wait for the answer. Messages call the request `what`."""
         numbers = [self.released.pop() for _ in range(len(self.released))]
         if numbers:
             self._send(0, "release", numbers)

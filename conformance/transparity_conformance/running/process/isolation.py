@@ -118,7 +118,7 @@ class RemotePort(_Described):
         return self._process.sharding_of(self.handle)
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        """Return the values that should have been equal on all ranks in the last call, but differ: arrays by rank."""
+        """Return the values of the last call that differ between ranks but should be equal: one array per rank."""
         return self._process.differing.last
 
 
@@ -165,14 +165,14 @@ class IsolatedBuild(_Described):
         return runtime_of(self.process.spec) is not None
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
-        """Return the same port as a loader of a family's folders; for None, as a `build`."""
+        """Return the same port as a loader of a family's folders. Without a `model_type`, return it as a `build`."""
         return IsolatedBuild(self.process, model_type)
 
     def on(self, process: ProcessGroup) -> IsolatedBuild:
         return IsolatedBuild(process, self.model_type, self.edit)
 
     def edited(self, edit: Edit) -> IsolatedBuild:
-        """Return the same loader, with an edit of every folder."""
+        """Return the same loader, which applies an edit to every folder before it is loaded."""
         return IsolatedBuild(self.process, self.model_type, edit)
 
     def close(self) -> None:

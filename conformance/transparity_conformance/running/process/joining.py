@@ -1,4 +1,4 @@
-"""Join the answers of all ranks: arrays by their placements; all other values must be equal.
+"""Join the answers of all ranks to one answer. Arrays are joined by their placements; other values must be equal.
 
 Recorded operations are kept only if their values are equal on all ranks, because a shard might look like another
 activation.
@@ -26,7 +26,7 @@ Shapes = dict[str, tuple[int, ...]]
 class Replicas:
     name: str
     relative: float
-    """`gap`, divided by the largest number."""
+    """`gap`, divided by the largest absolute value."""
     gap: float
     ranks: tuple[int, int]
 
@@ -50,7 +50,7 @@ class Differing:
 
 
 class RankHandle(Handle):
-    """The handles of one object that stays in the processes of all ranks."""
+    """An object that stays in the processes of all ranks: one handle per rank."""
 
     def __init__(self, handles: Sequence[Handle]) -> None:
         super().__init__(handles[0].number, handles[0].kind)

@@ -228,7 +228,7 @@ LOCAL = {
 
 
 def environments(ranks: int) -> list[dict[str, str]]:
-    """Return each rank's environment variables: those that `torchrun` sets, and the address of JAX's coordinator."""
+    """Return each rank's environment variables: the variables of `torchrun`, and the address of JAX's coordinator."""
     with socket.socket() as one, socket.socket() as other:  # two free ports
         for each in (one, other):
             each.bind((ADDRESS, 0))

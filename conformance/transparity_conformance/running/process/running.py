@@ -88,7 +88,7 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
     if not parameters.is_given_itself:
         return ()
     stored = parameters.stored_as
-    why = f"its numbers are stored as {stored}" if stored else "a copy in float32 does not fit beside the port"
+    why = f"its numbers are stored as {stored}" if stored else "a float32 copy does not fit into memory beside the port"
     return (f"load(folder) was given {parameters.folder} itself: {why}",)
 
 

@@ -43,7 +43,7 @@ PATIENCE = 1.0
 """The seconds without a byte after which the checker tests whether the port's process still runs."""
 
 DEPTH = 8
-"""The largest nesting of containers in an answer; containers below stay in the port's process."""
+"""The largest depth of nested containers in an answer. Deeper containers stay in the port's process."""
 
 
 class Closed(Exception):  # noqa: N818 - it is always caught

@@ -208,7 +208,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _end_with(checker: int) -> None:
-    """End this process after the checker has ended, even during a call; no signal tells that a parent has ended."""
+    """End this process after the checker has ended, even during a call. The end of a parent process sends no signal."""
     while os.getppid() == checker:
         time.sleep(1)
     os._exit(0)

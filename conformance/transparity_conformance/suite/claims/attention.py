@@ -108,7 +108,7 @@ def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, *
 
 @claim(harness=True)
 def mask_before_and_after_scale(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A finite `mask_value` has the right effect, whether it replaces scores before or after the scale."""
+    """A finite `mask_value` has the right effect, whether scores are masked before or after they are scaled."""
     probe = probes("translation")["mixed"]
     parameters = scoped_parameters(probe.parameters, "encoder.layers.0.self_attention")
     x = np.random.default_rng(1).normal(size=(BATCH, KEYS, probe.config.embed_dim)).astype(np.float32)

@@ -28,7 +28,7 @@ LENGTH = 5
 UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad_id=None)}
 
 Chunks = list[tuple[int, ...]]
-"""For each step, the numbers of tokens with which the rows continue."""
+"""One tuple for each step. A tuple has the number of new tokens of each row."""
 
 
 @functools.cache
@@ -73,7 +73,7 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield ways to decode with different chunks in each row: followed by single tokens, or by other chunks."""
+    """Yield named ways to decode. The rows get 1, 2 or 3 tokens at first, then single tokens or other numbers."""
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))
@@ -102,7 +102,7 @@ def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = 
         if dtype in WIDE and bench.subject.backend != REFERENCE:
             error = float(np.abs(whole - expected).max())
             beyond = np.abs(logits - expected).max() - error
-            # Allow for a matrix product with another number of rows, which may sum in another order.
+            # A matrix product with another number of rows may sum in another order, so allow for its rounding error.
             allowed = error + oracle.noise(dtype)["logits"]
             yield record.within(f"{way}: error beyond the error of the forward pass", max(0.0, beyond), 0.0, allowed)
 

@@ -28,7 +28,7 @@ OF_HALF = ONE_SHAPE - {"hot"}
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 EVERY_SHAPE = ("notes-lm", "translation")
-"""For a backend that compiles each shape: the presets that are tested in float64 on probes with other shapes."""
+"""If a backend compiles each shape, only these presets are tested in float64 on probes with other shapes."""
 
 
 def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:

@@ -41,7 +41,7 @@ Prompted = tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]
 
 
 def prompted(case: str, heads: int | None = None) -> Prompted:
-    """Return a small model, a prompt and, for encoder-decoders, a source; `max_length` is less than the new text."""
+    """Return a small model, a prompt and, for encoder-decoders, a source. The new text is longer than `max_length`."""
     probe = mixed(case) if case in CASES else probes(case)["mixed"]
     config = probe.config
     config = config.with_sizes(max_length=LONGEST, num_heads=heads or config.num_heads)

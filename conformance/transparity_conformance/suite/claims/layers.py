@@ -215,7 +215,8 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _normalized(norm: Module, batches: Arrays) -> Iterator[tuple[str, Any]]:
-    """Yield the norm of a batch in evaluation; then, for each batch in training, the norm and running statistics."""
+    """Yield the normalized batch in evaluation. Then yield each normalized batch in training, with the running
+    statistics after it."""
     yield "before", norm(batches["batch 0"])
     norm.use_batch_statistics()
     for name, batch in batches.items():

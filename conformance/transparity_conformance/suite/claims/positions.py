@@ -107,7 +107,10 @@ def _frequencies(config: TransformerConfig) -> list[float]:
 
 
 def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) -> list[float]:
-    """Return YaRN's frequencies: unscaled for many turns in the original length, slowed for few, a ramp in between."""
+    """Return YaRN's frequencies. They are unscaled for many turns in the original length, and slowed for few turns.
+
+    Between these limits, the frequencies are a mixture of both.
+    """
     size, original = config.rotated_dim, config.rotary_original_length
 
     def pair(turns: float) -> float:

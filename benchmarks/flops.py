@@ -10,10 +10,10 @@ A product of an (m, k) and a (k, n) matrix takes m · n · k multiplications and
 | scores; context                                    | 2·B·T·S·A each         |
 | output                                             | 2·B·T·D·A              |
 | gate of the context, if there is one               | 2·B·T·D·A              |
-| recurrence: maps to its Z features and 2N numbers  | 2·B·T·D·(Z + 2N)       |
+| recurrence: maps to its Z features and 2N rates    | 2·B·T·D·(Z + 2N)       |
 | its convolutions, of width W                       | 2·B·T·Z·W              |
 | its N states of H by V: read, corrected, written   | 2·B·T·N·H·V each       |
-| within its chunks of C: k·k, q·k; what they add    | 2·B·T·C·N·H; ·V        |
+| within its chunks of C: k·k, q·k; products with v  | 2·B·T·C·N·H; ·V        |
 | feed-forward: up, down, and a gate if there is one | 2·B·T·D·F each         |
 | experts, each; router                              | as above; 2·B·T·D·E    |
 | patches of an image (P pixels and channels)        | 2·B·T·P·D              |
@@ -23,7 +23,7 @@ A product of an (m, k) and a (k, n) matrix takes m · n · k multiplications and
 Only matrix products count: no softmax, masks, scales, norms, biases, residuals, activations or embeddings. Masked
 scores count too, so a causal mask saves nothing. Each decoder layer projects the encoder's output to keys and values.
 All experts (E) count, because the PyTorch and JAX implementations compute all experts for all tokens. A state-space
-model has N numbers instead of 2N, and needs neither k·k nor a correction of the state.
+model has N rates instead of 2N, and needs neither k·k nor a correction of the state.
 """
 
 from __future__ import annotations

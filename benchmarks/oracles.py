@@ -34,7 +34,7 @@ SOURCES = (
     *("reference/transparity", "reference/transparity_numpy", "conformance/transparity_conformance/oracle"),
     *("benchmarks/workloads.py", "benchmarks/workloads.toml", "benchmarks/oracles.py"),
 )
-"""The code that computes oracles; those for training also depend on the project's PyTorch implementation."""
+"""The code that computes oracles; oracles for training also depend on the project's PyTorch implementation."""
 
 WRITE = """
 import pathlib, sys
@@ -189,8 +189,8 @@ def tokens(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.n
 def losses(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
     """Return the loss before each step, computed by the project's PyTorch implementation in float64, and the budget.
 
-    The NumPy reference would take days, with one forward pass per parameter for gradients. On small models, the
-    conformance suite compares the gradients of PyTorch with the reference.
+    The NumPy reference would take days, because gradients need one forward pass for each element of the parameters. On
+    small models, the conformance suite compares the gradients of PyTorch with the reference.
 
     AdamW divides a gradient by its own size, so rounding of a small gradient may change the loss much. Rounding errors
     are therefore measured at several points: the weights, and slightly different weights.

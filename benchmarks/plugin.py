@@ -46,7 +46,7 @@ def candidates_of(config: pytest.Config) -> list[Candidate]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Create a test for every candidate on every workload that it can run.
 
-    Without a selection (-k or a test id), only the workloads `default` have tests.
+    Without a selection (-k or a test id), only the workloads that `default` returns have tests.
     """
     config = metafunc.config
     device, asked = config.getoption("--device"), config.option.keyword or any("::" in each for each in config.args)

@@ -43,7 +43,7 @@ class Workload:
     steps: int = 0
     dtype: str = "float32"
     held: int | None = None
-    """The number of first positions that are compared with the reference; None for all positions, which may take long.
+    """The number of positions, from the first on, that are compared with the reference. None means all positions.
 
     A causal model's logits do not depend on later tokens, so the reference can leave these out.
     """

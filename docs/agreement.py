@@ -3,7 +3,7 @@
     nox -s conformance
     python docs/agreement.py reports/agreement.json
 
-The run's results are kept in docs/agreement.json; tests/project/test_documentation.py compares both pages with them.
+The run's results are kept in docs/agreement.json; tests/project/test_pages.py compares both pages with this file.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ For every family that is [imported and exported](families.md), this page lists:
   random weights and with padding;
 - the fields of config.json that are copied (our field in parentheses) or converted;
 - our fields that always have the same value;
-- fields that support only some values. Any other value is refused with the field's name.
+- fields that support only some values; an import refuses any other value, and names the field.
 
 An import reports fields that are not listed here, and says whether a forward pass depends on them.
 

@@ -43,8 +43,9 @@ FOLDED = 3
 INTRODUCTION = """# Faults
 
 The checker knows these faults by name. Each page shows the correct rule, a wrong line and the right one, and the inputs
-that hide the fault; `transparity explain NAME` prints the rule. Most faults have several variants, and the checker fits
-their numbers. A port with any other fault still diverges, and the report shows where; only the cause has no name.
+that hide the fault; `transparity explain NAME` prints the rule. Most faults have several variants. If a variant
+contains a number, the checker computes this number from the port's values. A port with any other fault still diverges,
+and the report shows where; only the cause has no name.
 
 `python docs/faults.py` writes this page. To add a fault, see [CONTRIBUTING.md](../CONTRIBUTING.md).
 """

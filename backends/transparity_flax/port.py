@@ -272,7 +272,7 @@ def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[nn
 class _OneKey(nnx.Rngs):
     """Random keys that are all equal: given parameters need no keys, and splitting keys is slow.
 
-    A tap applies dropout in this port, so dropout needs no key.
+    A tap function applies dropout in this port, so dropout needs no key.
     """
 
     dropout = None

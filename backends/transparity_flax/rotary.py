@@ -40,7 +40,7 @@ SCALINGS: dict[str, Callable[..., Float64[np.ndarray, " pairs"]]] = {
 
 
 def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[np.ndarray, " pairs"]:
-    """Return the scaled angle per position of each pair, for sequences up to or `beyond` the original length."""
+    """Return the scaled angle per position of each pair, for sequences up to the original length, or `beyond` it."""
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, beyond=beyond) if config.rotary_depends_on_length else scaling(config)
 

@@ -23,8 +23,9 @@ def linear_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs
 def llama3_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs"]:
     """(1 − share) · frequency / factor + share · frequency.
 
-    Within the original length, angles with at most `rotary_slow_turns` turns have the share 0, and angles with at least
-    `rotary_fast_turns` have the share 1. The share rises linearly in between.
+    An angle that makes at most `rotary_slow_turns` full turns within the original length has the share 0. An angle that
+    makes at least `rotary_fast_turns` full turns has the share 1. In between, the share rises linearly with the number
+    of turns.
     """
     frequencies = plain_frequencies(config)
     slow, fast = config.rotary_slow_turns, config.rotary_fast_turns
@@ -34,7 +35,7 @@ def llama3_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs
 
 
 def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
-    """Return the first and last pair of features between unscaled and scaled angles (Peng et al. 2024, §3.2).
+    """Return the first and last pair of features in the transition to scaled angles (Peng et al. 2024, §3.2).
 
     Over `rotary_original_length` positions, the first pair makes `rotary_fast_turns` full turns, and the last pair
     makes `rotary_slow_turns`. The authors' code rounds to whole pairs.

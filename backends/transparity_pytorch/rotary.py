@@ -41,7 +41,7 @@ SCALINGS: dict[str, Callable[..., Float64[Tensor, " pairs"]]] = {
 def rotary_frequencies(
     config: TransformerConfig, device: torch.device | str | None = None, *, beyond: bool = False
 ) -> Float64[Tensor, " pairs"]:
-    """Return the scaled angle per position of each pair, for sequences up to or `beyond` the original length."""
+    """Return the scaled angle per position of each pair, for sequences up to the original length, or `beyond` it."""
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, device, beyond=beyond) if config.rotary_depends_on_length else scaling(config, device)
 

@@ -22,7 +22,8 @@ TORCH, COMPILED, JAX, NUMPY, LIMIT = "torch, eager", "compiled", "jax, jit", "nu
 class Candidate:
     name: str
     kinds: tuple[str, ...]
-    """The kinds of software, such as `compiled`; peers are compared within a kind, and the first heads the table."""
+    """The kinds of software, such as `compiled`. A candidate is compared with peers of its first kind, under which the
+    table lists it."""
     needs: tuple[str, ...]
     """Modules to import; the import is timed."""
     build: str

@@ -51,7 +51,7 @@ def product(task: Task, library: str) -> Run:
 
 
 def bandwidth(task: Task, library: str) -> Run:
-    """Return a run that measures a library's memory bandwidth: a matrix-vector product reads each number once."""
+    """Return a run that measures a library's memory bandwidth: a matrix-vector product reads each element once."""
     matrix = np.ones(MATRIX if task.device == "cpu" else MATRIX_ON_A_GPU, np.float32)
     run = MULTIPLICATIONS[library](task, matrix, np.ones(matrix.shape[1], np.float32))
     return Limit([(run, matrix.nbytes)], task.device)

@@ -21,13 +21,13 @@ function keepOptionsWhole() {
     code.innerHTML = code.innerHTML.replace(/--\w[\w-]*/g, '<span class="option">$&</span>')
 }
 
-// What scrolls sideways is reached, and scrolled, with the keyboard, too: code, wide tables, pictures, cells of the columns.
+// Elements that scroll sideways can get the focus, so that the keyboard scrolls them, too: code, wide tables, pictures, cells.
 function makeReachable() {
   for (const part of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .cell, p:has(> img), math"))
     if (part.scrollWidth > part.clientWidth) part.tabIndex = 0
 }
 
-// The buttons of each block of code are a landmark of their own, and the empty corner of a table is no header.
+// Name the landmark with the buttons of each block of code, and make the empty corner of a table an ordinary cell.
 function nameLandmarks() {
   document.querySelectorAll("th:empty").forEach(each => each.replaceWith(document.createElement("td")))
   document.querySelectorAll(".md-code__nav").forEach((each, index) => each.setAttribute("aria-label", `Code ${index + 1}`))
@@ -36,7 +36,7 @@ function nameLandmarks() {
 addEventListener("load", () => setTimeout(nameLandmarks, 100))
 addEventListener("load", () => setTimeout(() => { stackTables(); makeReachable() }, 50))
 addEventListener("resize", makeReachable)
-addEventListener("toggle", makeReachable, true) // what was closed had no width
+addEventListener("toggle", makeReachable, true) // a closed element has no width
 
 // On a phone, the three columns of a page are tabs.
 function chooseColumn() {

@@ -40,7 +40,7 @@ static char *read_file(const char *folder, const char *name, long *size) {
   return bytes;
 }
 
-/* A safetensors file: the length of its header, the header as JSON, then the numbers. */
+/* A safetensors file: the length of its header, the header as JSON, then the values. */
 static void read_tensors(const char *folder, const char *name, File *file) {
   long size;
   char *bytes = read_file(folder, name, &size);
@@ -81,7 +81,7 @@ static int field(const char *json, const char *name) {
   return atoi(at + strlen(key));
 }
 
-/* y (rows, out) = x (rows, in) · weightᵀ + bias; added to what y has, if `add`. */
+/* y (rows, out) = x (rows, in) · weightᵀ + bias; with `add`, the right side is added to y. */
 static void linear(float *y, const float *x, const float *weight, const float *bias, int rows, int in, int out, int add) {
   for (int r = 0; r < rows; r++)
     for (int o = 0; o < out; o++) {

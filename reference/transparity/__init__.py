@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _HOMES = ("config", "errors", "taps", "parameters", "presets")
-"""The modules that define these names, in the order in which they are searched."""
+"""The modules that define the names in `__all__`, in the order in which they are searched."""
 
 
 def __getattr__(name: str) -> Any:

@@ -177,7 +177,7 @@ Built = TypeVar("Built", bound=CheckedForward)
 
 @dataclass(frozen=True)
 class Execution:
-    """The device, mode and precisions of a model; None means that `activations` have the `dtype`."""
+    """The device, mode and precisions of a model. Without `activations`, activations have the precision `dtype`."""
 
     dtype: str
     device: str
@@ -235,7 +235,7 @@ class CheckedShardedBackend(CheckedBackend[Built]):
 
 
 def rounded(value: Any, dtype: str) -> np.ndarray:
-    """Round `value` to `dtype`; the result has a dtype of NumPy, which lacks bfloat16."""
+    """Round `value` to `dtype`. Values rounded to bfloat16, which NumPy lacks, are returned as float32."""
     with np.errstate(over="ignore"):
         if dtype != "bfloat16":
             return np.asarray(value).astype(dtype)

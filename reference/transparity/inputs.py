@@ -39,7 +39,7 @@ def input_form(config: TransformerConfig, name: str) -> InputForm:
 
 
 def check_length(config: TransformerConfig, length: int, name: str = "a sequence") -> None:
-    """Raise `InputError` if a sequence is longer than `max_length`; shapes are known even while JAX traces."""
+    """Raise `InputError` if a sequence is longer than `max_length`; JAX knows the length even while it traces."""
     if length > config.max_length:
         raise InputError(f"{name} has {length} tokens; expected at most {config.max_length} (max_length).")
 

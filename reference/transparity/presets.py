@@ -1,6 +1,7 @@
 """Presets: the transformers that five documents build, as configurations.
 
-A preset has the same sizes as its document, and repeats the document's mistakes. `departures` names these mistakes.
+A preset has the same sizes as its document, and repeats the document's mistakes. `departures` lists how a preset
+differs from "Attention is all you need".
 """
 
 from __future__ import annotations

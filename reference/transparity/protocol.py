@@ -166,7 +166,7 @@ class Backend(Protocol):
 
 
 class Harness(Protocol):
-    """Access to a column's functions and modules by name, to compare them singly. A Python module can be a harness."""
+    """Access to a column's functions and modules by name, to compare each one. A Python module can be a harness."""
 
     def function(self, name: str, *, dtype: str = ..., device: str = ...) -> Callable[..., Any]:
         """Return a function of the column, such as `attention.split_heads`, for NumPy arrays."""
@@ -190,7 +190,8 @@ class ShardedBackend(Backend, Protocol):
     """A backend that distributes a model over ranks. Every rank makes the same calls and gets the same results."""
 
     takes_part: bool
-    """Whether this rank has a share of the model; only the first of the launched ranks may."""
+    """Whether this rank has a share of the model. If the launcher started more ranks than the mesh has, only the first
+    ranks have a share."""
 
     def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> Forward:
         """Build a model from a safetensors file; each rank reads only its slices."""

@@ -1,7 +1,8 @@
-"""Taps: functions `tap(name, value) -> value` through which every named activation of a forward pass goes.
+"""Taps: the named activations of a forward pass, and functions of the type `Tap` that receive them.
 
-A tap can record, replace, round or perturb activations. It is an argument, never a global, so that functions stay pure
-for `jax.jit` and `torch.compile`.
+A model passes every tap to a tap function `tap(name, value) -> value`, and continues with the returned value. The
+function can record, replace, round or perturb activations. It is an argument, never a global, so that functions stay
+pure for `jax.jit` and `torch.compile`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ Tap = Callable[[str, Any], Any]
 
 
 def identity(name: str, value: Any) -> Any:
-    """Return the value unchanged; this is the default tap."""
+    """Return the value unchanged; this is the default tap function."""
     return value
 
 
 def scoped(tap: Tap, scope: str) -> Tap:
-    """Return a tap that puts `scope` before every name; `identity` is returned unchanged, so that it costs nothing."""
+    """Return a tap function that puts `scope` before every name. For `identity`, return `identity`: it is faster."""
     if tap is identity:
         return identity
 
@@ -33,7 +34,7 @@ def scoped(tap: Tap, scope: str) -> Tap:
 
 
 def recording(into: dict[str, Any]) -> Tap:
-    """Return a tap that stores every activation in `into` under its name."""
+    """Return a tap function that stores every activation in `into` under its name."""
 
     def record(name: str, value: Any) -> Any:
         into[name] = value
@@ -43,7 +44,7 @@ def recording(into: dict[str, Any]) -> Tap:
 
 
 def chained(first: Tap, then: Tap) -> Tap:
-    """Return a tap that applies `first`, then `then`."""
+    """Return a tap function that applies `first`, then `then`."""
     return then if first is identity else lambda name, value: then(name, first(name, value))
 
 

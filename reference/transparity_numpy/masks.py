@@ -13,7 +13,7 @@ def visible_keys(
 ) -> IsToken:
     """Return a mask: True where `attention_mask` is not 0 or, without it, where the token is not `pad_id`.
 
-    Images and audio have no padding at any of their `positions`, which are None for tokens.
+    For images and audio, `positions` is the number of positions, and none of them is padding.
     """
     if attention_mask is not None:
         return attention_mask != 0

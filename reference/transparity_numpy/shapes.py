@@ -1,4 +1,4 @@
-"""Names for the shapes of arrays. In one call, an axis has the same size everywhere; `#` also allows size 1."""
+"""Names for the shapes of arrays. In one call, axes of the same name have the same size; `#` also allows 1."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Input = Shaped[Array, "batch ..."]
 """An input of a model; the inputs have different lengths."""
 
 Parameters = Mapping[str, Any]
-"""Arrays by flat name, or the tree of the parameters of a part."""
+"""Arrays by flat name, or the nested parameters of a part of the model."""
 
 RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]]
 """The cosine and sine of every angle by which queries and keys are rotated."""

@@ -1,4 +1,4 @@
-"""Taps that change activations: dropout in training, and rounding to a lower precision."""
+"""Tap functions that change activations: dropout in training, and rounding to a lower precision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
-    """Return a tap that multiplies each activation that has a mask by mask / (1 − rate) (Srivastava et al. 2014)."""
+    """Return a tap function that multiplies activations with a mask by mask / (1 − rate) (Srivastava et al. 2014)."""
 
     def drop(name: str, value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         return jnp.where(masks[name], value / (1 - rate), 0) if name in masks else value
@@ -23,7 +23,7 @@ def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
 
 
 def dropped(at: tuple[str, ...], dropout: nnx.Dropout) -> Tap:
-    """Return a tap that applies `dropout` to activations with a name that ends with an entry of `at`."""
+    """Return a tap function that applies `dropout` to the activations whose names end with an entry of `at`."""
 
     def drop(name: str, value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         return dropout(value) if name.endswith(at) else value
@@ -32,7 +32,7 @@ def dropped(at: tuple[str, ...], dropout: nnx.Dropout) -> Tap:
 
 
 def rounding(dtype: DTypeLike) -> Tap:
-    """Return a tap that rounds every activation to `dtype`, and keeps the dtype of its array.
+    """Return a tap function that rounds every activation to `dtype`, and keeps the dtype of its array.
 
     XLA may remove a cast to `dtype` and back, but not `reduce_precision`, which turns float16's subnormal numbers into
     zeros. Subnormal numbers of float16 are therefore rounded separately, to multiples of the smallest one. Subnormal

@@ -23,7 +23,7 @@ BLOCK = 128
 
 
 def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLike) -> bool:
-    """Return whether fused attention is possible: no taps, no softcap, masked keys weigh 0, and XLA sums in float32."""
+    """Return whether fused attention applies: no tap function, no softcap, masked keys weigh 0, XLA sums in float32."""
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and dtype in DTYPES
 
 
@@ -74,8 +74,8 @@ def _one_block(
 ) -> Float[Array, "batch heads queries value_dim"]:
     """Return attention for one block of queries.
 
-    The sum of the values, not each weight, is divided by the sum of the weights: this needs fewer divisions. A query
-    whose keys are all masked has equal weights.
+    The weighted sum of the values is divided by the sum of the weights. This needs fewer divisions than dividing each
+    weight. A query whose keys are all masked has equal weights.
     """
     scores = query @ key.swapaxes(-2, -1) * scale
     scores = upcast(scores if bias is None else scores + bias)

@@ -76,7 +76,7 @@ def step(
     index: NextIds | None = None,
     tap: Tap = identity,
 ) -> Float[Array, "batch length vocab"]:
-    """Return the logits after each of the next `tokens`, as a full forward pass computes them, and update `cache`.
+    """Return the logits after each of the next `tokens`, the same as in a full forward pass, and update `cache`.
 
     At a padding position, the mask may hide every key. All keys of the cache then have equal weights, and the logits
     depend on the capacity of the cache.

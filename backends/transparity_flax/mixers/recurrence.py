@@ -35,7 +35,7 @@ def causal_convolution(
     before: EarlierChannels,
     bias: Float[Array, " features"] | None = None,
 ) -> Channels:
-    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions; `before` has the positions before `x`."""
+    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions; `before` has the inputs before `x`."""
     width, x = weight.shape[1], jnp.concatenate([before, x], axis=1)
     length = x.shape[1] - width + 1
     shifted = jnp.stack([x[:, i : i + length] for i in range(width)], axis=-1)
@@ -74,7 +74,7 @@ def chunk_decays(
     log_decay: PerHead,
 ) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
     """Return the share of the state that remains from each earlier position, and from the chunk's start."""
-    # The sums start at each position, because differences of sums from the beginning would lose digits.
+    # Each sum starts at its own position, because differences of sums from the start of the chunk would lose digits.
     onward = jnp.tril(jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, log_decay.shape[-1])), -1).cumsum(-2)
     return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]
 

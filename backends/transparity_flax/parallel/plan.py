@@ -36,7 +36,7 @@ def plan(config: TransformerConfig, ranks: int) -> Plan:
 
 
 def report(plan: Plan) -> list[str]:
-    """Return a line for each parameter that is not sharded as its part allows."""
+    """Return a line for each parameter that is not sharded along its usual axis."""
     return [
         f"{name}: {'sharded by features' if placed.placement == COLUMNS else 'replicated'}, since {placed.fallback}"
         for name, placed in plan.items()

@@ -23,7 +23,7 @@ def distances(positions: Positions, keys: int) -> Int[Array, "#batch queries key
 
 
 def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> MaskArray:
-    """Hide keys at a distance of `window` or more (Beltagy et al. 2020, §3.1), or keys in other chunks (Llama 4)."""
+    """Return a mask that hides keys `window` or more away (Beltagy et al. 2020, §3.1), or in other chunks (Llama 4)."""
     if kind == "chunked":
         return (jnp.arange(keys) // window == positions[..., None] // window)[:, None]
     return (jnp.abs(distances(positions, keys)) < window)[:, None]
@@ -95,7 +95,7 @@ def query_temperature(config: TransformerConfig, positions: Positions, keys: int
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: jnp.dtype) -> Context:
-    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen."""
+    """Return the context of a layer with this `config`: a mask with its window, and its own rotary tables."""
     mask, keys = context.mask, context.mask.array.shape[-1]
     if config.sliding_window is not None:
         window = window_mask(context.positions, keys, config.sliding_window, config.window_kind)

@@ -1,4 +1,4 @@
-"""Taps that change activations: dropout in training, and rounding to a lower precision."""
+"""Tap functions that change activations: dropout in training, and rounding to a lower precision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Tensor, "*batch"]], rate: float) -> Tap:
-    """Return a tap that multiplies each activation that has a mask by mask / (1 − rate) (Srivastava et al. 2014)."""
+    """Return a tap function that multiplies activations with a mask by mask / (1 − rate) (Srivastava et al. 2014)."""
 
     def drop(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return (value / (1 - rate)).masked_fill(~masks[name], 0) if name in masks else value
@@ -21,7 +21,7 @@ def dropping(masks: Mapping[str, Bool[Tensor, "*batch"]], rate: float) -> Tap:
 
 
 def dropped(at: tuple[str, ...], dropout: nn.Dropout) -> Tap:
-    """Return a tap that applies `dropout` to activations with a name that ends with an entry of `at`."""
+    """Return a tap function that applies `dropout` to the activations whose names end with an entry of `at`."""
 
     def drop(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return dropout(value) if name.endswith(at) else value
@@ -30,7 +30,7 @@ def dropped(at: tuple[str, ...], dropout: nn.Dropout) -> Tap:
 
 
 def rounding(dtype: torch.dtype) -> Tap:
-    """Return a tap that rounds every activation to `dtype`, and keeps the dtype of its array."""
+    """Return a tap function that rounds every activation to `dtype`, and keeps the dtype of its array."""
 
     def rounded(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return value.to(dtype).to(value.dtype)

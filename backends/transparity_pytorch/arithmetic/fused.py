@@ -17,8 +17,8 @@ from transparity_pytorch.state.context import Mask
 def applies(tap: Tap, masked_score: float, softcap: float | None, query: Queries) -> bool:
     """Return whether the kernel can replace the explicit computation and is faster.
 
-    This requires that no activation is tapped, that masked keys weigh 0, and that scores are not capped. Dropout is a
-    tap, so the kernel is not used in training with dropout.
+    This requires that no tap function is used, that masked keys have the weight 0, and that scores are not capped.
+    Dropout is a tap function, so the kernel is not used in training with dropout.
 
     With a single query on a GPU, the kernel for masks takes twice as long as the explicit computation. In half
     precision, the kernel is always used, because the explicit computation rounds the scores.

@@ -27,7 +27,7 @@ class BeamState(NamedTuple):
 def extend_beams(
     config: TransformerConfig, state: BeamState, following: Float[Tensor, "batch beams vocab"], length_penalty: float
 ) -> tuple[BeamState, PerBeam, PerBeam]:
-    """Extend every beam by one token, and keep the best; return their state, their parent beams and their tokens.
+    """Extend every beam by one token and keep the best beams; return their state, parent beams and new tokens.
 
     `following` has the log probabilities of the next token. Only `filling_id` extends a beam that has ended, and leaves
     its score unchanged.
@@ -62,8 +62,8 @@ def beam_search(
     """Return each row of `prompt` with the best of `beams` continuations, and the continuation's score.
 
     The score is log P / ((5 + tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14). Ended continuations stay
-    among the beams. Ties go to the better beam, then to the lower token id. `lengths` and `source` are explained at
-    `generate`.
+    among the beams. In a tie, the continuation of the better beam wins, then the lower token id. `lengths` and `source`
+    are explained at `generate`.
     """
     config, batch, device = model.config, len(prompt), prompt.device
     tokens, lengths, _ = allocate(config, prompt, lengths, max_new_tokens)
@@ -91,5 +91,5 @@ def beam_search(
 
 
 def _penalty(added: PerBeam, power: float) -> Float[Tensor, "batch beams"]:
-    """Return the number that divides the score of a continuation by `added` tokens (Wu et al. 2016, eq. 14)."""
+    """Return the divisor of the score of a continuation with `added` tokens (Wu et al. 2016, eq. 14)."""
     return ((5 + added.double()) / 6) ** power

@@ -70,7 +70,7 @@ class Generation:
     def add(self, cache: Any, new: int) -> None:
         tokens, lengths, _ = self.written
         logits = next_logits(self.model, tokens, lengths, cache, self.source, new, self.step)
-        # The number of the step is computed from the lengths, because a recording cannot receive a number.
+        # The number of the step is computed from the lengths, because a graph has no arguments.
         drawn = self.uniforms
         drawn = None if drawn is None else drawn.take_along_dim((lengths - self.begin)[:, None], dim=1)[:, 0]
         append_token(self.model.config, logits, self.written, drawn, self.sampling)

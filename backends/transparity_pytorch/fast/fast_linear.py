@@ -22,8 +22,8 @@ ROWS = 64
 """Number of rows for which oneDNN packs a weight. The packed weight is as fast for one row as for thousands."""
 
 STREAMS = 2
-"""Places from which the product with one row reads the weight at once. A processor prefetches more for two than for
-one. More cost more time in compilation than they save."""
+"""The number of places in the weight that the product with one row reads at the same time. A processor prefetches more
+for two places than for one. More places cost more compilation time than they save."""
 
 
 def has_mkl() -> bool:
@@ -75,7 +75,7 @@ def multiplied(
 def in_streams(
     weight: Float[Tensor, "features_out features_in"], row: Float[Tensor, " features_in"]
 ) -> Float[Tensor, " features_out"]:
-    """Return weight · row, to be compiled.
+    """Return weight · row; this function is compiled before it is used.
 
     The compiled loop reads the weight from `STREAMS` places at once, which is faster than any library.
     """

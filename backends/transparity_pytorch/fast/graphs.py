@@ -24,7 +24,7 @@ def recorded(change: Callable[[], None]) -> Callable[[], None]:
 
 
 Run = Callable[[Any, dict[str, Any]], Tensor]
-"""A function `run(model, inputs)` that returns the result for inputs by name, of which some are no tensors."""
+"""A function `run(model, inputs)` that returns the result for inputs by name, some of which are not tensors."""
 
 Prepare = Callable[[Any, dict[str, Any]], tuple[Callable[[], None], Callable[[], Tensor]]]
 """A function `prepare(model, inputs)` that returns the function to record, and a function that returns the result after

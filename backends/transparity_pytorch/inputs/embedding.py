@@ -18,7 +18,7 @@ from transparity_pytorch.state.context import Context
 
 
 def token_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """Return the embedding table; a model whose stacks share a table replaces the decoder's."""
+    """Return the embedding table; if both stacks share a table, the model later replaces the decoder's table."""
     return {"token_embedding": nn.Embedding(config.stack_vocab_size(stack), config.embed_dim)}
 
 

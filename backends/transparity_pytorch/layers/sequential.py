@@ -20,8 +20,8 @@ NORMS_AT: dict[str, dict[str, str]] = {
     "sandwich": {"before": "norm", "between": "post_norm"},
     "post-branch": {"between": "norm"},
 }
-"""For each `config.norm_position`, the norms before a sublayer, between the sublayer and the sum, and after the sum.
-The position is `post` in Vaswani et al. 2017, §3.1, and `pre` in Xiong et al. 2020."""
+"""For each `config.norm_position`, the norms before a sublayer, before the residual sum, and after the sum. The
+position is `post` in Vaswani et al. 2017, §3.1, and `pre` in Xiong et al. 2020."""
 
 
 def normalize(module: nn.Module, name: str, x: Hidden, context: Context) -> Hidden:

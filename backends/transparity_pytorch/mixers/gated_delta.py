@@ -26,7 +26,7 @@ from transparity_pytorch.state.cache import update_state
 from transparity_pytorch.state.context import Context
 
 UNIT_EPS = 1e-6
-"""Small number that is added under the root when queries and keys are scaled to length 1 (Qwen3-Next)."""
+"""Small number that is added under the square root when queries and keys are scaled to length 1 (Qwen3-Next)."""
 
 
 def unit_length(x: Features) -> Features:
@@ -41,7 +41,8 @@ def gated_delta_rule(
     """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); y = q S / √head_dim (Yang et al. 2025, eq. 10).
 
     Return y for each position, and the last state S. The positions of a chunk are computed at once (§3.3 of the paper).
-    Each change of S depends on the earlier changes in the chunk; a triangular system of equations gives all of them.
+    Each change of S depends on the earlier changes in the chunk. All changes are the solution of a triangular system of
+    equations.
     """
     reads, query = [], query * query.shape[-1] ** -0.5
     for q, k, v, g, b in zip(*(x.split(CHUNK, dim=2) for x in (query, key, value, log_decay, beta)), strict=True):
@@ -73,7 +74,8 @@ class GatedHeadNorm(nn.Module):
 class GatedDelta(Recurrence):
     """Gated delta network (Yang et al. 2025, §3.4); with a cache, it starts from the cached state.
 
-    Padding is set to zero: it adds nothing to the state, but the state decays, and convolutions include the zeros.
+    Padding is set to zero. It adds nothing to the state, but the state still decays, and convolutions include the
+    zeros.
     """
 
     def __init__(self, config: TransformerConfig) -> None:

@@ -20,7 +20,7 @@ def latent(module: AttentionProjections, name: str, x: Hidden, tap: Tap) -> Feat
 
 
 def rotate_last(config: TransformerConfig, name: str, x: Heads, context: Context) -> Heads:
-    """Rotate the last features of each head of the `query` or `key`."""
+    """Rotate the last `rotated_dim` features of each head of the `query` or `key`."""
     if context.rotary is None:
         return x
     rest = config.head_dim - config.rotated_dim

@@ -29,7 +29,7 @@ from transparity_pytorch.state.context import Context
 
 
 class CausalConvolution(nn.Module):
-    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions; `before` has the positions before `x`."""
+    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions; `before` has the inputs before `x`."""
 
     def __init__(self, features: int, width: int, *, bias: bool) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def chunk_decays(
     log_decay: PerHead,
 ) -> tuple[Float[Tensor, "batch heads length length"], Float[Tensor, "batch heads length 1"]]:
     """Return the share of the state that remains from each earlier position, and from the chunk's start."""
-    # The sums start at each position, because differences of sums from the beginning would lose digits.
+    # Each sum starts at its own position, because differences of sums from the start of the chunk would lose digits.
     onward = log_decay[..., None].expand(*log_decay.shape, log_decay.shape[-1]).tril(-1).cumsum(dim=-2)
     return onward.exp().tril(), log_decay.cumsum(dim=-1).exp()[..., None]
 

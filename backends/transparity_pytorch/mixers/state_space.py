@@ -58,7 +58,7 @@ class GatedGroupNorm(nn.Module):
 class StateSpace(Recurrence):
     """Mamba-2 (Dao and Gu 2024, §7.1); with a cache, it starts from the cached state.
 
-    Padding is set to zero before and after the convolutions: it adds nothing to the state, but the state decays.
+    Padding is set to zero before and after the convolutions. It adds nothing to the state, but the state still decays.
     """
 
     def __init__(self, config: TransformerConfig) -> None:

@@ -31,7 +31,7 @@ def plan(config: TransformerConfig, ranks: int) -> Plan:
 
 
 def report(plan: Plan) -> list[str]:
-    """Return a line for each parameter that is not sharded as its part allows."""
+    """Return a line for each parameter that is not sharded along its usual axis."""
     return [f"{name}: replicated, since {placed.fallback}" for name, placed in plan.items() if placed.fallback]
 
 

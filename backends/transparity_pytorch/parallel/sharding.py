@@ -31,7 +31,7 @@ heads are on axis 1. Recurrences and the embedding of audio use them."""
 
 
 class Root(nn.Module):
-    """FSDP's root module: FSDP gathers the parameters outside of layers for any `function` of the model."""
+    """FSDP's root module. Before it calls a `function` of the model, FSDP gathers the parameters outside of layers."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
     for unit in [*_layers(model), root]:
         _materialize(unit, names, mesh["tensor"], plan, dtype)
         if mesh["data"].size() > 1:
-            fully_shard(unit, mesh=mesh["data"], reshard_after_forward=True)  # the root also
+            fully_shard(unit, mesh=mesh["data"], reshard_after_forward=True)  # the root frees its parameters, too
     for name, value in model.state_dict(keep_vars=True).items():
         with torch.no_grad():
             local = value.to_local() if isinstance(value, DTensor) else value

@@ -21,7 +21,7 @@ def distances(positions: Positions, keys: int) -> Int[Tensor, "#batch queries ke
 
 
 def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> MaskArray:
-    """Hide keys at a distance of `window` or more (Beltagy et al. 2020, §3.1), or keys in other chunks (Llama 4)."""
+    """Return a mask that hides keys `window` or more away (Beltagy et al. 2020, §3.1), or in other chunks (Llama 4)."""
     if kind == "chunked":
         return (torch.arange(keys, device=positions.device) // window == positions[..., None] // window)[:, None]
     return (distances(positions, keys).abs() < window)[:, None]
@@ -90,7 +90,7 @@ def query_temperature(config: TransformerConfig, positions: Positions, dtype: to
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: torch.dtype) -> Context:
-    """Return the context of a layer with this `config`: its window is in the mask, and its rotary tables are chosen."""
+    """Return the context of a layer with this `config`: a mask with its window, and its own rotary tables."""
     (mask, kind), positions = context.mask, context.positions
     if config.sliding_window is not None:
         kind = None if kind is None else "some"  # with a window, each query still sees itself

@@ -1,4 +1,4 @@
-"""The arguments that all layers of a stack share: masks, rotary tables, the tap and the cache."""
+"""The arguments that all layers of a stack share: masks, rotary tables, the tap function and the cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ the mask's values."""
 
 
 class Mask(NamedTuple):
-    """A mask and its kind, as far as it is known without reading the mask's values."""
+    """A mask and, if it is known without reading the mask's values, the kind of the mask."""
 
     array: MaskArray
     kind: MaskKind | None = None
@@ -32,15 +32,15 @@ class Context(NamedTuple):
     """
 
     mask: Mask  # where self-attention may attend
-    positions: Positions  # of the queries in their sequences
+    positions: Positions  # the queries' positions in their sequences
     is_token: IsToken  # False for keys that are padding; with a cache, for all its positions
-    token_types: TokenIds | None = None  # which the embedding adds
+    token_types: TokenIds | None = None  # types whose embeddings are added to the token embeddings
     rotary: RotaryTables | None = None  # cosines and sines for queries and keys of self-attention
     valid_lengths: Lengths | None = None  # tokens of each row that are not fillers, for recurrences; None means all
     temperature: Float[Tensor, "#batch 1 queries 1"] | None = None  # a factor of the queries
     bias: Float[Tensor, "#batch heads queries keys"] | None = None  # added to the scores of self-attention
     memory: Memory | None = None  # the encoder's output; None if its keys and values are cached
-    memory_mask: Mask | None = None  # where cross-attention may attend; None without it
+    memory_mask: Mask | None = None  # where cross-attention may attend; None if there is no encoder
     tap: Tap = identity  # every named activation goes through this function
     cache: Cache | None = None  # of the whole stack, or of one layer by part, which updates it
 

@@ -23,7 +23,7 @@ RENAMED = {
     "feed_forward.up": "feedforward_intermediate_dense",
     "feed_forward.down": "feedforward_output_dense",
 }
-"""KerasHub's name for each part of a layer, by this project's name; with a stack's name if only for that stack."""
+"""KerasHub's name for each part of a layer, by this project's name. Keys with a stack's name are for that stack."""
 
 
 def model_of(config: TransformerConfig) -> Any:

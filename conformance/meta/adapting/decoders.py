@@ -271,7 +271,7 @@ class MinGPT(nn.Module):
 
 
 class LogitsBias(MinGPT):
-    """minGPT with a bias on its logits, which is a buffer and no parameter, as in BART."""
+    """minGPT with a bias on its logits, which is a buffer, not a parameter, as in BART."""
 
     def __init__(self, c):
         super().__init__(c)

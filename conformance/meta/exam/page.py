@@ -132,7 +132,7 @@ def by_where(rows: Rows) -> str:
         best = max(sum(name in row["rules"] for row in found) for name in RULES if not name.startswith("torch"))
         seen = sum(bool(row["detected"]) for row in found)
         lines.append([place, str(len(found)), str(seen), str(best)])
-    return table(["shows", "bugs", "transparity", "best rule¹"], lines, (1, 2, 3))
+    return table(["where the bug shows", "bugs", "transparity", "best rule¹"], lines, (1, 2, 3))
 
 
 def _kinds(row: Row) -> dict[str, bool]:
@@ -184,7 +184,7 @@ def every_bug(rows: Rows) -> str:
         lines.append(
             [f"`{name}`", story, shows, way, named, MARKS[row["line"]], f"{len(row['rules'])} of {len(RULES)}"]
         )
-    return table(["id", "what is wrong", "shows", "found by", "named", "line", "rules that refuse"], lines)
+    return table(["id", "what is wrong", "where it shows", "found by", "named", "line", "rules that refuse"], lines)
 
 
 PARTS: dict[str, Callable[[Rows], str]] = {

@@ -146,7 +146,7 @@ def bundle_file(draw: Draw, folder: Path) -> str:
 
 
 def _check_forged(read: Bundle, bundle: Bundle) -> None:
-    """Assert that a changed bundle expects and asks for what the reference computes from it."""
+    """Assert that the reference computes what a changed bundle expects, and that the bundle has no new requests."""
     for key, probe in read.probes.items():
         assert all(np.isfinite(value).all() for value in probe.oracle.expected.values()), key
         assert all(np.isfinite(probe.oracle.budget(tap, read.dtype)) for tap in probe.oracle.expected), key

@@ -178,7 +178,7 @@ def drawn_catches(build: Backend) -> bool:
 
 
 ABOUT = {"head": "families", "rounding": "precision", "cache": "decoding", "steps": "decoding", "beams": "generation"}
-"""The topic of the claims about a file whose name is no topic; a file without its own topic gets `forward`."""
+"""The topic of the claims about a file, if the file's name is not this topic. All other files get `forward`."""
 
 
 def topic(file: str) -> str:

@@ -151,7 +151,7 @@ def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
         said = {cause["mistake"] for cause in fault["causes"]}
         named = [bug for bug in bugs if {*names(fault), *said} & {*bug.causes}]
         unnamed -= {*named}
-        # The place of a cause is not the place of another fault that would explain the same numbers.
+        # Judge the place by the bugs that the causes name, not by bugs that only an indistinguishable cause names.
         placed = [bug for bug in named if said & {*bug.causes}]
         place = place_of(fault) if placed else fault["where"]
         if named and place != "logits" and not any(bug.shows or bug.shows_at(place) for bug in placed or named):

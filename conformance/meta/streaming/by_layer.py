@@ -1,9 +1,9 @@
 """Measure checks of one layer at a time: `python -m meta.streaming.by_layer FOLDER [--planted …] [--layer N]`.
 
-FOLDER is the 8-billion folder that `meta.streaming.measure` writes, or another Llama. transformers loads every layer,
-the
-embedding and the head, and each is checked. With `--planted`, mistakes are planted in layer N, and only this layer and
-the one before it are checked. The results are written into docs/by-layer.json and docs/scale.md.
+FOLDER is the folder with 8 billion parameters that `meta.streaming.measure` writes, or another Llama. The port is the
+loader of transformers; every layer is checked, and so are the embedding and the head. With `--planted`, mistakes are
+planted in layer N, and only this layer and the layer before it are checked. The results are written into
+docs/by-layer.json and docs/scale.md.
 """
 
 from __future__ import annotations

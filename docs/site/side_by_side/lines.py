@@ -7,7 +7,7 @@ import re
 from itertools import accumulate, pairwise
 
 SEPARATOR = re.compile(r" (?:else|and) |(?<=,) ")
-"""Matches places at which a line may be broken outside brackets."""
+"""A pattern for the places outside brackets at which a line may be broken."""
 
 
 def joined(node: ast.AST, source: str) -> str:

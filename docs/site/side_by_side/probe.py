@@ -103,7 +103,7 @@ def _parameters(config: TransformerConfig) -> dict[str, np.ndarray]:
 
 
 def watched() -> dict[LINES, Seen]:
-    """Return the values of every statement that a model reaches."""
+    """Return the values of every statement that runs in one of the models."""
     seen: dict[LINES, Seen] = {}
     statements = {str(path): _by_line(path) for path in sorted(COLUMN.rglob("*.py"))}
     for name, config in models().items():
@@ -189,7 +189,7 @@ class _Watcher:
 
 @contextmanager
 def _watching(statements: dict[str, dict[int, Statement]], seen: dict[LINES, Seen], model: str) -> Iterator[Tap]:
-    """Within the context, store the value of every statement that runs in `seen`; yield a tap for the model."""
+    """Within the context, store the value of every statement that runs in `seen`; yield the model's tap function."""
     watcher = _Watcher(statements)
     sys.settrace(watcher.call)
     try:

@@ -111,7 +111,7 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 
 
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
-    """Return a shared expert's width in proportion to `embed_dim`, or the same multiple of an expert's width."""
+    """Return a shared expert's width: the same multiple of an expert's width, or else in proportion to `embed_dim`."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)

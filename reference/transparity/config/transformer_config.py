@@ -216,8 +216,8 @@ class TransformerConfig:
     `sliding_window` positions (Llama 4)."""
     query_temperature: float = number(0.0, NOT_NEGATIVE, 0.0, 0.7)
     """Growth t of the query temperature with position (Llama 4, Ministral 3). Queries of self-attention are multiplied
-    by 1 + t · ln(1 + ⌊(position + first) / length⌋). The first position and the length are the next two fields. 0 means
-    no factor."""
+    by 1 + t · ln(1 + ⌊(position + first) / length⌋). The next two fields are `length` and `first`. 0 means no
+    factor."""
     query_temperature_length: int = whole(8192, 8192, 2, 3)
     """Number of consecutive positions with the same query temperature."""
     query_temperature_first: int = whole(0, 0, 1, least=0)
@@ -268,7 +268,7 @@ class TransformerConfig:
     layer_types: tuple[str, ...] = ()
     """The kind of each layer, from the first on; a shorter list is repeated. If it is empty, all layers are alike."""
     layer_overrides: Mapping[str, Mapping[str, Any]] = Overrides({})
-    """For each kind of layer, the fields that have another value in its layers. These fields may differ:
+    """For each kind of layer, the fields whose values differ from this configuration. These fields may differ:
     `sliding_window`, `window_kind`, `query_temperature`, `positions` (`none` instead of `rotary`), `rope_theta`, the
     fields of rotary scaling, `num_experts`, `feed_forward_dim`, `attention_norm` and `mixer`."""
 
@@ -279,7 +279,7 @@ class TransformerConfig:
     2021). `relative` adds to the scores a learned bias for each head and each bucket of distances (Raffel et al. 2020).
     `alibi` subtracts slope · distance from the scores, with one slope per head (Press et al. 2022)."""
     encoder_positions: EncoderPositions = "as-decoder"
-    """Positions of the encoder, if not the decoder's: Whisper has `sinusoidal`, and `learned` in the decoder."""
+    """Positions of the encoder, if they differ from `positions`. Whisper has `sinusoidal` in the encoder only."""
     sinusoidal_timescales: Timescales = "exclusive"
     """Timescales of sinusoidal positions, for pair i of the features. `exclusive`: theta^(2 i / features), all below
     theta. `inclusive`: theta^(i / (features / 2 − 1)), the last one theta itself (tensor2tensor, Whisper)."""
@@ -289,7 +289,8 @@ class TransformerConfig:
     """Tokens that count as positions: `all`, or only `visible` ones, not padding (RoBERTa, OPT). With `visible`,
     padding has the position before the first."""
     rope_layout: RopeLayout = "interleaved"
-    """Features that share a sinusoidal or rotary angle: `interleaved`: adjacent; `halves`: half the width apart."""
+    """Pairs of features with the same sinusoidal or rotary angle. `interleaved`: neighbors. `halves`: features half the
+    width apart."""
     rope_theta: float = number(
         10_000.0, POSITIVE, 10_000.0, 5.0, usual=(10_000.0, 500_000.0, 1_000_000.0, 100_000.0, 1000.0)
     )
@@ -302,7 +303,7 @@ class TransformerConfig:
     the pairs of features (Peng et al. 2024). `longrope` divides each angle by its own factor, and by another factor in
     sequences beyond `rotary_original_length` (Ding et al. 2024)."""
     rotary_factor: float = number(1.0, POSITIVE, 1.0, 3.0)
-    """Number that scaled positions are divided by."""
+    """Number by which rotary scaling divides positions or angles."""
     rotary_slow_turns: float = number(1.0, POSITIVE)
     """Angles that make fewer turns than this in `rotary_original_length` positions are slow."""
     rotary_fast_turns: float = number(4.0, POSITIVE)
@@ -340,9 +341,9 @@ class TransformerConfig:
     convolutions of width 3, each followed by GELU, embed it; the second has stride 2 (Radford et al. 2022). None means
     that the input is no audio."""
     num_frames: int = whole(3000, least=2)
-    """Frames of every spectrogram, an even number; the encoder has half as many positions at any `max_length`."""
+    """Frames of every spectrogram, an even number. The encoder has half as many positions, whatever `max_length` is."""
     num_token_types: int = whole(0, least=0)
-    """Number of token types, such as BERT's sentences A and B, with embeddings added to the tokens'. 0: none."""
+    """Number of token types (BERT's sentences A and B), whose embeddings are added to the token embeddings. 0: none."""
     embedding_scale: EmbeddingScale = "none"
     """`embed_dim` means that token embeddings are multiplied by √embed_dim before the positions are added."""
     embedding_multiplier: float = number(1.0, POSITIVE, 1.0, 3.0)
@@ -360,7 +361,7 @@ class TransformerConfig:
     of GPT-2). `eos`: the first `eos_id`, or the first position of a row without it (CLIP). `largest`: the token with
     the largest id, the first if there are several (the code of CLIP until 2023)."""
     pooler: Pooler = "tanh"
-    """Activation after a linear map of the pooled state (BERT: `tanh`, DistilBERT: `relu`). `none`: no map, either."""
+    """Activation after a linear map of the pooled state (BERT: `tanh`, DistilBERT: `relu`). `none`: no linear map."""
     num_classes: int = whole(2, 2, 3, 1)
     """Number of classes if `head` is `classes`."""
     tied_head: bool = False
@@ -546,7 +547,7 @@ class TransformerConfig:
 
     @property
     def projected_key_dim(self) -> int:
-        """Features of a key projected for each head, without the rotated ones that latent attention shares."""
+        """Features of each head's key, without the rotated features that all heads share in latent attention."""
         return self.head_dim - (self.rotated_dim if self.kv_lora_rank else 0)
 
     @property
@@ -655,7 +656,7 @@ class TransformerConfig:
 
     @property
     def patch_dim(self) -> int:
-        """How many numbers a patch has; 0 if the input is no image."""
+        """The number of values in a patch; 0 if the input is no image."""
         return self.image_channels * (self.patch_size or 0) ** 2
 
     @functools.cached_property
@@ -677,7 +678,7 @@ class TransformerConfig:
 
     @property
     def decoder_mask(self) -> TargetMask:
-        """The mask of the decoder's self-attention: `target_mask`, plus padding with an `attention_mask`."""
+        """The mask of the decoder's self-attention: `target_mask`, but an `attention_mask` always hides padding."""
         masked = self.padding == "attention-mask" and self.architecture == "decoder"
         return "causal-and-padding" if masked else self.target_mask
 

@@ -1,4 +1,4 @@
-"""Matrices that stay in their file: a product reads one block of rows after another, in the memory of one block."""
+"""Matrices that stay in their file: a product reads blocks of rows one by one, and keeps one block in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from safetensors import safe_open
 
 BLOCK = 2**23
-"""How many numbers a block has; they take 64 MB in float64."""
+"""The number of elements in a block; they take 64 MB in float64."""
 
 LARGE = 5_000_000
 """The matrices of a model with at least this number of parameters stay in their files."""
@@ -43,10 +43,11 @@ class Mapped(NDArrayOperatorsMixin):
     Args:
         path, name: the file, and the name of its tensor, which has two axes and is float32, float16 or bfloat16.
         shape: the shape of the tensor in the file.
-        casts: dtypes to which the numbers are rounded, and functions that change them, in this order. The last is the
-            dtype of the matrix.
+        casts: dtypes to which the values are rounded, and functions that change the values, in the order of their use.
+            The last entry is the dtype of the matrix.
         is_transposed: whether the matrix is the transpose of the tensor.
-        rows: reads some rows of a tensor that safetensors cannot return; `path` and `name` are then only in the repr.
+        rows: a function that reads rows of a tensor that safetensors cannot read; `path` and `name` are then only in
+            the repr.
     """
 
     ndim = 2
@@ -163,7 +164,7 @@ class Mapped(NDArrayOperatorsMixin):
         return product.reshape(*x.shape[:-1], -1)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copying and pickling look for these
+        if name.startswith("__"):  # `copy` and `pickle` look for such attributes
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
 

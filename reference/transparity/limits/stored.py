@@ -53,7 +53,7 @@ class Lazy(Mapping[str, np.ndarray]):
 
 
 class OnDisk(Lazy, MutableMapping[str, np.ndarray]):
-    """Arrays in a temporary file in `TMPDIR`, which copies of the mapping share; broadcast numbers stay in memory."""
+    """Arrays in a temporary file in `TMPDIR`, which copies of the mapping share; a broadcast number stays in memory."""
 
     def __init__(self) -> None:
         self.room, self.places = _Room(), {}

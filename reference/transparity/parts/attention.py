@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def attention(config: TransformerConfig, length: str, keys: str) -> Part:
-    """Return multi-head attention; the inputs `length` and `keys` have the positions of its queries and keys."""
+    """Return multi-head attention. `length` and `keys` name the inputs with the positions of queries and of keys."""
     heads = {"query": config.num_heads, "key": config.key_value_heads, "value": config.key_value_heads}
     cuts = {role: Cut(0, count, why_whole=_why_whole(config, role)) for role, count in heads.items()}
     of_heads = Cut(0, config.num_heads)
@@ -67,7 +67,7 @@ def _why_whole(config: TransformerConfig, role: str) -> str | None:
 
 
 LATENTS = {"query": "query_latent", "key": "key_value_latent"}
-"""The latent vector that the query and the key are projected from; its activation precedes theirs."""
+"""The latent vector from which the query or the key is projected; its activation comes before theirs."""
 
 
 def latent(config: TransformerConfig, length: str) -> Part:

@@ -22,7 +22,7 @@ NORMS = {
 
 
 def layer(config: TransformerConfig, length: str, memory: str | None) -> Part:
-    """Return a layer with the configuration of its kind; `memory` is the encoder's input, if there is an encoder."""
+    """Return a layer with the configuration of its kind; `memory` names the encoder's input, if there is an encoder."""
     mixer = MIXERS[config.mixer].part(config, length).under(config.mixer_scope)
     parts = [_sublayer(config, "self_attention", length, mixer, has_norm=config.attention_norm)]
     if memory:
@@ -51,7 +51,7 @@ def _sublayer(
 def model(config: TransformerConfig) -> Part:
     """Return all parameters and activations of `config`.
 
-    The object caches them, because a cache by value would hash every field.
+    The configuration object stores the result, because a cache that compares configurations would hash every field.
     """
     kept = vars(config)
     if "_parts" not in kept:

@@ -20,7 +20,7 @@ def accept(config: TransformerConfig) -> None:
 
 
 def check_needed(config: TransformerConfig, needed: Mapping[str, Any], why: str) -> None:
-    """Raise `ConfigError` unless each field of `needed` has its value."""
+    """Raise `ConfigError` unless `config` has the value of each field in `needed`."""
     for name, value in needed.items():
         if getattr(config, name) != value:
             raise ConfigError(f"{name} is {getattr(config, name)!r}, but {why}: {value!r} would be right.")
@@ -30,7 +30,7 @@ class Held(NamedTuple):
     """An array that a layer's cache holds."""
 
     shape: tuple[int | str, ...]
-    """The sizes of its axes; `batch` and `capacity` are the cache's own."""
+    """The sizes of its axes; `batch` and `capacity` stand for the sizes of the cache."""
     is_wide: bool = False
     """Whether its dtype is at least float32."""
     cut: tuple[str, int] | None = None
@@ -58,17 +58,17 @@ class Mixer(NamedTuple):
 
 
 class Input(NamedTuple):
-    """An input of a stack; `config.input_kinds[stack]` is the last one whose `is_read` holds."""
+    """An input of a stack; `config.input_kinds[stack]` names the last input for which `is_read` returns True."""
 
     part: Callable[[TransformerConfig, str, str], Part]
     is_read: Callable[[TransformerConfig, str], bool]
-    """Whether this stack reads it."""
+    """A function that returns whether the given stack reads this input."""
     name: str = "tokens"
-    """The argument of a model with one stack."""
+    """The name of the argument in a model with one stack."""
     axes: Callable[[TransformerConfig], tuple[int, ...]] | None = None
-    """The sizes of the axes after the batch. None means tokens, of any number."""
+    """The sizes of the axes after the batch. None means any number of tokens."""
     expected: str = ""
-    """The expected shape, for messages, with a place for each size."""
+    """The expected shape, for messages, with `{}` for each size."""
     positions: Callable[[TransformerConfig], int] | None = None
     """The number of positions. None means one for each token."""
     check: Callable[[TransformerConfig], None] = accept

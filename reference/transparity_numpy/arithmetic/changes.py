@@ -1,4 +1,4 @@
-"""Taps that change activations: dropout in training, and rounding to a lower precision."""
+"""Tap functions that change activations: dropout in training, and rounding to a lower precision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
-    """Return a tap that multiplies each activation that has a mask by mask / (1 − rate) (Srivastava et al. 2014)."""
+    """Return a tap function that multiplies activations with a mask by mask / (1 − rate) (Srivastava et al. 2014)."""
 
     def drop(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         if name not in masks:
@@ -24,7 +24,7 @@ def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
 
 
 def rounding(dtype: DTypeLike) -> Tap:
-    """Return a tap that rounds every activation to `dtype`, and keeps the dtype of its array."""
+    """Return a tap function that rounds every activation to `dtype`, and keeps the dtype of its array."""
 
     def rounded(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         return value.astype(dtype).astype(value.dtype)

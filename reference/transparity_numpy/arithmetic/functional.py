@@ -1,7 +1,7 @@
 """The functions of `torch.nn.functional` and `jax.nn` that NumPy lacks.
 
-Every function preserves the dtype of its input. Complex inputs serve the complex step, which computes derivatives.
-Therefore no function takes an absolute value or compares complex numbers.
+Every function preserves the dtype of its input. Inputs may be complex, because the complex step computes derivatives
+from complex inputs. No function therefore takes an absolute value or compares complex numbers.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def relu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
 def gelu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
     """x · Φ(x), where Φ is the normal distribution function (Hendrycks and Gimpel 2016).
 
-    Python's error function is applied to each number, because NumPy has none. For a complex x, the imaginary part is
-    computed from the derivative.
+    NumPy has no error function, so Python's `math.erf` is applied to each element. For a complex x, the imaginary part
+    is computed from the derivative.
     """
     real = x.real / math.sqrt(2)
     erf = np.fromiter(map(math.erf, real.ravel().tolist()), float, real.size).reshape(real.shape)

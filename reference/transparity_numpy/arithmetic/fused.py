@@ -1,4 +1,4 @@
-"""Fused attention for inference, computed in place by blocks of queries, whose scores stay in the CPU's cache."""
+"""Fused attention for inference, computed in place. The scores of one block of queries fit into the CPU's cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK = 128
 
 
 def applies(tap: Tap, masked_score: float) -> bool:
-    """Return whether fused attention is possible: no activation is tapped, and masked keys weigh 0."""
+    """Return whether fused attention is possible: no tap function is used, and masked keys have the weight 0."""
     return tap is identity and masked_score < EXACT_MASK_BELOW
 
 
@@ -31,10 +31,10 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Inexact[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value in blocks of queries; each block ends at the last key that its queries see.
+    """softmax(query · keyᵀ · scale) · value, in blocks of queries; a block has the keys up to the last visible one.
 
-    The sum of the values, not each weight, is divided by the sum of the weights: this needs fewer divisions. A query
-    whose keys are all masked gives equal weights to all keys, so its block keeps every key.
+    The weighted sum of the values is divided by the sum of the weights. This needs fewer divisions than dividing each
+    weight. A query whose keys are all masked gives equal weights to all keys, so its block keeps every key.
     """
     given = [each for each in (query, key, value, bias, sinks) if each is not None]
     result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))

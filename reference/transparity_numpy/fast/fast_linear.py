@@ -21,7 +21,7 @@ With few rows, reading the weight takes most time, and a left factor is read in 
 
 
 class FastWeight(np.ndarray):
-    """A weight with one product `x @ W.T` for all rows of `x`. Its rows and sums are plain arrays.
+    """A weight that computes `x @ W.T` as one product for all rows of `x`; indexing and sums return plain arrays.
 
     Python calls a subclass's `__rmatmul__` before the `__matmul__` of the base class.
     """

@@ -28,9 +28,9 @@ def pool(
     """Return one state per row, chosen by `config.pooling`.
 
     `first` is the first position (Devlin et al. 2019). `mean` averages the tokens that are not padding (Reimers and
-    Gurevych 2019, §3); `last` is the last of them. `eos` is the first `eos_id`, `largest` the largest token id (Radford
-    et al. 2021, §2.4). If all tokens of a row are padding, `mean` is 0 and `last` is the first position. If a row has
-    no `eos_id`, `eos` is the first position."""
+    Gurevych 2019, §3); `last` is the last such token. `eos` is the first `eos_id`, `largest` the largest token id
+    (Radford et al. 2021, §2.4). If all tokens of a row are padding, `mean` is 0 and `last` is the first position. If a
+    row has no `eos_id`, `eos` is the first position."""
     if config.pooling == "mean":
         count = np.maximum(is_token.sum(axis=1, keepdims=True), 1).astype(x.dtype)
         return (x * is_token[:, :, None]).sum(axis=1) / count

@@ -24,7 +24,7 @@ from transparity_numpy.state.cache import update_state
 from transparity_numpy.state.context import Context
 
 UNIT_EPS = 1e-6
-"""Small number that is added under the root when queries and keys are scaled to length 1 (Qwen3-Next)."""
+"""Small number that is added under the square root when queries and keys are scaled to length 1 (Qwen3-Next)."""
 
 
 def unit_length(x: Features) -> Features:
@@ -60,7 +60,8 @@ def gated_head_norm(config: TransformerConfig, parameters: Parameters, x: Channe
 def gated_delta(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
     """Gated delta network (Yang et al. 2025, §3.4); with a cache, it starts from the cached state.
 
-    Padding is set to zero: it adds nothing to the state, but the state decays, and convolutions include the zeros.
+    Padding is set to zero. It adds nothing to the state, but the state still decays, and convolutions include the
+    zeros.
     """
     tap, x = context.tap, unpadded(config, x, context)
     heads, shared = config.recurrent_heads, config.recurrent_key_heads

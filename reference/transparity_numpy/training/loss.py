@@ -49,7 +49,7 @@ def loss_of(
 def loss_and_gradients(
     config: TransformerConfig, parameters: Parameters, targets: TokenIds, *, training: bool = False, **tokens: Any
 ) -> tuple[Inexact[Array, ""], dict[str, Array]]:
-    """Return the loss and its gradients, with one forward pass for each number in the parameters."""
+    """Return the loss and its gradients, computed with one forward pass for each element of the parameters."""
 
     def loss(parameters: Parameters) -> Array:
         return loss_of(config, parameters, targets, training=training, **tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import transformers
 
 from transparity.errors import TransparityError
+from transparity_conformance import check
 from transparity_conformance.against.probes import source_of
 from transparity_conformance.against.small.build import build, class_of, example_inputs, made_small, read_config
 from transparity_conformance.against.small.inputs import tensors
@@ -144,6 +146,16 @@ def test_inputs_are_deterministic_and_have_the_length_that_is_asked_for() -> Non
     first, again = (example_inputs(model, length=17, batch=3) for _ in range(2))
     assert first["input_ids"].shape == (3, 17)
     assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+def test_images_beside_a_text_are_compared_in_every_way() -> None:
+    model = build(config_of("llava"))
+    assert [*example_inputs(model)] == ["input_ids", "pixel_values", "attention_mask"]
+    report = check(copy.deepcopy(model), against=model)
+    assert report.verdict == "agrees"
+    assert {each.id for each in report.claims} == {"forward.reach", "step", "generate", "loss", "gradients", "repeats"}
+    steps = [each.where for each in report.claims if each.id == "step"]
+    assert any("21 positions, then one at a time" in each for each in steps)  # after the 16 tokens of the image
 
 
 def test_the_class_is_the_one_that_the_configuration_names_else_that_of_the_first_auto_mapping() -> None:

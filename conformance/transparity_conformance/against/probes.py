@@ -114,7 +114,7 @@ def probes_of(source: Source) -> dict[str, Inputs]:
 
 
 def _is_only_ids(inputs: Inputs) -> bool:
-    """Return whether the inputs have no images or audio, for which a text needs as many placeholder tokens."""
+    """Return whether the inputs have no images or audio, whose placeholder tokens stand at the start of the text."""
     return all(value.dtype.kind in "iu" for value in inputs.values())
 
 
@@ -173,8 +173,9 @@ def without_mask(inputs: Inputs) -> Inputs:
 
 
 def padded(inputs: Inputs, side: str) -> Inputs | None:
-    """Hide some positions in all rows except the last; return None if the inputs have no mask."""
-    if "attention_mask" not in inputs:
+    """Hide some positions in all rows except the last. Return None if the inputs have no mask, or if the hidden
+    positions would be placeholder tokens of images or audio."""
+    if "attention_mask" not in inputs or (side == "left" and not _is_only_ids(inputs)):
         return None
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask) - 1):

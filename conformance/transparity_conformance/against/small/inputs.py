@@ -30,7 +30,7 @@ MAIN = ("input_ids", "pixel_values", "pixel_values_videos", "input_features", "i
 
 
 def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
-    """Return random arrays by name that the model's `forward` accepts.
+    """Return random arrays by name that the model's `forward` accepts, the main input first.
 
     Args:
         model: the model. Several layouts of inputs are tried until the model runs without an error.
@@ -39,14 +39,15 @@ def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, see
         seed: the seed of the random numbers.
     """
     failure: Exception = TypeError(f"{type(model).__name__}.forward accepts none of {', '.join(MAIN)}")
-    for number, inputs in enumerate(_Inputs(model, length, batch, seed).candidates()):
+    made = _Inputs(model, length, batch, seed)
+    for number, inputs in enumerate(made.candidates()):
         try:
             with torch.no_grad():
                 model(**tensors(inputs))
         except Exception as error:  # noqa: BLE001 - the next layout is tried
             failure = failure if number else error
         else:
-            return inputs
+            return {name: inputs[name] for name in sorted(inputs, key=lambda name: name != made.main)}
     raise failure
 
 
@@ -146,8 +147,12 @@ class _Inputs:
             yield aspects | {"pixel_values": self._normal(self.batch, 1, tiles, channels, height, width)}
         shapes = ((channels, height, width), (channels, 64, 64), (frames, channels, height, width))
         for shape in (*shapes, (1, channels, height, width)):
-            named = {"image_sizes": np.array([shape[-2:]] * self.batch)} if "image_sizes" in self.names else {}
-            yield {"pixel_values": self._normal(self.batch, *shape)} | named
+            images = {"pixel_values": self._normal(self.batch, *shape)}
+            if "image_sizes" in self.names:
+                yield images | {"image_sizes": np.array([shape[-2:]] * self.batch)}
+            if "pixel_attention_mask" in self.names:
+                yield images | {"pixel_attention_mask": np.ones((self.batch, *shape[:-3], *shape[-2:]), np.int64)}
+            yield images
         yield from self._patches(channels)
 
     def _patches(self, channels: int) -> Iterator[Arrays]:

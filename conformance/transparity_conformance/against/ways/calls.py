@@ -183,10 +183,12 @@ def _requests(reference: Reference, source: Source) -> Iterator[tuple[Way, Mappi
     longest = longest_of(reference, source)
     length = min(LENGTH, longest)
     rows = padded(source.draw(length, 3, length), "left")
-    calls = {f"2 × {length}": without_mask(source.draw(length, 2, length))}
+    inputs = without_mask(source.draw(length, 2, length))
+    prompt = PROMPT + length_of(inputs) - length  # with the placeholder tokens of images, which come first
+    calls = {f"2 × {length}": inputs}
     singly = ({} if rows is None else {f"3 × {length}, padded on the left": rows}) | calls
-    yield _way(PROMPT, 1, "one at a time"), singly
-    yield _way(PROMPT, CHUNK, f"{CHUNK} at a time"), calls
+    yield _way(prompt, 1, "one at a time"), singly
+    yield _way(prompt, CHUNK, f"{CHUNK} at a time"), calls
     for number in crossed(reference, longest - BEYOND):
         if number > length:
             inputs = without_mask(source.draw(number + BEYOND, 1, number))
@@ -242,10 +244,20 @@ def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
     if is_padded(inputs) or tokens.ndim != 2:
         return True
     prompt = inputs[content].shape[1]
-    whole = {content: tokens.astype(np.int64)}
+    whole = {**without_mask(_continued(inputs, content, tokens.shape[1])), content: tokens.astype(np.int64)}
     logits, budget = reference.near(whole)
     ordered = np.sort(logits[:, prompt - 1 : -1], axis=-1)
     return bool((ordered[..., -1] - ordered[..., -2]).min() > 2 * budget)
+
+
+def _continued(inputs: Inputs, content: str, length: int) -> Inputs:
+    """Return the inputs with zeros for the new positions in each array with one number per position, such as types."""
+    shape = inputs[content].shape[:2]
+    beyond = ((0, 0), (0, length - shape[1]))
+    return {
+        name: np.pad(value, (*beyond, *[(0, 0)] * (value.ndim - 2))) if value.shape[:2] == shape else value
+        for name, value in inputs.items()
+    }
 
 
 LOSS = Way("loss", "loss")

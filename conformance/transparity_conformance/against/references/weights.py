@@ -140,7 +140,7 @@ def paired(
     if best is None:
         fused = sorted({_pattern(name) for (_, name), cut in cuts.items() if cut.has_order})
         raise PortError(
-            "No value of the port shows the order of the parts of the fused tensors "
+            "No value of the port determines the order of the parts of the fused tensors "
             f"{', '.join(fused)}; give two loaders and --checkpoint FOLDER."
         )
     return best

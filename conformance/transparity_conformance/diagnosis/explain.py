@@ -36,7 +36,7 @@ class Explanation:
     indistinguishable: tuple[str, ...] = ()
     """The ids of other faults that explain the difference equally well."""
     split_by: str | None = None
-    """The name of a probe whose result distinguishes these faults."""
+    """The name of a probe whose result distinguishes the causes from the faults in `indistinguishable`."""
     remains: bool = False
     """Whether the causes completely explain only some of the probes."""
 
@@ -166,7 +166,7 @@ def tap_kind(tap: str) -> str:
 def _causes(
     segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe, *, is_complete: bool = True
 ) -> tuple[Cause, ...]:
-    """Return the faults `chosen` as causes. If `is_complete`, the last cause explains all that remains."""
+    """Return the faults `chosen` as causes. If `is_complete`, report that the last cause explains the whole rest."""
     *others, last = (_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     return (*others, dataclasses.replace(last, explained=1.0) if is_complete else last)
 

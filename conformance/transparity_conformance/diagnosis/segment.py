@@ -57,8 +57,8 @@ class Segment:
         return self._bases[probe.name]
 
     def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
-        """Return the reference's value with these faults; None if faults exclude each other, or if one removes the
-        tap."""
+        """Return the reference's value with the faults `chosen`; None if faults exclude each other, or if one removes
+        the tap."""
         given = self.results[probe.name].recorded if probe.name in self.results else {}
         base = self._base(probe) if given else None
         try:
@@ -67,7 +67,7 @@ class Segment:
             return None
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Return the port's value minus the reference's value with these faults, and 0 where a convention decides."""
+        """Return the port's value minus the reference's with the faults `chosen`; 0 where a convention decides."""
         ours = self.value(probe, chosen)
         if ours is None:  # a fault may remove the tap, such as a norm elsewhere
             return np.array([np.inf])

@@ -86,7 +86,7 @@ def is_reached(found: Found, tap: str) -> bool:
 
 
 def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault, np.ndarray]]:
-    """Yield each fault that can act at `tap`, with the reference's value of `tap` with this fault."""
+    """Yield each fault that can act at `tap`, with the value of `tap` that the reference computes with the fault."""
     for fault in faults_at(found.probe.config, tap):
         found.clock.check()
         if fault.alter is not None and not of_weights:

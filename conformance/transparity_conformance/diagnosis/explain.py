@@ -98,7 +98,7 @@ def explained_by(
 
 
 def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str, ...], Combination]:
-    """Return, for each set of ids that are not in `chosen`, a combination with these faults."""
+    """Map fault ids that are not in `chosen` to the first combination of `rest` that adds faults with these ids."""
     own, rivals = {each.fault.id for each in chosen}, dict[tuple[str, ...], Combination]()
     for rival in rest:
         new = tuple(dict.fromkeys(each.fault.id for each in rival if each.fault.id not in own))
@@ -110,7 +110,8 @@ def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str,
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop the first combinations as long as they make a right segment wrong. If all combinations do, drop none.
+    """Drop the first combinations as long as they make a right segment wrong. If all combinations make a right segment
+    wrong, drop none.
 
     For example, a fault may be in the last sublayer or in all sublayers. If earlier segments are right, the fault is
     only in the last sublayer.

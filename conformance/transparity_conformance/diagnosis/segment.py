@@ -75,7 +75,7 @@ class Segment:
 
     def share(self, probe: Probe, chosen: Combination) -> float:
         """Return the remaining difference, relative to the budget. If the difference is slightly too large, measure the
-        budget again with the faults, first with two copies of the weights, then with all copies."""
+        budget again with the faults, first with two slightly changed copies of the weights, then with all."""
         error, budget, result = self.largest(probe, chosen), self.budget(probe), self.results[probe.name]
         for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[result.dtype]), (probe.neighbours, LUCK)):
             if budget < error < within * budget:

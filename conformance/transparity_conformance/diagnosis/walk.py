@@ -197,7 +197,7 @@ def _walking(
 
 @under_hypothesis()
 def made_with(hypotheses: Sequence[Hypothesis], state: WalkState, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the value at a tap after all faults that change it."""
+    """Return the value at a tap with all faults that change this value."""
     made = [each.fault for each in hypotheses if name in each.patched]
     for formula, settings in _formulas(made).items():
         value = formula(settings, state, name, value)

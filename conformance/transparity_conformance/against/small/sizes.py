@@ -25,7 +25,7 @@ from transparity_conformance.against.small.fields import (
 )
 
 HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
-"""The head size of small models, the smallest width that is shrunk, and the limits for heads and labels."""
+"""The head size of small models, the smallest width that is shrunk, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
 """Special tokens with at least this id get an id at the end of the small vocabulary. Random texts use no such id."""

@@ -167,7 +167,7 @@ class Search:
         return self._most_telling((first,)), [(first, second) for second in seconds if second != first]
 
     def _numbered(self, best: Sequence[Combination], numeric: Sequence[Fittable]) -> list[Combination]:
-        """Extend the best combinations by a fault with a fitted number. Several numbers are fitted in turn."""
+        """Extend the best combinations by a fault with a fitted number. Fit several numbers one after another."""
         is_pair = self.segment.is_whole_model and best[0] != ()
         made = []
         for chosen in [*best[: BEAM // 4 * 3], *self._beside_numbers(best)] if is_pair else best[:BEAM]:
@@ -178,7 +178,7 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """For each fitted number in `best`, yield its best partners without the number, to fit the number again."""
+        """For each fitted number in `best`, yield its best partners. With each partner, the number is fitted again."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])

@@ -141,8 +141,8 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Match a tap again if its operation does not lead to the later taps, but another operation with this value
-        does.
+        """If a tap's operation does not lead to the later taps, match the tap to an operation that does, and has this
+        value.
 
         Return the taps for which no operation leads to the later taps.
         """

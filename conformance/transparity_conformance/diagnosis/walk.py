@@ -229,7 +229,7 @@ def _start(
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
-    # A recorded activation hides earlier faults from later values, except faults that act `downstream`.
+    # A recorded activation hides earlier faults from later values, except faults with a `downstream` function.
     cut = start_at(config, recorded, end).depth if until else (0, 0)
     earliest = min([end, *(depth(config, name) for name in touched if depth(config, name) >= cut)])
     earliest = min([earliest, *(depth(config, name) for name in downstream)])

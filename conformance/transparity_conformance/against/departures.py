@@ -33,7 +33,8 @@ class Departure:
     operation: int
     """The index of the port's first operation that departs from the reference."""
     step: Step
-    """The step that the edit changes. Without an edit, the first step whose value the port does not compute."""
+    """The step that the edit changes. Without an edit, the step whose result is replaced by the port's value, or the
+    first unmatched step."""
     edit: Edit | None
     """The edit after which the reference computes the port's values; None if the search found no such edit."""
     steps: Sequence[int] = ()

@@ -75,7 +75,7 @@ class Segment:
 
     def share(self, probe: Probe, chosen: Combination) -> float:
         """Return the remaining difference, relative to the budget. If the difference is slightly too large, measure the
-        budget again with the faults. First use two slightly changed copies of the weights, then all copies."""
+        budget again with the faults. First measure with two sets of slightly different weights, then with all sets."""
         error, budget, result = self.largest(probe, chosen), self.budget(probe), self.results[probe.name]
         for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[result.dtype]), (probe.neighbours, LUCK)):
             if budget < error < within * budget:

@@ -38,7 +38,7 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
 
 
 def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
-    """Yield the faults with which the reference computes the port's value of `tap`, each applied at all its taps."""
+    """Yield faults with which the reference computes the port's value of `tap`, each at every tap where it can act."""
     value = found.port.read(match)
     same = [fault for fault, other in _faulty(found, tap, of_weights=False) if found.port.agree(other, value)]
     for fault in same:

@@ -125,7 +125,7 @@ def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch
     assert any("not recorded: the time of the search is over" in note for note in slow.notes)
     monkeypatch.setattr(work, "OPERATION", 1.0)
     slow = check(ScaledByTheWidth, config=GPT2)
-    assert any("the search for its 27 activations needs too many runs" in note for note in slow.notes)
+    assert any("the search for the port's 27 activations needs too many runs" in note for note in slow.notes)
     monkeypatch.undo()
     monkeypatch.setattr(heard, "available_memory", lambda: 1000)
     large = check(ScaledByTheWidth, config=GPT2, budget=1)

@@ -149,7 +149,7 @@ MODELS: dict[str, Found] = {
         decoders.PaddedRows,
         {"pad_id": 5, "target_mask": "causal-and-padding"},
         is_confirmed=False,
-        remarks=("The decoder masks the token 5 as a query, not as a key: rows of scores instead of columns",),
+        remarks=("The decoder masks rows of scores (queries) at the token 5, instead of columns (keys)",),
     ),
     "Mixtral": Found(mixtral, rows(EXPERTS, (5, 2, True, 20, True, "silu")), is_whole=True),
     "Qwen3-MoE": Found(qwen3_moe, rows(EXPERTS, (6, 3, False, 20, True, "silu")), is_whole=True),

@@ -340,7 +340,7 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source
         elif name in COMPARISONS:
             found = COMPARISONS[name](sides, probes)
         elif source is None:
-            found = not_compared(f"{name}: the inputs were given, so the checker makes no others")
+            found = not_compared(f"{name}: you gave the inputs, so the checker draws no others")
         else:
             found = DRAWN[name](sides, source)
         report, untested = with_capabilities(report, found), untested + found.untested

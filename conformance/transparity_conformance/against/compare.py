@@ -134,7 +134,7 @@ class Confirming:
         return more if together is not None and together.agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
-        """Return whether the clearest other wrong call (see `most_telling`) differs only on lines of `found`."""
+        """Return whether another wrong call, selected by `most_telling`, differs only on lines of `found`."""
         wrong = {call.answer: call for call in self.others if not call.answer.agrees}
         if not wrong:
             return True

@@ -31,9 +31,10 @@ class Departure:
 
     by: Departures
     operation: int
-    """The index of the port's first operation at this place."""
+    """The index of the port's first operation that departs from the reference."""
     step: Step
-    """The step that the edit changes. Without an edit, the first step whose value the port does not compute."""
+    """The step that the edit changes. Without an edit, the step whose result is replaced by the port's value, or the
+    first unmatched step."""
     edit: Edit | None
     """The edit after which the reference computes the port's values; None if the search found no such edit."""
     steps: Sequence[int] = ()
@@ -41,15 +42,15 @@ class Departure:
     others: Sequence[Explanation] = ()
     """Other edits that explain this departure equally well."""
     matched: Collection[int] = frozenset()
-    """The port's operations whose values the reference computed before this edit."""
+    """The port's operations whose values the reference computed before the edit."""
     users: frozenset[int] = frozenset()
-    """The port's operations that use the explained values, or no operations if the edit also explains one of these."""
+    """The port's operations that use the explained values; empty if the edit also explains one of these operations."""
     made: Any = None
     """The port's value with which the reference continues if no edit explains the departure."""
 
     @property
     def port_line(self) -> Source | None:
-        """Return the innermost line of the port that runs this operation but no matched operation of this name."""
+        """Return the innermost line of the port that runs `operation`, but no matched operation of the same name."""
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)

@@ -131,7 +131,7 @@ class EditSearch:
         """Sort the explanations. First, measure new tolerances for the first few, because edits may change rounding."""
         found.sort(key=lambda each: each.key)
         if found and found[0].after.agrees and not found[0].after.lost:
-            return found  # nothing is better
+            return found  # no explanation is better
         measured: dict[Any, Comparison] = {}  # edits with the same result have the same rounding errors
         for place, each in enumerate(found):
             same = *each.after.lost, each.after.values[self.program.answer].numpy().tobytes()

@@ -147,7 +147,7 @@ def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, 
 def variants(
     identity: str, table: Mapping[str, Any], formula: Formula, setting: str, words: Mapping[str, Any] | None = None
 ) -> Iterator[Fault]:
-    """Yield a fault for each entry of a table: a variant's name, and the wrong value of `setting`."""
+    """Yield a fault for each entry of a table, which maps a variant's name to the wrong value of `setting`."""
     for name, change in table.items():
         yield fault(identity, name, words=words, formula=formula, **{setting: change})
 

@@ -193,7 +193,7 @@ def _of_kind(kind: str, m: MaskParts) -> Window:
 
 
 def _of_the_next_kind(m: MaskParts) -> Window:
-    """Return the window of the next layer in `layer_types` whose window differs from this layer's."""
+    """Return the window of the next layer in `layer_types` whose window differs from the window of this layer."""
     types, layer = m.config.layer_types, layer_of(m.site)
     own = _window(own_config(m.config, m.site))
     others = (_of_kind(types[(layer + step) % len(types)], m) for step in range(len(types)))

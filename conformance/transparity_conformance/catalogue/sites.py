@@ -73,7 +73,7 @@ def added(state: WalkState, x: Value, y: Value) -> Value:
 
 
 ENDS = {"sandwich": "_post_norm", "post-branch": "_norm"}
-"""The suffix of the tap of a norm after the sublayer, for each `norm_position` with such a norm."""
+"""For each `norm_position` with a norm after the sublayer, the suffix of this norm's tap."""
 
 
 def branch_end(config: TransformerConfig, sublayer: str) -> str:
@@ -132,7 +132,7 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
 
 
 def is_normed(config: TransformerConfig, site: str) -> bool:
-    """Return whether the sublayer of a tap has norms; only some self-attentions have none."""
+    """Return whether the sublayer of a tap has norms; only self-attentions may lack norms."""
     return split(site)[1] not in (MIXED, RECURRENCE) or own_config(config, site).attention_norm
 
 

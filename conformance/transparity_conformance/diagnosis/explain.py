@@ -36,7 +36,7 @@ class Explanation:
     indistinguishable: tuple[str, ...] = ()
     """The ids of other faults that explain the difference equally well."""
     split_by: str | None = None
-    """The name of a probe whose result distinguishes these faults."""
+    """The name of a probe whose result distinguishes the causes from the faults in `indistinguishable`."""
     remains: bool = False
     """Whether the causes completely explain only some of the probes."""
 
@@ -98,7 +98,7 @@ def explained_by(
 
 
 def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str, ...], Combination]:
-    """Return, for each set of ids that are not in `chosen`, a combination with these faults."""
+    """Map fault ids that are not in `chosen` to the first combination of `rest` that adds faults with these ids."""
     own, rivals = {each.fault.id for each in chosen}, dict[tuple[str, ...], Combination]()
     for rival in rest:
         new = tuple(dict.fromkeys(each.fault.id for each in rival if each.fault.id not in own))
@@ -110,7 +110,8 @@ def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str,
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop the first combinations as long as they make a right segment wrong. If all combinations do, drop none.
+    """Drop the first combinations as long as they make a right segment wrong. If all combinations make a right segment
+    wrong, drop none.
 
     For example, a fault may be in the last sublayer or in all sublayers. If earlier segments are right, the fault is
     only in the last sublayer.
@@ -166,7 +167,7 @@ def tap_kind(tap: str) -> str:
 def _causes(
     segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe, *, is_complete: bool = True
 ) -> tuple[Cause, ...]:
-    """Return the faults `chosen` as causes. If `is_complete`, the last cause explains all that remains."""
+    """Return the faults `chosen` as causes. If `is_complete`, report that the last cause explains the whole rest."""
     *others, last = (_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     return (*others, dataclasses.replace(last, explained=1.0) if is_complete else last)
 

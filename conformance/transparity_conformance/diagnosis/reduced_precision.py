@@ -47,7 +47,7 @@ def _is_beyond_rounding(results: Results) -> bool:
 
 
 def declared_by(rounding: Cause) -> str | None:
-    """Return the half precision that the user should declare for a port that rounds in this way, or None."""
+    """Return the half precision that the user should declare for a port with this `rounding`, or None."""
     return next((kind for kind in HALF if kind in rounding.says), None)
 
 

@@ -57,8 +57,8 @@ class Segment:
         return self._bases[probe.name]
 
     def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
-        """Return the reference's value with these faults; None if faults exclude each other, or if one removes the
-        tap."""
+        """Return the reference's value with the faults `chosen`; None if faults exclude each other, or if one removes
+        the tap."""
         given = self.results[probe.name].recorded if probe.name in self.results else {}
         base = self._base(probe) if given else None
         try:
@@ -67,7 +67,7 @@ class Segment:
             return None
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Return the port's value minus the reference's value with these faults, and 0 where a convention decides."""
+        """Return the port's value minus the reference's with the faults `chosen`; 0 where a convention decides."""
         ours = self.value(probe, chosen)
         if ours is None:  # a fault may remove the tap, such as a norm elsewhere
             return np.array([np.inf])
@@ -75,7 +75,7 @@ class Segment:
 
     def share(self, probe: Probe, chosen: Combination) -> float:
         """Return the remaining difference, relative to the budget. If the difference is slightly too large, measure the
-        budget again with the faults, first with two copies of the weights, then with all copies."""
+        budget again with the faults. First measure with two sets of slightly different weights, then with all sets."""
         error, budget, result = self.largest(probe, chosen), self.budget(probe), self.results[probe.name]
         for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[result.dtype]), (probe.neighbours, LUCK)):
             if budget < error < within * budget:

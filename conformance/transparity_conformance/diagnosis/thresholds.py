@@ -60,7 +60,8 @@ COHERENT = Threshold(
     "ratio was 1.0, and the largest was 1.65 (a Llama). The limit is more than twice 1.65. The test does not run "
     "in float32, because the budgets of float32 are narrow, and the ratio reached 1.93 in float32",
 )
-"""The largest accepted projection of an error onto the effect of a fault, relative to projections of rounding."""
+"""The largest accepted projection of an error onto the effect of a fault, relative to projections of rounding
+errors."""
 
 PAIRS = (
     "in eight models, 12 pairs of faults were planted, and only the logits were shown. Among 640 to 2,173 single "

@@ -197,7 +197,7 @@ def _walking(
 
 @under_hypothesis()
 def made_with(hypotheses: Sequence[Hypothesis], state: WalkState, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the value at a tap after all faults that change it."""
+    """Return the value at a tap with all faults that change this value."""
     made = [each.fault for each in hypotheses if name in each.patched]
     for formula, settings in _formulas(made).items():
         value = formula(settings, state, name, value)
@@ -229,7 +229,7 @@ def _start(
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
-    # A recorded activation hides earlier faults from later values, except faults that act `downstream`.
+    # A recorded activation hides earlier faults from later values, except faults with a `downstream` function.
     cut = start_at(config, recorded, end).depth if until else (0, 0)
     earliest = min([end, *(depth(config, name) for name in touched if depth(config, name) >= cut)])
     earliest = min([earliest, *(depth(config, name) for name in downstream)])

@@ -318,7 +318,7 @@ def executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
-    """Run an operation in a precision (None means float64), which also replaces float dtypes in the arguments."""
+    """Run an operation in a precision (None means float64), and convert float dtypes in the arguments to it."""
     import torch
 
     kinds = {*map(type, args), *map(type, kwargs.values())}

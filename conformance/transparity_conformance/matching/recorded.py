@@ -242,7 +242,7 @@ class Recorded:
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield the port's arrays in each layout that has the shape of `ours`; skip constants and repeated results."""
+        """Yield matches of the port's values in each layout with the shape of `ours`; skip constants and duplicates."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]

@@ -166,7 +166,7 @@ def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
 
 
 def _of_the_port(at: At, exact: Any, dtype: str) -> Any:
-    """Return the port's value that equals `exact` after rounding to a dtype; raise `ValueError` without one."""
+    """Return the port's value that is `exact`, rounded to a dtype; raise `ValueError` if there is no such value."""
     import torch
 
     if exact.to(getattr(torch, dtype)).to(exact.dtype).equal(exact):

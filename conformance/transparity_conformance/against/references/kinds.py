@@ -63,7 +63,7 @@ class TracedReference(Reference):
         within = self.budget(inputs, answer, points, "float32")
         if apart(answer, own, self.kept(inputs, answer.shape)).max() > within:
             raise RefusedError(
-                f"{self.name} cannot be followed: its recorded operations give another answer than the original; "
+                f"{self.name} cannot be followed: its recorded operations compute another answer than the original; "
                 "return a deterministic function that keeps no state."
             )
         return answer, self.budget(inputs, answer, points)

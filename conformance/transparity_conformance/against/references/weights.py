@@ -140,7 +140,7 @@ def paired(
     if best is None:
         fused = sorted({_pattern(name) for (_, name), cut in cuts.items() if cut.has_order})
         raise PortError(
-            "No value of the port shows the order of the parts of the fused tensors "
+            "No value of the port determines the order of the parts of the fused tensors "
             f"{', '.join(fused)}; give two loaders and --checkpoint FOLDER."
         )
     return best
@@ -330,8 +330,8 @@ class _Search:
         self.exchanged = set[frozenset[int]]()
 
     def run(self, now: Paired) -> Paired:
-        """Improve a pairing until the port computes the value of each step that uses tensors. Skip a step if the port
-        computes its value with no pairing."""
+        """Improve a pairing until the port computes the value of each step that uses tensors. If no pairing makes the
+        port compute a step's value, skip this step."""
         known, confirmed = self._known(now), set[str]()
         for step in self.program.steps:
             parts, has = self.parts.get(step.number, []), self._has(step, known)

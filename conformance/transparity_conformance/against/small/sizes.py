@@ -25,7 +25,7 @@ from transparity_conformance.against.small.fields import (
 )
 
 HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
-"""The head size of small models, the smallest width that is shrunk, and the limits for heads and labels."""
+"""The head size of small models, the smallest width that is shrunk, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
 """Special tokens with at least this id get an id at the end of the small vocabulary. Random texts use no such id."""
@@ -269,7 +269,7 @@ class _Part:
 
 
 def _small_heads(counts: set[int]) -> dict[int, int]:
-    """Return a small head count for each head count. Keep the proportions, and keep a head count of 1."""
+    """Map each head count of a configuration to a small head count. Keep the proportions, and keep a single head."""
     several = [count for count in counts if count > 1]
     divisor = math.gcd(*several)
     times = 4 if divisor in (0, max(several, default=0)) else 2 if divisor in several else 1

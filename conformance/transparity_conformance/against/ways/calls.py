@@ -126,8 +126,8 @@ REPEATS = Way("repeats")
 
 
 def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
-    """Repeat earlier calls of the port in random order, and compare each answer with the first. A faulty port may keep
-    state from a call with another length, batch or mask."""
+    """Repeat earlier calls of the port in random order, and compare each answer with the call's first answer. A faulty
+    port may keep state from a call with another length, batch or mask."""
     began, answers = time.monotonic(), list[Answer]()
     for index in np.random.default_rng(0).integers(len(sides.called), size=CALLS):
         first = sides.called[index]

@@ -23,7 +23,7 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.inputs import NAMES
 
 MOST_PROBES = 3
-"""The number of inputs to try for each fault. Several inputs exclude coincidences, and few inputs limit time."""
+"""The number of inputs to try for each fault. Several inputs make coincidences unlikely; more take too long."""
 
 
 def with_names(

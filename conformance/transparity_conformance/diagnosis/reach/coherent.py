@@ -96,7 +96,7 @@ def coherent_error(results: Results, dtype: str) -> Coherent | None:
 
 
 def _error(probe: Probe, logits: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the port's logits minus the oracle's; 0 where the right value depends on a convention or near-tie."""
+    """Return the difference of the port's and the reference's logits; 0 where a convention or a near-tie decides."""
     expected = probe.oracle.expected["logits"]
     return less(judged(probe, "logits", logits, expected, dtype), expected).ravel()
 

@@ -45,7 +45,7 @@ def near_tie_notes(results: Results, dtype: str) -> list[str]:
     tied, total = tied_outputs(results, dtype)
     says = (
         f"near_ties: scores of experts differ by less than rounding in {dtype}, so either expert may be chosen. "
-        f"{tied} of {total} output positions depend on the choice, and count only if the port returns router scores"
+        f"{tied} of {total} output positions depend on the choice; they count only if the port returns router scores"
     )
     return [says] * (tied > 0)
 

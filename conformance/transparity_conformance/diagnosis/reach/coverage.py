@@ -28,7 +28,7 @@ def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], 
 
 
 def coverage_of(probes: Iterable[Probe]) -> Coverage:
-    """Return the lengths, the batch sizes, and the range of every other size in these calls."""
+    """Return the coverage of calls: the lengths, the batch sizes, and the range of every other size."""
     every = list(probes)
     if not every:
         return Coverage()

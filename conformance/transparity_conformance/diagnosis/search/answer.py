@@ -123,7 +123,7 @@ class Answer:
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
-        """Return combinations of these faults at groups of taps of every size, sorted by the remaining difference."""
+        """Return combinations of the faults at groups of taps of every size, sorted by the remaining difference."""
         made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
         return self.search.by_rest(self.search.screen, made)
 

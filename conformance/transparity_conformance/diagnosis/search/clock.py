@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from transparity_conformance import work
 
 WORK = 12.0
-"""The amount of work, in the unit of the module `work`, after which the search ends. Matching does not count. With
-matching, the search takes about 30 s if a fault of a small model has no explanation."""
+"""The amount of work, in the unit of the module `work`, after which the search ends. The work of matching taps with
+operations does not count. Including this work, the search takes about 30 s if a fault of a small model has no
+explanation."""
 
 CANDIDATES = 300
 """The number of candidates per segment for which the work should suffice, approximately."""
@@ -67,7 +68,7 @@ class Clock:
         self.watch, self.told = watch, 0.0
 
     def allow(self, of_a_candidate: float) -> None:
-        """Extend the work so that it suffices for about `CANDIDATES` candidates of this cost."""
+        """Extend the work so that it suffices for about `CANDIDATES` candidates of the cost `of_a_candidate`."""
         factor = max(CANDIDATES * of_a_candidate / WORK, 1.0)
         self.work.end += self.work.amount * (factor - 1)
         self.work.amount *= factor

@@ -33,7 +33,7 @@ def alternatives() -> dict[str, tuple[Any, ...]]:
 
 
 def changed(fields: Mapping[str, Any]) -> Hypothesis:
-    """Return the hypothesis that the port has other values in these fields."""
+    """Return the hypothesis that the port's configuration has the values `fields`."""
     return Hypothesis(Fault("several-fields", "", "", fields=fields))
 
 

@@ -37,7 +37,7 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
 
 
 def in_its_flow(found: Found, taps: Collection[str]) -> Found:
-    """Use the data flow with the known faults, which may change the flow, if this data flow contains all `taps`."""
+    """Known faults may change the data flow. Use the changed data flow if it contains all `taps`."""
     flow = flow_of(found.probe, found.known)
     return dataclasses.replace(found, flow=flow) if flow.outputs.keys() >= {*taps} else found
 
@@ -80,7 +80,7 @@ class _Aligning:
         return best if best is resumed else in_its_flow(best, self.taps)
 
     def complete(self) -> None:
-        """Match the logits; match the other taps by the code of other layers, by the data flow, or by known faults."""
+        """Match the logits. Then match missing taps by the code of other layers, the data flow, or known faults."""
         port, flow = self.found.port, self.found.flow
         shape = self.found.ours["logits"].shape
         answer = Match(len(port.values) - 1, Layout(shape, shape, tuple(range(len(shape)))))
@@ -141,8 +141,8 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Match a tap again if its operation does not lead to the later taps, but another operation with this value
-        does.
+        """If a tap's operation does not lead to the later taps, match the tap to an operation that does, and has this
+        value.
 
         Return the taps for which no operation leads to the later taps.
         """

@@ -156,7 +156,7 @@ class Found:
     def most_gaining(
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
-        """Return the match of `tap` from which the reference computes the most later values of the port.
+        """Return the match of `tap` that makes the reference compute the most later values of the port.
 
         Return None if no match makes another tap agree.
 

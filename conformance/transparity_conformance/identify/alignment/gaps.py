@@ -44,7 +44,8 @@ def between(found: Found, lost: Sequence[str]) -> Matches:
 
 
 def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> int | None:
-    """Return the last value of this shape that depends on the taps before `tap`, and leads to all taps after `tap`.
+    """Return the last value of the given shape that depends on the taps before `tap`, and leads to all taps after
+    `tap`.
 
     Prefer a value that leads to each of these later taps directly.
     """

@@ -151,7 +151,9 @@ def _why_not(row: Probe, clock: Clock) -> str:
     exact = 8 * sum(value.size for value in row.parameters.values())
     needed, free = exact + BYTES_OF_A_TAP * sum(map(math.prod, shapes.values())), available_memory()
     if needed > free:
-        return f"its weights and its values on one row need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
+        return (
+            f"the port's weights and values on one row need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
+        )
     if clock.is_over:
         return "the time of the search is over (--budget SECONDS allows more)"
     before = work.done()
@@ -160,7 +162,7 @@ def _why_not(row: Probe, clock: Clock) -> str:
     clock.allow(of_a_walk)
     of_all = WALKS_OF_A_TAP * len(shapes) * of_a_walk
     if of_all > max(clock.work.left, WORK):
-        return f"the search for its {len(shapes)} activations needs too many runs of the reference"
+        return f"the search for the port's {len(shapes)} activations needs too many runs of the reference"
     clock.reserve(of_all)
     return ""
 

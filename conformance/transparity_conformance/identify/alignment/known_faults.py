@@ -34,11 +34,11 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
             strict.setdefault(match.index, match)
         elif match := found.nearest(tap, value):
             loose.setdefault(match.index, match)
-    return strict or loose  # use operations that may be another tap only if there are no better ones
+    return strict or loose  # use operations that may compute another tap only if there are no better ones
 
 
 def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
-    """Yield the faults with which the reference computes the port's value of `tap`, each applied at all its taps."""
+    """Yield faults with which the reference computes the port's value of `tap`, each at every tap where it can act."""
     value = found.port.read(match)
     same = [fault for fault, other in _faulty(found, tap, of_weights=False) if found.port.agree(other, value)]
     for fault in same:
@@ -86,7 +86,7 @@ def is_reached(found: Found, tap: str) -> bool:
 
 
 def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault, np.ndarray]]:
-    """Yield each fault that can act at `tap`, with the reference's value of `tap` with this fault."""
+    """Yield each fault that can act at `tap`, with the value of `tap` that the reference computes with the fault."""
     for fault in faults_at(found.probe.config, tap):
         found.clock.check()
         if fault.alter is not None and not of_weights:

@@ -28,7 +28,7 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.logits import HEADS
 
 FEW = 3
-"""An equivalent multiplier counts as plausible if it has at most this number of digits."""
+"""A report names an equivalent pair of scale and multiplier if the multiplier has at most this number of digits."""
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:

@@ -69,7 +69,7 @@ def fit(module: Any, seed: int = 0) -> Fit:
 
 
 def fitted(subject: FittedModel) -> Fit:
-    """Find the configuration of a model: the first confirmed one or, without one, the one with the smallest error.
+    """Return the first confirmed configuration of a model or, if none is confirmed, the one with the smallest error.
 
     Try several interpretations of the recording: with or without loops over heads or rows, and with queries or keys
     first. If all interpretations fail, raise the first error.

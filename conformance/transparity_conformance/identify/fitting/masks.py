@@ -75,7 +75,7 @@ def _read_padding(
         if queries and not pads[stack]:
             pads[stack] = queries
             found.remarks.append(
-                f"The {stack} masks the token {queries[0]} as a query, not as a key: rows of scores instead of columns"
+                f"The {stack} masks rows of scores (queries) at the token {queries[0]}, instead of columns (keys)"
             )
     every = [pad for found_pads in pads.values() for pad in found_pads]
     found.fields["target_mask"] = "causal-and-padding" if pads.get("decoder") else "causal"

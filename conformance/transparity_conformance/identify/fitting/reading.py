@@ -124,7 +124,7 @@ def read_scale(found: FoundFields, heads: Heads) -> None:
         def error(multiplier: float, base: float = base) -> float:
             return difference(Scale(multiplier * base, heads.scale.softcap)(heads.raw), heads.own)
 
-        under_root = max(1, round(estimate**-2))  # Gemma's query_pre_attn_scalar n gives the factor 1 / √n
+        under_root = max(1, round(estimate**-2))  # Gemma's query_pre_attn_scalar n means the factor 1 / √n
         multiplier = settle(estimate, error, (1.0, under_root**-0.5))
         length = min(digits(multiplier), 1 + digits(under_root) if multiplier == under_root**-0.5 else DIGITS)
         options.append((multiplier != 1, length, index, name, multiplier))

@@ -42,7 +42,7 @@ MOST_HEADS = 64
 
 
 class FitError(PortError):
-    """The module cannot be fitted; the message gives the reason."""
+    """The module cannot be fitted; the message names the reason."""
 
     known: Mapping[str, Any] = {}
     """The fields that were found before the error."""

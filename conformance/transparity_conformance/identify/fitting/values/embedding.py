@@ -94,7 +94,7 @@ Sum = tuple[np.ndarray, float, np.ndarray]
 
 
 def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
-    """Return the embedding (token table `tokens`, positions, factor) of the last recognized sum; None without one.
+    """Return the embedding (token table `tokens`, positions, factor) of the last recognized sum, or None.
 
     A sum is recognized if the term of the positions is zero, sinusoids, or rows of a table in `others`. If the term is
     a constant factor times such rows, raise `FitError`, because no configuration has such a factor.

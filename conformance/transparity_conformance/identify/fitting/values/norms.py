@@ -70,7 +70,7 @@ class Norms:
         return Norm(*best, x, _projected(*self._parts(x, made, [best]))[0, :, 0])
 
     def outputs(self, x: np.ndarray, values: Sequence[np.ndarray]) -> Iterator[tuple[Norm, np.ndarray]]:
-        """Yield the norms that turn `x` into one of the `values`, with this value."""
+        """Yield (norm, value) for each norm that turns `x` into one of the `values`."""
         for made in values:
             if made is not x and (norm := self.between(x, made)):
                 yield norm, made

@@ -70,16 +70,16 @@ def check(
         build: `build(config, parameters)`, which returns `forward(**tokens)`; `load(folder)`, with `family`; or a name.
         preset: The name of a preset, which is checked at a small size.
         family: The family of the folders that a loader reads.
-        config, parameters: A configuration in place of a preset, and its parameters (random if omitted).
+        config, parameters: A configuration in place of a preset; and its parameters (random if omitted).
         dtype: The precision of the port.
         logits_only: Whether to compare only logits.
         progress: A function that is called at each step of the check.
         isolated: Whether the port runs in a separate process.
-        timeout, budget: The seconds for each reply of the port, and the seconds for the search for causes.
+        timeout, budget: The seconds for each reply of the port; and the seconds for the search for causes.
         name: The port's name in the report.
         audit: Whether an ignored field or tensor is an error.
         located: A function that gets the report on a wrong port before the search for causes.
-        ranks, lengths: The number of ranks, and the lengths of long prompts.
+        ranks, lengths: The number of ranks; and the lengths of long prompts.
         quick: Whether to check only the forward pass.
 
     Raise `PortError` if a port fails, `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.

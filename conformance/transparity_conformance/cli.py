@@ -101,8 +101,8 @@ INPUTS_HELP = (
     "to arrays."
 )
 HEAD_HELP = (
-    "Output of an encoder-only checkpoint or family. Default: the first existing output of classes, pooled, logits, "
-    "hidden."
+    "Output of an encoder-only checkpoint or family. Default: the first of classes, pooled, logits and hidden that "
+    "exists."
 )
 AS_HUB_HELP = "With --family: write a small model with random weights, as a Hugging Face folder."
 EXPORTED_HELP = (

@@ -83,7 +83,7 @@ COMMAND_HELP = (
     "Instead of PORT: program in any language. The program reads a bundle from a folder and writes its outputs to a "
     "file. The two paths replace {bundle} and {actual} in the command, or are added at its end."
 )
-BUDGET_HELP = "Time limit for the search for causes, for each configuration. By default, only its work is limited."
+BUDGET_HELP = "Time limit for each search for causes. By default, the amount of work is limited, not the time."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
 AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists these."
 RANKS_HELP = "Run PORT on N ranks, as torchrun does. The ranks are compared with one rank, then with the reference."
@@ -101,8 +101,8 @@ INPUTS_HELP = (
     "to arrays."
 )
 HEAD_HELP = (
-    "Output of an encoder-only checkpoint or family. Default: the first existing output of classes, pooled, logits, "
-    "hidden."
+    "Output of an encoder-only checkpoint or family. Default: the first of classes, pooled, logits and hidden that "
+    "exists."
 )
 AS_HUB_HELP = "With --family: write a small model with random weights, as a Hugging Face folder."
 EXPORTED_HELP = (

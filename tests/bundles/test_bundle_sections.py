@@ -437,5 +437,5 @@ def test_export_says_what_the_sections_are_for(tmp_path: Path) -> None:
     assert result.exit_code == 0
     said = " ".join(result.stdout.split())
     assert "loss: the loss is the mean of -log softmax(logits)[target]" in said
-    assert "gradients: the gradients of the first probe's loss by every parameter" in said
+    assert "gradients: the gradients of the first probe's loss with respect to every parameter" in said
     assert "steps: this mask does not fully hide keys" in said

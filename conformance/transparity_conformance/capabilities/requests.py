@@ -34,7 +34,7 @@ SEARCHED = 6
 BEAMS = 4
 COMPETING = 0.7
 """Beam search adds this number of standard deviations to the end token's logit. Then some continuations end, and
-compete with continuations that go further."""
+compete with longer continuations."""
 
 # With these settings, each option changes the sampled tokens. The order of the options changes them, too, because
 # `top_k` often keeps more tokens than `top_p`.

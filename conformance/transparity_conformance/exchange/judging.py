@@ -163,7 +163,7 @@ def _judge_section(
     for claim in found.claims:
         if claim.verdict == "agrees" and not math.isfinite(claim.budget):
             raise BundleError(
-                f"The section {row.name} has numbers that are too large: the tolerance of {claim.id} is not finite."
+                f"The section {row.name} has values that are too large: the tolerance of {claim.id} is not finite."
             )
     return found
 

@@ -1,4 +1,4 @@
-"""Estimate the memory that a check needs from the configuration, before any weights are drawn."""
+"""Estimate from a configuration how much memory its check needs, before any weights are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies that draw configurations, weights and inputs; a field's definition gives the values to draw."""
+"""Hypothesis strategies that draw configurations, weights and inputs. A field's definition names the values to draw."""
 
 from __future__ import annotations
 

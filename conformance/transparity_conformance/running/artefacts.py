@@ -22,7 +22,7 @@ RUNTIMES = {
 }
 
 HUB = Runtime("hub", "transformers")
-"""The runtime for a Hugging Face folder, whose config.json gives the configuration."""
+"""The runtime for a Hugging Face folder, whose config.json contains the configuration."""
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
 """The names of the two files of an exported encoder-decoder."""

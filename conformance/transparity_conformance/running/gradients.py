@@ -94,7 +94,7 @@ ROWS_COMPARED = 16
 
 NO_GRAPH = "the model's output cannot be differentiated, because it was computed without gradients"
 FROZEN = "the model's parameter is frozen (requires_grad is false)"
-UNKNOWN = "the model has no parameter with this name, or with the numbers of this tensor"
+UNKNOWN = "the model has no parameter with this name, or with the values of this tensor"
 
 
 def offer_gradients(

@@ -187,7 +187,7 @@ class RemoteBackend:
 
 
 class RemoteForward:
-    """A `transparity.protocol.Forward` on ranks; caches stay on the ranks, and numbers stand for them."""
+    """A `transparity.protocol.Forward` on ranks. Caches stay on the ranks, and the caller gets a number for each."""
 
     def __init__(self, ranks: Ranks, handle: int) -> None:
         self.ranks, self.handle = ranks, handle

@@ -115,7 +115,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 def _explains(
     fault: SimulatedFault, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str
 ) -> bool:
-    """Return whether a port with this fault would give the same tokens and scores."""
+    """Return whether a port with this fault would return the same tokens and scores."""
     if scores is None:
         return not is_large(request.parameters) and np.array_equal(tokens, simulated_tokens(fault.simulate, request))
     simulated, simulated_scores = simulated_beams(fault.simulate, request)

@@ -163,8 +163,8 @@ def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
     means = [
         SimulatedFault(
             "loss-per-rank",
-            f"the loss is the mean of {ranks} means over the {name} of one rank, although ranks have different "
-            f"numbers of targets{says}",
+            f"each rank averages the loss over its own {name}, and the loss is the mean of these {ranks} means, "
+            f"despite different numbers of targets{says}",
             partial(_mean_of_ranks, own, ranks, empty),
         )
         for name, own in PARTS.items()
@@ -174,7 +174,7 @@ def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
     padded = [
         SimulatedFault(
             "vocabulary-padded",
-            f"the softmax of the loss runs over the padding of the vocabulary, too, to a multiple of {width}",
+            f"the softmax of the loss includes the padding that extends the vocabulary to a multiple of {width}",
             partial(_over_padding, width),
         )
         for width in widths

@@ -63,7 +63,7 @@ def _why_none_of_given(probe: Probe, dtype: str) -> str:
     needed, free = 4 * sum(value.size for value in probe.parameters.values()), available_memory()
     too_large = f"the port's gradients need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
     elsewhere = getattr(probe.parameters, "no_gradients", "")
-    too_long = "in a model of this size with experts, a forward pass for each direction would take too long"
+    too_long = "in a model of this size with experts, the reference's gradients would take too many forward passes"
     takes_long = probe.is_large and most_experts(probe.config)
     return why_no_loss(probe, dtype) or elsewhere or (too_large if needed > free else too_long if takes_long else "")
 
@@ -293,7 +293,7 @@ GRADIENTS = Capability(
     name="gradients",
     attribute="loss_and_gradients",
     signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
-    purpose="the gradients of the first probe's loss by every parameter",
+    purpose="the gradients of the first probe's loss with respect to every parameter",
     ways=(
         Way(
             "gradients",

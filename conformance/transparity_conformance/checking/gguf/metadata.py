@@ -96,7 +96,7 @@ def _is_same(value: float, right: float | None) -> bool:
 
 
 def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
-    """Return a fault that is certain without a comparison of numbers."""
+    """Return a fault that needs no comparison of rounded values, such as a missing key."""
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says),))
 
 

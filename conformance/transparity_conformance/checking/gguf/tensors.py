@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, compared with the checkpoint's tensors: names, shapes, and numbers within rounding."""
+"""The tensors of a GGUF file, compared with the checkpoint's tensors: names, shapes, and values up to rounding."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class StoredLayout:
     to_file: Change
     to_hub: Change
     says: str
-    """A clause about how the file's numbers differ from the checkpoint's numbers."""
+    """A clause about how the file's values differ from the checkpoint's values."""
 
 
 SAME = StoredLayout(np.asarray, np.asarray, "the tensor has the checkpoint's layout")

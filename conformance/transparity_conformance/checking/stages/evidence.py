@@ -109,7 +109,7 @@ class Evidence(LastReport):
 
     ran: Ran
     repeated: ClaimResult
-    """Whether two runs of the port give equal results."""
+    """Whether two runs of the port return equal results."""
     form: AnswerForm | None = None
     """The form of the port's results, if they are not plain logits."""
     recorded: RecordedPort = NOT_ASKED

@@ -66,7 +66,7 @@ class Value:
 
 
 def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return the elementwise error of a port's numbers. `ours` is the reference's value at `value.tap`, arranged like
+    """Return the elementwise error of a port's values. `ours` is the reference's value at `value.tap`, arranged like
     the port's result. Raise `OtherForm` if the shapes differ."""
     if value.are_ids:
         return _below_the_largest(theirs, ours)
@@ -168,7 +168,7 @@ def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerFo
     """Return the form of a port's results. Return None if they have the shape of logits, or if no form fits.
 
     Prefer a form whose values agree, then logits, then the form with the smallest error. If no values agree, consider
-    only logits in any arrangement, and other values in the usual arrangement.
+    only logits in any arrangement, and other values in the arrangement of logits.
     """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))

@@ -42,13 +42,13 @@ OF_A_CHECKPOINT = "gradients of a loaded model are compared only for a checkpoin
 NOT_OF_GIVEN = "compared only for random parameters, for example with --config"
 
 CALLS_OF_LARGE = 2
-"""The number of forward passes in the history of a large model."""
+"""The number of forward passes in the history (repeated calls) of a large model."""
 
 CLAIM = "histories"
 
 
 def compare_offers(evidence: Evidence) -> None:
-    """Compare the capabilities. If the port agrees so far, also compare a history of calls."""
+    """Compare the capabilities. If the port agrees so far, also compare a history: many calls of one object."""
     ran, arguments, report = evidence.ran, evidence.arguments, evidence.report
     first, is_drawn = evidence.first, arguments.parameters is None
     sharing = {key: probe for key, probe in ran.probes.items() if probe.parameters is first.parameters}
@@ -97,7 +97,7 @@ def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> Capab
 
 @dataclass(frozen=True)
 class _Request:
-    """A claim that agreed, with its requests, which the history repeats."""
+    """A claim that agreed, with its requests. The history (repeated calls of one object) repeats these requests."""
 
     row: Capability
     way: Way

@@ -30,7 +30,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "tie_encoder_decoder": (False,),
 }
-"""Fields that change results in any family, with the only supported values besides null."""
+"""Fields that change results in any family, each with its supported values; null is always supported."""
 
 UNNEEDED = frozenset(
     {
@@ -65,7 +65,7 @@ class Classifier:
     """An alternative head: the head of a class such as `…ForSequenceClassification`, or a projection."""
 
     names: Table
-    """The tensors of this head, which replace the tensors of the usual head."""
+    """The tensors of this head, which replace the tensors of the family's default head."""
     fields: Fields
     """The `TransformerConfig` fields that are equal in all models with this head."""
     task: str = "ForSequenceClassification"

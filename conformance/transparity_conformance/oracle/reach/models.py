@@ -222,7 +222,8 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
     """Return an attention mask and token types, if the model reads them.
 
-    Depending on the sizes, the mask hides nothing, padding and one other token, or padding and some first tokens.
+    The sizes determine which tokens the mask hides. It hides no tokens, or padding and one other token, or padding and
+    some first tokens.
     """
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}

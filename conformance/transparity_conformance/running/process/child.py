@@ -152,7 +152,7 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, folders: l
 
 
 class PortTimeoutError(PortProcessError):
-    """A port gives no answer within the timeout."""
+    """A port does not answer within the timeout."""
 
 
 def _how_ended(code: int) -> str:

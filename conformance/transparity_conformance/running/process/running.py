@@ -216,5 +216,5 @@ def _array(name: str, value: Any, most: int) -> np.ndarray:
             f"{name} is {shown(value)}, which is not an array of numbers: its dtype is {safe(array.dtype, VALUE)}."
         )
     if array.size > most:
-        raise PortError(f"{name} has {array.size:,} numbers; expected at most {most:,}, as in all activations.")
+        raise PortError(f"{name} has {array.size:,} elements; expected at most {most:,}, as in all activations.")
     return np.array(array, np.float64)

@@ -1,4 +1,4 @@
-"""Claims about five documents (docs/documents.md): printed numbers agree exactly, and so do full-size shapes."""
+"""Claims about five documents (docs/documents.md): a backend computes exactly the printed numbers and shapes."""
 
 from __future__ import annotations
 

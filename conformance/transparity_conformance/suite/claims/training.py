@@ -35,7 +35,7 @@ def loss_agrees(
 
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
 def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The loss is the mean of −log softmax over all targets except padding; expected values use only scalars."""
+    """The loss is the mean of −log softmax over all targets except padding. Expected values come from scalar code."""
     random = np.random.default_rng(0)
     logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
     targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
@@ -56,7 +56,7 @@ def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
 def label_smoothing(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The loss with label smoothing follows its formula, and ignores padding; expected values use only scalars."""
+    """The loss with label smoothing follows its formula, and ignores padding. Expected values come from scalar code."""
     random = np.random.default_rng(1)
     logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
     targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])

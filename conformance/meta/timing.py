@@ -68,7 +68,7 @@ GROWING: dict[str, tuple[str, Sequence[int]]] = {
     "positions of one prompt": ("", (1024, 4096, 16_384)),
     "prompts of 1,000 positions": ("", (1, 4, 16)),
 }
-"""For each size: the field of the configuration that it changes, if any, and its values."""
+"""The sizes that grow, by name: the configuration field to change (if any), and the values."""
 
 LONGEST = 16_384
 """The `max_length` of models that read long prompts."""

@@ -136,7 +136,7 @@ def shows_apart(case: str, bugs: Sequence[Bug]) -> bool:
 
 
 def single_trials(kind: str) -> list[Trial]:
-    """Return every bug of a kind, in every configuration that runs its line, with every view."""
+    """Return a trial of every bug of a kind, for every configuration that runs the bug's line and every view."""
     cases = CAPABLE if kind == "capability" else tuple(CASES)
     views: tuple[View, ...] = ("operations",) if kind == "capability" else VIEWS
     rows = [bug for bug in pool().values() if kind_of(bug) == kind]

@@ -28,7 +28,7 @@ TAKEN = "one interleaved run for each workload"
 
 
 def surroundings(conditions: Conditions) -> dict[str, Any]:
-    """Return whatever timings depend on: the conditions of the race, and the environment."""
+    """Return everything that timings depend on: the conditions of the race, and the environment."""
     return {
         "cores": cores(),
         "rounds": conditions.rounds,

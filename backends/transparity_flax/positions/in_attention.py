@@ -40,7 +40,7 @@ def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, bo
     buckets, distances = (buckets // 2, jnp.abs(distances)) if both else (buckets, jnp.maximum(-distances, 0))
     exact = buckets // 2
     shares = np.arange(1, buckets - exact) / (buckets - exact)
-    # A range that starts at a whole number must not start just above it because the power was rounded.
+    # Rounding of the power must not move the start of a range from a whole number to just above it.
     begins = np.ceil(exact * (max_distance / exact) ** shares * (1 - 1e-12)).astype(int)
     return offset + jnp.where(distances < exact, distances, exact + jnp.searchsorted(begins, distances, side="right"))
 

@@ -38,7 +38,7 @@ def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, bo
     buckets, distances = (buckets // 2, distances.abs()) if both else (buckets, (-distances).clamp(min=0))
     exact = buckets // 2
     shares = torch.arange(1, buckets - exact, dtype=torch.float64, device=distances.device) / (buckets - exact)
-    # A range that starts at a whole number must not start just above it because the power was rounded.
+    # Rounding of the power must not move the start of a range from a whole number to just above it.
     begins = exact * (max_distance / exact) ** shares * (1 - 1e-12)
     return offset + torch.where(distances < exact, distances, exact + torch.bucketize(distances, begins, right=True))
 

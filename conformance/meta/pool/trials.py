@@ -93,7 +93,7 @@ class Trial:
     def drafted(self, answer: Answer) -> dict[str, Any]:
         """Return the bugs named by the first report, and the bugs named when bugs are fixed one by one.
 
-        The result also has the marks of the reported lines, and the reported causes that match no bug.
+        The result also says which reported lines are right, and lists the reported causes that match no bug.
         """
         named: list[Bug] = []
         lines, false = [], []

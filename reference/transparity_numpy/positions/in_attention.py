@@ -39,7 +39,7 @@ def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, bo
     buckets, distances = (buckets // 2, np.abs(distances)) if both else (buckets, np.maximum(-distances, 0))
     exact = buckets // 2
     shares = np.arange(1, buckets - exact) / (buckets - exact)
-    # A range that starts at a whole number must not start just above it because the power was rounded.
+    # Rounding of the power must not move the start of a range from a whole number to just above it.
     begins = exact * (max_distance / exact) ** shares * (1 - 1e-12)
     return offset + np.where(distances < exact, distances, exact + np.searchsorted(begins, distances, side="right"))
 

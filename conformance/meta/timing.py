@@ -160,7 +160,7 @@ def growth_table(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=[""], help="measure only the rows whose names contain one of these words")
+    parser.add_argument("--only", nargs="*", default=[""], help="measure only rows with one of these words")
     options = parser.parse_args()
     with TemporaryDirectory() as name:
         folder = Path(name)

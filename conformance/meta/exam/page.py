@@ -228,7 +228,7 @@ def plot(rows: Rows, file: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read results, and write the page and its plot."""
     parser = argparse.ArgumentParser(description="Write docs/exam.md and docs/exam.png from docs/exam.json.")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="merge the results in this folder into docs/exam.json")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="merge the results in this folder")
     parser.add_argument(
         "--first", type=Path, metavar="FOLDER", help="publish the results in this folder as the first answers"
     )

@@ -83,7 +83,7 @@ def machines() -> list[Path]:
 
 
 def tabulated(page: str) -> str:
-    """Return a page of the documentation with new tables, for all machines in the page's markers."""
+    """Return a page of the documentation with new tables for all machines that the page's markers name."""
     for path in machines():
         if f"<!-- race {path.stem}: " in page:
             page = with_part(page, f"race {path.stem}", as_markdown(kept_rows(path)))

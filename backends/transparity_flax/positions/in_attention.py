@@ -87,7 +87,7 @@ def score_bias(
 def query_temperature(config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype) -> Temperature:
     """1 + temperature · ln(1 + ⌊(position + first) / length⌋).
 
-    NumPy computes it in float64 for the positions 0 … `keys` − 1.
+    NumPy computes this factor in float64 for the positions 0 … `keys` − 1.
     """
     pieces = (np.arange(keys) + config.query_temperature_first) // config.query_temperature_length
     factors = jnp.asarray(1 + config.query_temperature * np.log1p(pieces), dtype)

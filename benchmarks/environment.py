@@ -1,4 +1,4 @@
-"""Whatever timings depend on: cores, environment variables for threads and kernels, processor, versions."""
+"""Everything that timings depend on: cores, environment variables for threads and kernels, processor, versions."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def mixer_flops(config: TransformerConfig, length: int) -> int:
 def state_flops(config: TransformerConfig, length: int) -> int:
     """Return the FLOPs of a recurrence's states, if computed chunk by chunk.
 
-    Within a chunk, queries are multiplied by keys, and the products by values; then queries by the state. The gated
-    delta rule also multiplies the keys by each other and by the state.
+    Within a chunk, queries are multiplied by keys, and these products by values. Queries are also multiplied by the
+    state. The gated delta rule also multiplies the keys by each other and by the state.
     """
     keys, values = config.recurrent_key_dim, config.recurrent_value_dim
     chunks = [min(CHUNK, length - begin) for begin in range(0, length, CHUNK)]

@@ -47,7 +47,7 @@ CHUNK = 64
 """The positions that are compared at a time, because float64 copies of all logits would fill the memory."""
 
 UNSURE = -1
-"""The token number in place of each token that rounding may change, and of all later tokens in its row."""
+"""The number that replaces each token that rounding may change, and all later tokens in the row."""
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,8 @@ def losses(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.n
     The NumPy reference would take days, because gradients need one forward pass for each element of the parameters. On
     small models, the conformance suite compares the gradients of PyTorch with the reference.
 
-    AdamW divides a gradient by its own size, so rounding of a small gradient may change the loss much. Rounding errors
-    are therefore measured at several points: the weights, and slightly different weights.
+    AdamW divides a gradient by its own size, so the rounding of a small gradient may change the loss considerably.
+    Rounding errors are therefore measured at several points: the weights, and slightly different weights.
     """
 
     def at_each_point(dtype: str) -> np.ndarray:

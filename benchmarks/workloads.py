@@ -61,7 +61,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Return the number of processed tokens: generated tokens, or tokens with logits, without the encoder's."""
+        """Return the number of generated tokens or, in other tasks, of tokens with logits, without the encoder's."""
         last = self.new_tokens or self.lengths[self.config.input_names[-1]]
         return self.batch * last * (self.steps or 1)
 

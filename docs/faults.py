@@ -54,7 +54,7 @@ HEAD = "| fault | name |\n|---|---|"
 
 
 def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
-    """Yield every activation of every kind of model with each of its faults; the whole model's name is empty."""
+    """Yield every activation of every kind of model with each of its faults; the name is empty for the whole model."""
     for config in MODELS.values():
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
             yield from ((site, fault) for fault in faults_at(config, site, ranks=RANKS))
@@ -159,7 +159,7 @@ def published_lines() -> dict[str, tuple[str, str]]:
 
 
 def _text_around(file: str, old: str) -> str:
-    """Return the text of an independent port, which has `old` with its indentation; `old` itself for other files."""
+    """Return the source of the independent port if it contains `old` exactly once; otherwise, return `old`."""
     path = META / "independent" / file
     text = path.read_text(encoding="utf-8") if path.is_file() else old
     return text if text.count(old) == 1 else old

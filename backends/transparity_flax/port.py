@@ -166,7 +166,7 @@ class FlaxForward(DifferentiableForward):
         if self.mode == "jit" and out.devices() == {self.device}:
             return _fast_into(self.structure, self.weights, self._arrays(inputs), out, self.activations)
         logits = self._logits(inputs)
-        out.delete()  # as in the jitted function, which donates it
+        out.delete()  # the jitted function donates `out`, which also deletes it
         return logits
 
     @in_its_precision

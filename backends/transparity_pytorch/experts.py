@@ -48,7 +48,7 @@ def choose(
 
 
 def router_weights(config: TransformerConfig, scores: ByExpert, chosen: ByExpert) -> ByExpert:
-    """Return chosen experts' scores, divided by their sum if `normalize_topk`, times `router_scale`; 0 for others."""
+    """Return each chosen expert's score, divided by the sum if `normalize_topk`, times `router_scale`; 0 for others."""
     weights = scores.masked_fill(chosen == 0, 0)
     if config.normalize_topk:
         weights = weights / weights.sum(dim=-1, keepdim=True)

@@ -24,7 +24,7 @@ TRIALS = 3
 
 @dataclass(frozen=True)
 class Limit:
-    """The speed of the fastest of several runs, given the FLOPs or bytes of every run. A call times all runs again."""
+    """The speed of the fastest of several runs, given the FLOPs or bytes of each run; a call times all runs again."""
 
     runs: Sequence[tuple[Run, float]]
     device: str = "cpu"

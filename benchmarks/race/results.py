@@ -28,7 +28,7 @@ TAKEN = "one interleaved run for each workload"
 
 
 def surroundings(conditions: Conditions) -> dict[str, Any]:
-    """Return whatever timings depend on: the conditions of the race, and the environment."""
+    """Return everything that timings depend on: the conditions of the race, and the environment."""
     return {
         "cores": cores(),
         "rounds": conditions.rounds,
@@ -83,7 +83,7 @@ def machines() -> list[Path]:
 
 
 def tabulated(page: str) -> str:
-    """Return a page of the documentation with new tables, for all machines in the page's markers."""
+    """Return a page of the documentation with new tables for all machines that the page's markers name."""
     for path in machines():
         if f"<!-- race {path.stem}: " in page:
             page = with_part(page, f"race {path.stem}", as_markdown(kept_rows(path)))

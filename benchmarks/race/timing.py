@@ -11,7 +11,7 @@ WARM = 0.1
 """The seconds of warm-up before timing a GPU, because an idle GPU lowers its clock rate."""
 
 WORK = 1e9
-"""The FLOPs or bytes of one run of a limit: the time of a limit is the time for this amount."""
+"""The time of a limit is the time for this number of FLOPs or bytes."""
 
 Run = Callable[[], Any]
 

@@ -68,7 +68,7 @@ GROWING: dict[str, tuple[str, Sequence[int]]] = {
     "positions of one prompt": ("", (1024, 4096, 16_384)),
     "prompts of 1,000 positions": ("", (1, 4, 16)),
 }
-"""For each size: the field of the configuration that it changes, if any, and its values."""
+"""The sizes that grow, by name: the configuration field to change (if any), and the values."""
 
 LONGEST = 16_384
 """The `max_length` of models that read long prompts."""
@@ -160,7 +160,7 @@ def growth_table(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=[""], help="words in the names of the rows to measure")
+    parser.add_argument("--only", nargs="*", default=[""], help="measure only rows with one of these words")
     options = parser.parse_args()
     with TemporaryDirectory() as name:
         folder = Path(name)

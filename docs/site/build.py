@@ -154,7 +154,7 @@ def _causes() -> dict[str, str]:
 
 
 def _own(*modules: str) -> list[bytes]:
-    """Return the site's modules on which a kept text depends."""
+    """Return the site's modules on which a cached text depends."""
     return [(HERE / f"{module}.py").read_bytes() for module in modules]
 
 

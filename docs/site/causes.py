@@ -37,7 +37,7 @@ def shown_probes() -> dict[str, dict[str, Probe]]:
 
 
 def runs() -> dict[str, list[Run]]:
-    """Return the runs of each visible cause of the forward pass, one per probe, by its id.
+    """Return the runs of each visible cause of the forward pass, one per probe, by the cause's id.
 
     The first run of a cause uses the first variant and the first probe with which the fault is visible.
     """

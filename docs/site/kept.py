@@ -19,7 +19,7 @@ LIBRARIES = ("numpy", "torch", "jax", "flax", "safetensors")
 
 
 def kept(name: str, inputs: Iterable[bytes], make: Callable[[], str], folder: Path = KEPT) -> str:
-    """Return the kept text `name`; compute it by `make` if `inputs` or the project's code have changed.
+    """Return the cached text `name`; compute it by `make` if `inputs` or the project's code have changed.
 
     Args:
         name: The name of the text; its file's name starts with it.

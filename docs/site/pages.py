@@ -32,7 +32,7 @@ INDEX = "docs/README.md"
 
 ROW = re.compile(r"(?m)^\|.*\|$")
 WITHIN = re.compile(r"(?<=\d) (?=%|of \d+\))|(?<=\d of) (?=\d+\))")
-"""Matches the spaces in `74 %` and `(1 of 6)`, at which the cells of a table do not break their lines."""
+"""A pattern for the spaces in `74 %` and `(1 of 6)`, at which lines in a table's cells must not break."""
 
 FENCED = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2$|`[^`\n]+`")
 OF_FRAMEWORK = re.compile(r"(?ms)^\*\*(PyTorch|JAX|NumPy)\*\*\n\n(```.*?^```)$")

@@ -68,7 +68,7 @@ def inputs_by_name(
 ) -> dict[str, T]:
     """Return the inputs of a model by name; `inputs` were given by position, `named` and `others` by name.
 
-    Raises `InputError` unless each input of `config` is given once; `others` may have no further names.
+    Raises `InputError` unless each input of `config` is given once, and `others` contains only names of inputs.
     """
     if unknown := [name for name in others if name not in config.input_names]:
         takes = " and ".join(config.input_names)

@@ -37,7 +37,7 @@ class Forward(Protocol):
         """Return only the logits, as an array of the framework; this is faster than a call of the model.
 
         Args:
-            out: an array of the logits' shape and dtype to write them into, such as the logits of an earlier call. This
+            out: an array for the logits, with their shape and dtype; for example, the logits of an earlier call. This
                 saves the time to clear new memory. Use the returned array afterwards, because JAX deletes `out`.
             tokens: the inputs by name.
         """

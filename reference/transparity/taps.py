@@ -62,7 +62,7 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
         batch: the number of rows.
         lengths: the number of positions of each input, by name, as `lengths_of` returns them.
     """
-    sizes, kept = lengths | {"batch": batch}, vars(config).setdefault("_tap_shapes", {})  # as in `model`
+    sizes, kept = lengths | {"batch": batch}, vars(config).setdefault("_tap_shapes", {})  # kept as in `model`
     key = tuple(sorted(sizes.items()))
     if key not in kept:
         kept.clear()

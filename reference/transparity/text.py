@@ -38,7 +38,7 @@ def safe(text: Any, limit: int = SENTENCE) -> str:
 
 
 def shown(value: Any, limit: int = VALUE) -> str:
-    """Return the repr of any value, safe in a sentence. The value may be huge, and its `__repr__` may raise."""
+    """Return a short, escaped repr of any value. The value may be huge, and its `__repr__` may raise."""
     return safe(_represent(value, limit, DEEPEST), limit)
 
 

@@ -1,4 +1,4 @@
-"""The angle per position of each pair of features, by scaling for long sequences."""
+"""The angle per position of each pair of features, for each kind of scaling to long sequences."""
 
 from __future__ import annotations
 

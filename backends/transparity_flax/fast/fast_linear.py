@@ -1,4 +1,4 @@
-"""Faster linear maps for XLA on a CPU, by another layout of the weights in decoding and of the rows in training.
+"""Faster linear maps for XLA on a CPU: other layouts of the weights in decoding, and of the rows in training.
 
 With few rows, as in decoding, a product takes as long as reading its weight. Reading is fastest if the weight is stored
 as (out, in), but Flax stores (in, out). With many rows, gradients are fastest if all rows are one axis.

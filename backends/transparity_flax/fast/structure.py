@@ -32,7 +32,7 @@ _structure = functools.cache(ModelStructure)
 """Return the same structure for equal graphs, so that models with equal configurations share compiled programs."""
 
 SplitModel = tuple[TransformerConfig, ModelStructure, Weights]
-"""The configuration, structure and arrays of a model, which is split once, not at every token."""
+"""The configuration, structure and arrays of a model; a model is split once, not at every token."""
 
 
 def split(model: Transformer) -> tuple[ModelStructure, Weights]:

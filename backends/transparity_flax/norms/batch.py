@@ -31,7 +31,7 @@ def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
 
 
 def statistics(norm: Any, x: Vectors, tap: Tap) -> tuple[Weight, Weight]:
-    """Return the running mean and variance. In training, return the batch's, and tap the new running statistics."""
+    """Return the running mean and variance or, in training, the batch's; training also taps the new running ones."""
     if norm.use_running_average:
         return norm.mean[...], norm.var[...]
     mean, variance = batch_statistics(x)

@@ -33,7 +33,7 @@ def start_on_mesh(
     """Return an optimizer's state, sharded like the parameters, and a step in which both stay sharded."""
     state = optimization.optimizer_of(training, rates).init(parameters)
     places = _places(mesh, parameters), _places(mesh, state)
-    step = inspect.unwrap(optimization.optimizer_step)  # XLA would choose other shardings
+    step = inspect.unwrap(optimization.optimizer_step)  # not compiled, because XLA would choose other shardings
     return jax.device_put(state, places[1]), jax.jit(step, static_argnums=(0, 1, 2), out_shardings=(None, *places))
 
 

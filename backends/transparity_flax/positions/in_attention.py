@@ -40,7 +40,7 @@ def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, bo
     buckets, distances = (buckets // 2, jnp.abs(distances)) if both else (buckets, jnp.maximum(-distances, 0))
     exact = buckets // 2
     shares = np.arange(1, buckets - exact) / (buckets - exact)
-    # A range that starts at a whole number must not start just above it because the power was rounded.
+    # Rounding of the power must not move the start of a range from a whole number to just above it.
     begins = np.ceil(exact * (max_distance / exact) ** shares * (1 - 1e-12)).astype(int)
     return offset + jnp.where(distances < exact, distances, exact + jnp.searchsorted(begins, distances, side="right"))
 
@@ -57,8 +57,8 @@ def relative_bias(
 def alibi_slopes(num_heads: int) -> Float64[np.ndarray, " heads"]:
     """Return the slope of each head (Press et al. 2022, §3, and their code).
 
-    If `num_heads` is a power of two, the slopes are 2^(−8 i / heads) for i = 1 … heads. Otherwise they are the slopes
-    for the next lower power of two, then every other slope for the next higher one.
+    If `num_heads` is a power of two, the slopes are 2^(−8 i / heads) for i = 1 … heads. Otherwise, the heads get all
+    slopes for the next lower power of two, then every other slope for the next higher power of two.
     """
     below = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 / below * np.arange(1, below + 1))
@@ -87,7 +87,7 @@ def score_bias(
 def query_temperature(config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype) -> Temperature:
     """1 + temperature · ln(1 + ⌊(position + first) / length⌋).
 
-    NumPy computes it in float64 for the positions 0 … `keys` − 1.
+    NumPy computes this factor in float64 for the positions 0 … `keys` − 1.
     """
     pieces = (np.arange(keys) + config.query_temperature_first) // config.query_temperature_length
     factors = jnp.asarray(1 + config.query_temperature * np.log1p(pieces), dtype)

@@ -42,7 +42,7 @@ class Context(NamedTuple):
     memory: Memory | None = None  # the encoder's output; None if its keys and values are cached
     memory_mask: Mask | None = None  # where cross-attention may attend; None if there is no encoder
     tap: Tap = identity  # every named activation goes through this function
-    cache: Cache | None = None  # of the whole stack, or of one layer by part, which updates it
+    cache: Cache | None = None  # the cache of the stack or, by part, of a layer; each part updates its own
 
     def under(self, scope: str) -> Context:
         """Return the context of the part `scope`, with the part's own names of activations and its own cache."""

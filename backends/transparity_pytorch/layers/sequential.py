@@ -47,7 +47,7 @@ def residual(layer: Layer, name: str, x: Hidden, y: Hidden, context: Context) ->
 
 
 def mix(layer: Layer, x: Hidden, context: Context) -> Hidden:
-    """Apply the layer's mixer: self-attention, or another that `config.mixer_name` names."""
+    """Apply the layer's mixer: self-attention, or the mixer that `config.mixer_name` names."""
     scope = layer.config.mixer_scope
     return getattr(layer, scope)(x, context.under(scope))
 

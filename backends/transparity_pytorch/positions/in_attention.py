@@ -38,7 +38,7 @@ def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, bo
     buckets, distances = (buckets // 2, distances.abs()) if both else (buckets, (-distances).clamp(min=0))
     exact = buckets // 2
     shares = torch.arange(1, buckets - exact, dtype=torch.float64, device=distances.device) / (buckets - exact)
-    # A range that starts at a whole number must not start just above it because the power was rounded.
+    # Rounding of the power must not move the start of a range from a whole number to just above it.
     begins = exact * (max_distance / exact) ** shares * (1 - 1e-12)
     return offset + torch.where(distances < exact, distances, exact + torch.bucketize(distances, begins, right=True))
 
@@ -55,8 +55,8 @@ def relative_bias(
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Float64[Tensor, " heads"]:
     """Return the slope of each head (Press et al. 2022, §3, and their code).
 
-    If `num_heads` is a power of two, the slopes are 2^(−8 i / heads) for i = 1 … heads. Otherwise they are the slopes
-    for the next lower power of two, then every other slope for the next higher one.
+    If `num_heads` is a power of two, the slopes are 2^(−8 i / heads) for i = 1 … heads. Otherwise, the heads get all
+    slopes for the next lower power of two, then every other slope for the next higher power of two.
     """
     below = 2 ** int(math.log2(num_heads))
     steps = torch.arange(1, below + 1, dtype=torch.float64, device=device)

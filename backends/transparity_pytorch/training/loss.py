@@ -1,4 +1,4 @@
-"""The loss, the cross-entropy of the targets under the logits, and its gradients."""
+"""The loss (the cross-entropy of the targets under the logits), and its gradients."""
 
 from __future__ import annotations
 

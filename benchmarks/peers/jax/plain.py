@@ -19,7 +19,7 @@ Cache = dict[str, jax.Array]
 
 
 def weights_of(task: Task) -> Weights:
-    """Return the weights by name, with matrices as (in, out) and self-attention's query, key and value as one."""
+    """Return the weights by name, with matrices as (in, out) and self-attention's query, key and value fused."""
     named = {
         name: jnp.asarray(value.T if value.ndim == 2 and "embedding" not in name else value, task.workload.dtype)
         for name, value in task.parameters.items()

@@ -186,7 +186,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def _reached(stage: str, first: str = STAGES[0]) -> Callable[[Trial, Answer], bool | None]:
-    """Make a judge of whether a class passes `stage`; for a class that fails at `first`, the judge returns None."""
+    """Return a function that judges whether a class passes `stage`; it returns None if the class fails at `first`."""
 
     def judge(_: Trial, answer: Answer) -> bool | None:
         passed = STAGES.index(answer["stage"])

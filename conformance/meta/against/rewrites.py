@@ -28,7 +28,7 @@ MOVES = re.compile(
     r"to|float|type(_as)?|contiguous|clone|view|reshape|(un)?squeeze|transpose|permute|"
     r"\w*drop(out\w*|_path)?|slice_\w+|sin|cos"
 )
-"""Names of functions that people rarely forget; most of these only move numbers."""
+"""Names of functions that people rarely forget; most of these only reshape tensors or convert their dtype."""
 LAST = re.compile(r"\.(o_proj|out_proj|dense|output\w*|c_proj)$")
 """Names of the last projection in a block."""
 ACTIVATION = re.compile(r"(?i)\bact\b|_act|gelu|silu|relu|tanh|sigmoid|swish|activation")

@@ -101,7 +101,7 @@ def is_asked(bug: Bug) -> bool:
 
 
 def is_right_line(bug: Bug, answer: Answer) -> bool:
-    """Return whether the bug changes the first reported line, of the port or the original, or a line that it uses."""
+    """Return whether the port's first reported line is right, or the bug changes the line reported in the original."""
     first, theirs = answer["faults"][0], (answer["theirs"] or [None])[0]
     if is_line(bug, first):
         return True

@@ -228,9 +228,9 @@ def plot(rows: Rows, file: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read results, and write the page and its plot."""
     parser = argparse.ArgumentParser(description="Write docs/exam.md and docs/exam.png from docs/exam.json.")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="merge the results of this folder")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="merge the results in this folder")
     parser.add_argument(
-        "--first", type=Path, metavar="FOLDER", help="publish the results of this folder as the first answers"
+        "--first", type=Path, metavar="FOLDER", help="publish the results in this folder as the first answers"
     )
     options = parser.parse_args(arguments)
     rows: Any = read()

@@ -106,7 +106,7 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
 
 
 def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: np.random.Generator) -> Probe:
-    """Return one image, or `tokens` random ordinary ids; if the model pools the end token, the last id is the end
+    """Return one image, or random ids of ordinary tokens; if the model pools the end token, the last id is the end
     token."""
     special, length = {config.pad_id, config.bos_id, config.eos_id}, min(tokens, config.max_length)
     drawn = mixed_inputs(config)

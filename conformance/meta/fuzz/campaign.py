@@ -43,7 +43,7 @@ DOORS: dict[Door, int] = {
     columns.column_call: 700,
     ports.command_line: 160,
 }
-"""The number of inputs by entry point; entry points that start a process or search for causes get few."""
+"""The number of inputs by entry point; entry points that start a process or search for causes get few inputs."""
 
 TOTAL = sum(DOORS.values())
 

@@ -1,4 +1,4 @@
-"""Test loaders whose wrong line matters only in another folder: the checker names the cause whose page has the line."""
+"""Test loaders that are wrong only for another folder: the checker must name the cause whose page shows their line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that every claim fails for its planted faults; a check that cannot fail shows nothing."""
+"""Test that every claim fails for its planted faults; a check that cannot fail proves nothing."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Trial:
     def drafted(self, answer: Answer) -> dict[str, Any]:
         """Return the bugs named by the first report, and the bugs named when bugs are fixed one by one.
 
-        The result also has the marks of the reported lines, and the reported causes that match no bug.
+        The result also says which reported lines are right, and lists the reported causes that match no bug.
         """
         named: list[Bug] = []
         lines, false = [], []
@@ -136,7 +136,7 @@ def shows_apart(case: str, bugs: Sequence[Bug]) -> bool:
 
 
 def single_trials(kind: str) -> list[Trial]:
-    """Return every bug of a kind, in every configuration that runs its line, with every view."""
+    """Return a trial of every bug of a kind, for every configuration that runs the bug's line and every view."""
     cases = CAPABLE if kind == "capability" else tuple(CASES)
     views: tuple[View, ...] = ("operations",) if kind == "capability" else VIEWS
     rows = [bug for bug in pool().values() if kind_of(bug) == kind]

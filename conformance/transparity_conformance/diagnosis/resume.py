@@ -1,7 +1,7 @@
 """Skip the first layers of the reference if their output is known.
 
 A stack that starts at its third layer is a shorter stack whose embedding is the output of the second layer. The
-reference runs this shorter model, with a tap that translates the names of activations.
+reference runs this shorter model, with a tap function that translates the names of activations.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Start:
         return {self._renamed(name, -1): parameters[name] for name in kept}
 
     def tap(self, tap: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-        """Return a tap for the shorter model that uses the names of the whole model and the known values."""
+        """Return a tap function for the shorter model that uses the whole model's names and the known values."""
         if not self.skipped:
             return tap
 

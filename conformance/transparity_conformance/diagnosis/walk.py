@@ -172,7 +172,7 @@ def _walking(
     until: str | None,
     choices: Mapping[str, np.ndarray] | None,
 ) -> Tap:
-    """Return a tap that applies the faults, stores values in `computed`, and continues with values in `recorded`."""
+    """Return a tap function that applies the faults, stores `computed` values and continues with `recorded` values."""
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         if choices is not None and is_choice(name):

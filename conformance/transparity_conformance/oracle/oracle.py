@@ -23,7 +23,7 @@ from transparity_numpy.transformer import transformer
 
 Arrays = dict[str, np.ndarray]
 Computation = Callable[[Arrays, Tap], None]
-"""A computation on named arrays that passes each named result to a tap."""
+"""A computation on named arrays that passes each named result to a tap function."""
 Room = Callable[[], MutableMapping[str, np.ndarray]]
 """Creates an empty mapping for results, in memory or on disk."""
 

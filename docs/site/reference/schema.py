@@ -22,7 +22,7 @@ def page() -> str:
 
 
 def _section(title: str, anchor: str, part: Mapping[str, Any]) -> str:
-    """Return a section about an object, with a row for each field; describe any other type."""
+    """Return a section about a type of the schema: for an object, a table with a row for each field."""
     told = cell(part.get("description", ""))
     if "properties" not in part:
         told = " ".join([_type(part) + ".", told])

@@ -26,7 +26,7 @@ PICTURE = re.compile(r"!\[[^\]]*\]\(three-columns\.svg\)")
 """The picture of README.md that the home page replaces by text, which fits into a narrow window."""
 
 BADGE = re.compile(r"(?m)^\[!\[.*\n")
-"""Matches pictures from other hosts, which the site does not load."""
+"""A pattern for pictures from other hosts, which the site does not load."""
 
 INDEX = re.compile(r"\[Documentation\]\([^)]*\) · ")
 """The link to the list of pages, which the site replaces by its navigation."""

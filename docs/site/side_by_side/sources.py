@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from docs.site.side_by_side.lines import in_one_line
 
 BODIES = ("forward", "__call__")
-"""Methods that correspond to a function of the NumPy column; a class's first such method is used."""
+"""Names of methods that correspond to a function of the NumPy column; the first such method of a class is used."""
 
 SHAPE = re.compile(r"\b\w+\[[\w.]+, '([^']*)'\]")
 """Matches a jaxtyping annotation, whose string is the shape."""
@@ -19,7 +19,7 @@ SHAPE = re.compile(r"\b\w+\[[\w.]+, '([^']*)'\]")
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement, or the head of a compound statement: its text on one line, and its lines in the file."""
+    """A statement, or the first line of a compound statement: its text on one line, and its lines in the file."""
 
     text: str
     depth: int

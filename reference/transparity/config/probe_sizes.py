@@ -128,7 +128,7 @@ def longrope_factors(config: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
     names = ("rotary_dim", "attention_head_dim", "embed_dim", "num_heads")
     rotary_dim, head_dim, embed_dim, heads = own = [sizes.get(name, getattr(config, name)) for name in names]
     if not all(size is None or (isinstance(size, int) and size > 0) for size in own):
-        return {}  # the fields' own checks report this
+        return {}  # the checks of these fields report the mistake
     count = (rotary_dim or head_dim or embed_dim // heads) // 2
     return {
         name: tuple(given[i * len(given) // count] for i in range(count))

@@ -91,7 +91,7 @@ class TransformerConfig:
     """Number of query heads in attention."""
     num_key_value_heads: int | None = None
     """Number of key and value heads, each shared by consecutive query heads (Ainslie et al. 2023). With 1, all query
-    heads share it (Shazeer 2019). None means `num_heads`."""
+    heads share one key and value head (Shazeer 2019). None means `num_heads`."""
     attention_head_dim: int | None = None
     """Features of each attention head. None means `embed_dim / num_heads`."""
     num_encoder_layers: int = whole(6, least=0, most=10_000)
@@ -210,7 +210,7 @@ class TransformerConfig:
     attention_sinks: bool = False
     """Whether each head's softmax has a sink: a learned logit, whose weight is then dropped (gpt-oss)."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
-    """Attention reaches only positions at a smaller distance than this (Beltagy et al. 2020). None: no window."""
+    """Attention reaches only positions whose distance is smaller than this (Beltagy et al. 2020). None: no window."""
     window_kind: WindowKind = "sliding"
     """`sliding`: each position has its own window. `chunked`: a position attends only to its own chunk of
     `sliding_window` positions (Llama 4)."""

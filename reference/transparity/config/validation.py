@@ -227,7 +227,7 @@ def _check_scaling(config: Any) -> None:
 
 def _check_relative(config: Any) -> None:
     # In an encoder, half of the buckets are for each direction. In each direction, half of the buckets hold one
-    # distance.
+    # distance each.
     least = 4 if config.has_encoder else 2
     exact = max(config.relative_buckets, least) // (2 if config.has_decoder else 4)
     enough = config.relative_buckets >= least and config.relative_max_distance > exact

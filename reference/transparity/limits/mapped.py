@@ -84,7 +84,7 @@ class Mapped(NDArrayOperatorsMixin):
         return self._as(self.casts, is_transposed=not self.is_transposed)
 
     def astype(self, dtype: Any, *, copy: bool = False) -> Mapped:
-        """Return the matrix with the dtype `dtype`; the numbers are rounded when they are read."""
+        """Return the matrix with the dtype `dtype`; the values are rounded when they are read."""
         dtype = np.dtype(dtype)
         widened = np.promote_types(self.dtype, dtype) == dtype and len(self.casts) == 1
         casts = (dtype,) if widened else (*self.casts, dtype)  # the earlier cast is exact in a wider dtype

@@ -14,7 +14,7 @@ CGROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "m
 
 
 def available_memory() -> int:
-    """Return the bytes that this process may still allocate: the least of machine, container and `ulimit`."""
+    """Return the bytes that the machine, the container and `ulimit` still allow this process to allocate."""
     return max(0, min(_of_the_machine(), _of_the_container(), _of_the_process()))
 
 
@@ -31,7 +31,7 @@ def check_fits(what: str, needed: int, error: type[TransparityError]) -> None:
 def in_bytes(count: int) -> str:
     """Return a size such as `23 GB`, to three digits."""
     units = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB")
-    count = min(count, 10**300)  # fits into a float
+    count = min(count, 10**300)  # a larger count would not fit into a float
     power = min(len(units) - 1, (len(str(count)) - 1) // 3)
     return f"{count / 1000**power:.3g} {units[power]}"
 

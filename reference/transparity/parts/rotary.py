@@ -1,4 +1,4 @@
-"""The scalings of rotary angles: the lengths at which ports are compared, and their checks."""
+"""The scalings of rotary angles, with the lengths at which ports are compared, and with checks of fields."""
 
 from __future__ import annotations
 

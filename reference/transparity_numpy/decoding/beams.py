@@ -30,8 +30,8 @@ def extend_beams(
 ) -> tuple[BeamState, PerBeam, PerBeam]:
     """Extend every beam by one token and keep the best beams; return their state, parent beams and new tokens.
 
-    `following` has the log probabilities of the next token. Only `filling_id` extends a beam that has ended, and leaves
-    its score unchanged.
+    `following` has the log probabilities of the next token. A beam that has ended is extended only by `filling_id`,
+    which leaves its score unchanged.
     """
     score, added, ended = state
     batch, beams, vocab_size = following.shape

@@ -31,7 +31,7 @@ def split_batch(function: Callable[..., Array], tokens: Mapping[str, Array], out
         with _one_core_a_product():
             out[begin:end] = function(**{name: value[begin:end] for name, value in tokens.items()})
 
-    # Some libraries apply the limit to all threads, others to the calling thread, so it is set in both.
+    # Some libraries limit all threads, others only the calling thread, so this thread and each worker set the limit.
     with _ALONE, _one_core_a_product(), ThreadPoolExecutor(len(bounds) - 1) as pool:
         list(pool.map(of_rows, bounds[:-1], bounds[1:]))  # raises the threads' exceptions
     return out

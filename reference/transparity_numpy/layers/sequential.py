@@ -49,7 +49,7 @@ def residual(
 
 
 def mix(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
-    """Apply the layer's mixer: self-attention, or another that `config.mixer_name` names."""
+    """Apply the layer's mixer: self-attention, or the mixer that `config.mixer_name` names."""
     scope = config.mixer_scope
     return MIXERS[config.mixer_name](config, parameters[scope], x, context.under(scope))
 

@@ -39,7 +39,7 @@ def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, bo
     buckets, distances = (buckets // 2, np.abs(distances)) if both else (buckets, np.maximum(-distances, 0))
     exact = buckets // 2
     shares = np.arange(1, buckets - exact) / (buckets - exact)
-    # A range that starts at a whole number must not start just above it because the power was rounded.
+    # Rounding of the power must not move the start of a range from a whole number to just above it.
     begins = exact * (max_distance / exact) ** shares * (1 - 1e-12)
     return offset + np.where(distances < exact, distances, exact + np.searchsorted(begins, distances, side="right"))
 
@@ -56,8 +56,8 @@ def relative_bias(
 def alibi_slopes(num_heads: int) -> Float64[Array, " heads"]:
     """Return the slope of each head (Press et al. 2022, §3, and their code).
 
-    If `num_heads` is a power of two, the slopes are 2^(−8 i / heads) for i = 1 … heads. Otherwise they are the slopes
-    for the next lower power of two, then every other slope for the next higher one.
+    If `num_heads` is a power of two, the slopes are 2^(−8 i / heads) for i = 1 … heads. Otherwise, the heads get all
+    slopes for the next lower power of two, then every other slope for the next higher power of two.
     """
     below = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 / below * np.arange(1, below + 1))

@@ -31,7 +31,7 @@ class Context(NamedTuple):
     memory_mask: Bool[Array, "#batch 1 1 memory"] | None = None  # where cross-attention may attend, or None
     training: bool = False  # in training, a batch norm normalizes by the batch
     tap: Tap = identity  # every named activation goes through this function
-    cache: Cache | None = None  # of the whole stack, or of one layer by part, which updates it
+    cache: Cache | None = None  # the cache of the stack or, by part, of a layer; each part updates its own
 
     def under(self, scope: str) -> Context:
         """Return the context of the part `scope`, with the part's own names of activations and its own cache."""

@@ -1,4 +1,4 @@
-"""LLMs from scratch: the GPT-2 of chapters 4 and 5, and Llama 3 and Qwen3 with a cache."""
+"""The code of "Build a Large Language Model From Scratch": GPT-2 (chapters 4, 5), Llama 3 and Qwen3 with a cache."""
 
 from __future__ import annotations
 

@@ -280,3 +280,41 @@ def test_only_small_models_are_compiled_without_slow_passes(tmp_path: Path, monk
     assert "0 flags" in said(is_small=True)
     monkeypatch.setattr(cache, "KNOW_FLAGS", ("0.0.",))
     assert cache.quickly() == {}
+
+
+THREADS = """
+import sys
+
+from threadpoolctl import threadpool_info
+from typer.testing import CliRunner
+
+from transparity_conformance.cli import app
+
+said = CliRunner().invoke(app, ["check", *sys.argv[1:]])
+numbers = {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+print(said.output, f"NumPy has {sorted(numbers)}")
+"""
+
+SAYS_THREADS = """
+import os
+
+def build(config, parameters):
+    raise RuntimeError(f"the port has {os.environ.get('OMP_NUM_THREADS')}")
+"""
+
+
+def test_only_small_models_are_computed_with_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect one thread in the checker and in the port, and the user's own number to replace it."""
+    (tmp_path / "says.py").write_text(SAYS_THREADS)
+    (tmp_path / "config.json").write_text(CONFIG.to_json())
+    for name in cache.THREADS:
+        monkeypatch.delenv(name, raising=False)
+
+    def said(*options: str, **variables: str) -> tuple[str, str]:
+        told = run_python("-c", THREADS, f"{tmp_path}/says.py:build", *options, **variables).stdout
+        return told.partition("the port has ")[2].split()[0].rstrip("."), told.partition("NumPy has ")[2].strip()
+
+    ours, of_numpy = said("--config", f"{tmp_path}/config.json")
+    assert ours == "None"
+    assert said("--preset", "notes-lm") == ("1", "[1]")
+    assert said("--preset", "notes-lm", OMP_NUM_THREADS="2") == ("2", "[2]" if of_numpy != "[1]" else "[1]")

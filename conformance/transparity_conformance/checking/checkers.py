@@ -69,8 +69,7 @@ class PortCheck:
     @staticmethod
     def start(options: Options) -> IsolatedBuild:
         adapter = None if options.adapter is None else str(options.adapter)
-        is_small = options.checkpoint is None and options.config is None
-        return isolated_build(options.spec, options.timeout, adapter, options.ranks, is_small=is_small)
+        return isolated_build(options.spec, options.timeout, adapter, options.ranks, is_small=options.is_small)
 
     def __call__(self, system: System, progress: Progress) -> Report:
         options = self.options

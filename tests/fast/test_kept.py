@@ -17,14 +17,18 @@ from tests.helpers import invoke, run_python
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
+from transparity.training import Training
 from transparity_conformance import cache
+from transparity_conformance.capabilities.learning.training import batches, tiny
 from transparity_conformance.capabilities.port_calls import PortCallError
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives, training_oracle
 from transparity_conformance.oracle.oracle import Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.oracle.reach.features import exercised
 from transparity_conformance.oracle.reach.models import LogitsOracle
 from transparity_conformance.oracle.undetermined import hidden_positions
 from transparity_conformance.running.process.isolation import isolated_build
+from transparity_numpy.training.loss import cross_entropy
 
 PORT = """
 from transparity_numpy.port import build as of_reference
@@ -123,6 +127,28 @@ def test_a_change_of_what_is_computed_is_computed_again(reused: Callable[..., bo
     assert reused(probe().oracle)
 
 
+LEARNED = probe(tiny(preset("notes-lm")))
+ORDERED = dict(sorted(LEARNED.parameters.items(), reverse=True))
+
+
+def derivatives(parameters: Any = LEARNED.parameters, **changes: Any) -> Oracle:
+    return Derivatives(LEARNED.config, parameters, LEARNED.inputs, **changes).oracle
+
+
+def trained(training: Training = Training(), steps: int = 1, **changes: Any) -> Oracle:  # noqa: B008 - it is frozen
+    return training_oracle(LEARNED.config, LEARNED.parameters, batches(LEARNED.config)[:steps], training, **changes)
+
+
+def test_derivatives_and_trainings_are_reused(reused: Callable[..., bool]) -> None:
+    """Expect a change of a setting, of the loss or of the order of the parameters to be computed again."""
+    first = [noise(oracle()) for oracle in (derivatives, trained)]
+    assert reused(derivatives()) and reused(trained())
+    assert [noise(oracle()) for oracle in (derivatives, trained)] == first
+    assert not reused(derivatives(ORDERED)) and not reused(derivatives(of_padding=False))
+    assert not reused(derivatives(loss=lambda *given: 2 * cross_entropy(*given)))
+    assert not reused(trained(Training("sgd"))) and not reused(trained(steps=2)) and not reused(trained(by=print))
+
+
 def test_a_change_of_the_code_is_computed_again(
     reused: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,15 +207,15 @@ def logits(oracle: LogitsOracle) -> np.ndarray:
 def test_logits_are_reused_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     given = probe()
     other = {"tokens": np.roll(given.inputs["tokens"], 1, axis=0)}
-    oracles = [
-        LogitsOracle(CONFIG, given.parameters, given.inputs),
-        LogitsOracle(CONFIG, changed_weight().arrays, given.inputs),
-        LogitsOracle(dataclasses.replace(CONFIG, norm_eps=2e-5), given.parameters, given.inputs),
-        LogitsOracle(CONFIG, given.parameters, other),
+    calls = [
+        (CONFIG, given.parameters, given.inputs),
+        (CONFIG, changed_weight().arrays, given.inputs),
+        (dataclasses.replace(CONFIG, norm_eps=2e-5), given.parameters, given.inputs),
+        (CONFIG, given.parameters, other),
     ]
-    first = logits(oracles[0])
+    first = logits(LogitsOracle(*calls[0]))
     monkeypatch.setattr(LogitsOracle, "_evaluate", lambda *args: {"logits": np.zeros(1)})
-    again = [logits(LogitsOracle(*oracle.call[:1], oracle.arrays, oracle.call[1])) for oracle in oracles if oracle.call]
+    again = [logits(LogitsOracle(*call)) for call in calls]
     assert np.array_equal(again[0], first) and [value.size for value in again[1:]] == [1, 1, 1]
 
 

@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.helpers import invoke, run_python
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity.training import Training
 from transparity_conformance import cache
 from transparity_conformance.capabilities.learning.training import batches, tiny
-from transparity_conformance.capabilities.port_calls import PortCallError
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError
+from transparity_conformance.checking.check import check
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives, training_oracle
 from transparity_conformance.oracle.oracle import Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probes_of
@@ -344,3 +346,26 @@ def test_only_small_models_are_computed_with_one_thread(tmp_path: Path, monkeypa
     assert ours == "None"
     assert said("--preset", "notes-lm") == ("1", "[1]")
     assert said("--preset", "notes-lm", OMP_NUM_THREADS="2") == ("2", "[2]" if of_numpy != "[1]" else "[1]")
+
+
+def test_small_models_use_one_thread_in_the_process_of_a_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect the caller's number for other models, afterwards, and if the user chose a number."""
+
+    def numbers() -> list[int]:
+        return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
+
+    def build(config: Any, parameters: Any) -> Any:
+        raise RuntimeError(str(numbers()))
+
+    def said(**options: Any) -> str:
+        with pytest.raises(PortError) as raised:
+            check(build, **options)
+        return str(raised.value)
+
+    with threadpool_limits(limits=2):
+        usual = numbers()
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        assert str([1] * len(usual)) in said(preset="notes-lm")
+        assert str(usual) in said(config=CONFIG) and numbers() == usual
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        assert str(usual) in said(preset="notes-lm")

@@ -14,17 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.helpers import invoke, run_python
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
+from transparity.training import Training
 from transparity_conformance import cache
-from transparity_conformance.capabilities.port_calls import PortCallError
+from transparity_conformance.capabilities.learning.training import batches, tiny
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError
+from transparity_conformance.checking.check import check
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives, training_oracle
 from transparity_conformance.oracle.oracle import Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.oracle.reach.features import exercised
 from transparity_conformance.oracle.reach.models import LogitsOracle
 from transparity_conformance.oracle.undetermined import hidden_positions
 from transparity_conformance.running.process.isolation import isolated_build
+from transparity_numpy.training.loss import cross_entropy
 
 PORT = """
 from transparity_numpy.port import build as of_reference
@@ -123,6 +129,28 @@ def test_a_change_of_what_is_computed_is_computed_again(reused: Callable[..., bo
     assert reused(probe().oracle)
 
 
+LEARNED = probe(tiny(preset("notes-lm")))
+ORDERED = dict(sorted(LEARNED.parameters.items(), reverse=True))
+
+
+def derivatives(parameters: Any = LEARNED.parameters, **changes: Any) -> Oracle:
+    return Derivatives(LEARNED.config, parameters, LEARNED.inputs, **changes).oracle
+
+
+def trained(training: Training = Training(), steps: int = 1, **changes: Any) -> Oracle:  # noqa: B008 - it is frozen
+    return training_oracle(LEARNED.config, LEARNED.parameters, batches(LEARNED.config)[:steps], training, **changes)
+
+
+def test_derivatives_and_trainings_are_reused(reused: Callable[..., bool]) -> None:
+    """Expect a change of a setting, of the loss or of the order of the parameters to be computed again."""
+    first = [noise(oracle()) for oracle in (derivatives, trained)]
+    assert reused(derivatives()) and reused(trained())
+    assert [noise(oracle()) for oracle in (derivatives, trained)] == first
+    assert not reused(derivatives(ORDERED)) and not reused(derivatives(of_padding=False))
+    assert not reused(derivatives(loss=lambda *given: 2 * cross_entropy(*given)))
+    assert not reused(trained(Training("sgd"))) and not reused(trained(steps=2)) and not reused(trained(by=print))
+
+
 def test_a_change_of_the_code_is_computed_again(
     reused: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,15 +209,15 @@ def logits(oracle: LogitsOracle) -> np.ndarray:
 def test_logits_are_reused_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     given = probe()
     other = {"tokens": np.roll(given.inputs["tokens"], 1, axis=0)}
-    oracles = [
-        LogitsOracle(CONFIG, given.parameters, given.inputs),
-        LogitsOracle(CONFIG, changed_weight().arrays, given.inputs),
-        LogitsOracle(dataclasses.replace(CONFIG, norm_eps=2e-5), given.parameters, given.inputs),
-        LogitsOracle(CONFIG, given.parameters, other),
+    calls = [
+        (CONFIG, given.parameters, given.inputs),
+        (CONFIG, changed_weight().arrays, given.inputs),
+        (dataclasses.replace(CONFIG, norm_eps=2e-5), given.parameters, given.inputs),
+        (CONFIG, given.parameters, other),
     ]
-    first = logits(oracles[0])
+    first = logits(LogitsOracle(*calls[0]))
     monkeypatch.setattr(LogitsOracle, "_evaluate", lambda *args: {"logits": np.zeros(1)})
-    again = [logits(LogitsOracle(*oracle.call[:1], oracle.arrays, oracle.call[1])) for oracle in oracles if oracle.call]
+    again = [logits(LogitsOracle(*call)) for call in calls]
     assert np.array_equal(again[0], first) and [value.size for value in again[1:]] == [1, 1, 1]
 
 
@@ -280,3 +308,64 @@ def test_only_small_models_are_compiled_without_slow_passes(tmp_path: Path, monk
     assert "0 flags" in said(is_small=True)
     monkeypatch.setattr(cache, "KNOW_FLAGS", ("0.0.",))
     assert cache.quickly() == {}
+
+
+THREADS = """
+import sys
+
+from threadpoolctl import threadpool_info
+from typer.testing import CliRunner
+
+from transparity_conformance.cli import app
+
+said = CliRunner().invoke(app, ["check", *sys.argv[1:]])
+numbers = {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+print(said.output, f"NumPy has {sorted(numbers)}")
+"""
+
+SAYS_THREADS = """
+import os
+
+def build(config, parameters):
+    raise RuntimeError(f"the port has {os.environ.get('OMP_NUM_THREADS')}")
+"""
+
+
+def test_only_small_models_are_computed_with_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect one thread in the checker and in the port, and the user's own number to replace it."""
+    (tmp_path / "says.py").write_text(SAYS_THREADS)
+    (tmp_path / "config.json").write_text(CONFIG.to_json())
+    for name in cache.THREADS:
+        monkeypatch.delenv(name, raising=False)
+
+    def said(*options: str, **variables: str) -> tuple[str, str]:
+        told = run_python("-c", THREADS, f"{tmp_path}/says.py:build", *options, **variables).stdout
+        return told.partition("the port has ")[2].split()[0].rstrip("."), told.partition("NumPy has ")[2].strip()
+
+    ours, of_numpy = said("--config", f"{tmp_path}/config.json")
+    assert ours == "None"
+    assert said("--preset", "notes-lm") == ("1", "[1]")
+    assert said("--preset", "notes-lm", OMP_NUM_THREADS="2") == ("2", "[2]" if of_numpy != "[1]" else "[1]")
+
+
+def test_small_models_use_one_thread_in_the_process_of_a_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect the caller's number for other models, afterwards, and if the user chose a number."""
+
+    def numbers() -> list[int]:
+        return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
+
+    def build(config: Any, parameters: Any) -> Any:
+        raise RuntimeError(str(numbers()))
+
+    def said(**options: Any) -> str:
+        with pytest.raises(PortError) as raised:
+            check(build, **options)
+        return str(raised.value)
+
+    with threadpool_limits(limits=2):
+        usual = numbers()
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        assert str([1] * len(usual)) in said(preset="notes-lm")
+        assert str(usual) in said(config=CONFIG) and numbers() == usual
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        assert str(usual) in said(preset="notes-lm")

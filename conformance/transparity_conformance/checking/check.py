@@ -29,6 +29,7 @@ from transparity_conformance.running.process.child import TIMEOUT
 from transparity_conformance.running.process.isolation import isolated_build, spec_of
 from transparity_conformance.running.process.ranks import ranks_of
 from transparity_conformance.running.process.running import Port
+from transparity_conformance.running.process.threads import one_thread
 
 __all__ = ["Actual", "Port", "PortError", "Progress", "assert_conforms", "check"]
 
@@ -88,7 +89,11 @@ def check(
         return _check_against(dict(locals()))
     its, system = _names(build, name, ranks), _system(preset, family, config, parameters, ranks)
     arguments = Arguments(*system, parameters, dtype, logits_only, budget, *its, tuple(lengths), audit, quick)
-    with _built_by(build, family, timeout, ranks, isolated=isolated, is_small=config is None) as port:
+    is_small = config is None and parameters is None and not lengths
+    with (
+        one_thread() if is_small else contextlib.nullcontext(),
+        _built_by(build, family, timeout, ranks, isolated=isolated, is_small=is_small) as port,
+    ):
         return _report(Evidence(arguments, port, located, progress or ignore_progress))
 
 

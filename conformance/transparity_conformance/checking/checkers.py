@@ -13,8 +13,6 @@ from transparity.presets import PRESETS
 from transparity.text import safe
 from transparity_conformance import STARTED
 from transparity_conformance.capabilities.port_calls import signature_of
-from transparity_conformance.checking.check import check
-from transparity_conformance.checking.command import check_command
 from transparity_conformance.checking.options import Options, one_sentence
 from transparity_conformance.checking.systems import (
     System,
@@ -43,6 +41,8 @@ def checker(options: Options) -> Check:
     """Return a function that checks one configuration. The port is a function, an artifact (a model file) or a program,
     and runs in a separate process."""
     if options.command is not None:
+        from transparity_conformance.checking.command import check_command  # a slow import that is rarely needed
+
         named = options.named("dtype", "logits_only", "budget", "located", "sections", "ranks")
         command, named["timeout"] = options.command, checked_timeout(options.timeout)
         return lambda system, progress: check_command(command, system.name, system.config, **named, progress=progress)
@@ -64,13 +64,15 @@ class PortCheck:
         if options.adapter is not None:
             read_adapter(options.adapter)
         self.options, self.spec, self.build = options, options.spec, self.start(options)
+        from transparity_conformance.checking.check import check  # a slow import, while the port's process starts
+
+        self.check = check
         self.starts = {"start": Timing(STARTED, port=0.0)}
 
     @staticmethod
     def start(options: Options) -> IsolatedBuild:
         adapter = None if options.adapter is None else str(options.adapter)
-        is_small = options.checkpoint is None and options.config is None
-        return isolated_build(options.spec, options.timeout, adapter, options.ranks, is_small=is_small)
+        return isolated_build(options.spec, options.timeout, adapter, options.ranks, is_small=options.is_small)
 
     def __call__(self, system: System, progress: Progress) -> Report:
         options = self.options
@@ -84,7 +86,7 @@ class PortCheck:
         now = Stopwatch(self.build.process.processor_seconds).read()
         # Only the first report includes the time since the command started.
         starts, self.starts = {name: now.since(began) for name, began in self.starts.items()}, {}
-        report = check(
+        report = self.check(
             self.build.loading(system.model_type),
             system.name,
             config=config,

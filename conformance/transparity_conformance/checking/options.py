@@ -56,6 +56,12 @@ class Options:
         return {name: getattr(self, name) for name in names}
 
     @property
+    def is_small(self) -> bool:
+        """Return whether the checker chooses the sizes of all models and prompts, and so chooses small ones."""
+        is_chosen = self.config is not None if self.against else self.config is None and not self.length
+        return is_chosen and self.checkpoint is None
+
+    @property
     def given(self) -> set[str]:
         """Return the names of the options that the user gave, in the form that `RULES` uses."""
         given = {f"--{each.name.replace('_', '-')}": getattr(self, each.name) for each in fields(self)}

@@ -21,7 +21,6 @@ from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.checkpoints.layers import open_for_pieces, pieces, written
-from transparity_conformance.exchange.reading import read_config
 from transparity_conformance.identify.fitting.answer import templates
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
@@ -56,7 +55,13 @@ def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
     for name in dict.fromkeys(names or (() if config else PRESETS)):
         yield System(name, preset(name).resized())
     if config is not None:
-        yield System("config", read_config(config))
+        yield System("config", _read(config))
+
+
+def _read(path: Path) -> TransformerConfig:
+    from transparity_conformance.exchange.reading import read_config  # a slow import that is rarely needed
+
+    return read_config(path)
 
 
 def family_systems(names: Sequence[str], changes: Sequence[str] = (), head: str | None = None) -> Iterator[System]:
@@ -102,7 +107,7 @@ def layer_numbers(text: str) -> list[int]:
 def named_config(name: str, *, resized: bool) -> TransformerConfig:
     """Return a configuration by name: a preset (small if `resized`), a family's small model, or a JSON file."""
     if label(name) == "config":
-        return read_config(Path(name))
+        return _read(Path(name))
     if name in templates() and name not in PRESETS:
         return templates()[name]
     if name not in PRESETS and (is_file(Path(name)) or is_folder(Path(name))):

@@ -51,8 +51,9 @@ class Oracle:
     ) -> None:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
-        self.call: tuple[TransformerConfig, Mapping[str, Any]] | None = None
-        """The configuration and the inputs of a forward pass; None for other computations."""
+        self.given: tuple[list[Any], Mapping[str, Any]] | None = None
+        """Settings, as JSON values, and further arrays that determine the results together with `arrays`; None if other
+        things determine the results, too."""
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 
@@ -94,14 +95,14 @@ class Oracle:
     def identity(self) -> str | None:
         """Return a hash of everything that determines the results, for the cache on disk.
 
-        Return None for large models, for parameters in files, and for computations other than forward passes.
+        Return None for large models, for parameters in files, and if the results depend on other things.
         """
         are_in_memory = all(isinstance(value, np.ndarray) for value in self.arrays.values())
-        if self.call is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:
+        if self.given is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:
             return None
-        config, inputs = self.call
+        given, inputs = self.given
         settings = [type(self).__name__, self.neighbours, None if self.kept is None else sorted(self.kept)]
-        return digest(json.dumps([config.as_dict(), *settings]), self.arrays, inputs)
+        return digest(json.dumps([*given, *settings]), self.arrays, inputs)
 
     def rounding(self, name: str, dtype: str, index: int) -> np.ndarray:
         """Return the reference's error in `dtype` at the `index`-th point, for each element of a result."""
@@ -199,7 +200,7 @@ def forward_oracle(
         transformer(config, parameters, tap=tap, **tokens)
 
     oracle = Oracle(run, parameters, neighbours=neighbours, kept=kept, room=room)
-    oracle.call = config, tokens
+    oracle.given = [config.as_dict()], tokens
     return oracle
 
 

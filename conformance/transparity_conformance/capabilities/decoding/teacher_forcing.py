@@ -59,7 +59,14 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
     """Judge generated tokens by the first wrong token. Without a wrong token, use the token with the largest error. A
-    wrong prompt, padding or length has an infinite error."""
+    wrong prompt, padding or length has an infinite error. If a history repeats the same tokens, return the same result.
+    """
+    return _judged(request, tokens.astype(np.int64).tobytes(), tokens.shape, dtype)
+
+
+@kept_in(0)
+def _judged(request: Request, content: bytes, shape: tuple[int, ...], dtype: str) -> Judged:
+    tokens = np.frombuffer(content, np.int64).reshape(shape)
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     errors, budget = (behind if request.uniforms is None else outside)(request, tokens, dtype)
@@ -92,11 +99,12 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
     assert request.uniforms is not None
     new, sampling = new_tokens(request, tokens), request.sampling or Sampling()
     steps = new.shape[1]
-    logits = following(request, request.exact, tokens, steps)
-    may = np.isfinite(filter_logits(logits.reshape(-1, logits.shape[-1]), sampling)).reshape(logits.shape)
+    exact = following(request, request.exact, tokens, steps)
+    may = np.isfinite(filter_logits(exact.reshape(-1, exact.shape[-1]), sampling)).reshape(exact.shape)
 
     def run(parameters: Arrays, tap: Tap) -> None:
-        logits = following(request, parameters, tokens, steps)
+        is_exact = all(value.dtype == np.float64 for value in parameters.values())
+        logits = exact if is_exact else following(request, parameters, tokens, steps)
         logits = logits / logits.dtype.type(sampling.temperature)
         ranked = tap("ranked", -np.sort(-logits, axis=-1))
         tap("reached", softmax(ranked[..., : sampling.top_k]).cumsum(axis=-1))

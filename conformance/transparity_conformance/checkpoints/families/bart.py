@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.naming import StoredTensor, Table, flat, linears, projections
 from transparity_conformance.checkpoints.reading import as_json
 from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import SIZES, Family
 from transparity_conformance.checkpoints.tables.rows import Fields
-from transparity_numpy.positions.sinusoidal import sinusoidal_positions
 
 
 def stack_names(stack: str) -> dict[str, str | StoredTensor]:
@@ -184,6 +185,13 @@ OPT = Family(
 POSITIONS = "encoder.embed_positions.weight"
 
 
+def _frame_positions(config: TransformerConfig) -> np.ndarray:
+    from transparity_numpy.positions.sinusoidal import sinusoidal_positions  # slows the start of a port's process
+
+    size = config.frame_positions, config.embed_dim
+    return sinusoidal_positions(*size, layout="halves", timescales="inclusive")
+
+
 WHISPER = Family(
     model="WhisperForConditionalGeneration",
     example=EXAMPLE
@@ -228,10 +236,6 @@ WHISPER = Family(
         **linears({f"{stack}.layer_norm": f"{stack}.final_norm" for stack in ("encoder", "decoder")}),
     },
     prefixes=("model.",),
-    computed={
-        POSITIONS: lambda config: sinusoidal_positions(
-            *(config.frame_positions, config.embed_dim), layout="halves", timescales="inclusive"
-        )
-    },
+    computed={POSITIONS: _frame_positions},
 )
 FAMILIES = {"bart": BART, "marian": MARIAN, "opt": OPT, "whisper": WHISPER}

@@ -11,6 +11,7 @@ To compute a whole gradient, the reference changes one entry of a parameter at a
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections import defaultdict
@@ -99,6 +100,9 @@ class Derivatives:
                 self.directions[name][0][:, config.pad_id] = 0
         self._used: dict[str, None] = {}
         self.oracle = Oracle(self._run, parameters, neighbours=POINTS_OF_A_LARGE_ONE if self.is_large else NEIGHBOURS)
+        if loss is cross_entropy and masks is None:  # the order of the parameters determines the directions
+            settings = ["derivatives", config.as_dict(), training, of_padding, list(parameters)]
+            self.oracle.given = settings, inputs
 
     @functools.cached_property
     def expected(self) -> Arrays:
@@ -265,4 +269,8 @@ def training_oracle(
         for name, value in {"losses": np.array(losses), **learned}.items():
             tap(name, value)
 
-    return Oracle(run, parameters, neighbours=2)
+    oracle = Oracle(run, parameters, neighbours=2)
+    if by is None:
+        inputs = {f"{step}.{name}": value for step, batch in enumerate(batches) for name, value in batch.items()}
+        oracle.given = ["training", config.as_dict(), dataclasses.asdict(training)], inputs
+    return oracle

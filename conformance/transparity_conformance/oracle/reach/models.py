@@ -68,7 +68,7 @@ class LogitsOracle(Oracle):
             tap("logits", transformer(config, arrays, **given, tap=inner))
 
         super().__init__(run, parameters)
-        self.call = config, given
+        self.given = [config.as_dict()], given
         self._again: dict[tuple[str, int], float] = {}
 
     @functools.cached_property

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from transparity_conformance.capabilities.port_calls import (
 )
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.checkpoints.importing import InFolder
-from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.forms import within_sequence
 from transparity_conformance.oracle.probes import Probe, as_given
@@ -32,7 +30,8 @@ from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.inputs import shapes_of, taps_in
 from transparity_conformance.running.process.isolation import RemotePort
 from transparity_conformance.running.process.ranks import isolated_of
-from transparity_conformance.running.process.wire import MISSHAPEN, largest_answer
+from transparity_conformance.running.process.recording import listen_once
+from transparity_conformance.running.process.wire import MISSHAPEN
 
 Port = Callable[..., Callable[..., Any]]
 """A function `build(config, parameters)`, which returns `forward(source=…, target=…)` or `forward(tokens=…)`."""
@@ -145,28 +144,6 @@ def _listened(
         return forward.listened(method, *args, whole_numbers=whole_numbers, **named)
     function = getattr(forward, method) if method else forward
     return listen_once(function, args, named, framework, whole_numbers=whole_numbers)
-
-
-def listen_once(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    named: Mapping[str, Any],
-    framework: str | None = None,
-    *,
-    whole_numbers: bool,
-) -> tuple[Any, list[Operation]]:
-    """Call a function, and return its result and operations.
-
-    A rehearsal, which recording NumPy needs, gets copies of the arguments, because a call may modify a cache.
-    """
-    args_copy, named_copy = copy.deepcopy((args, dict(named)))
-    return listen(
-        lambda: function(*args, **named),
-        framework,
-        largest=largest_answer() // 2,
-        whole_numbers=whole_numbers,
-        rehearsal=lambda: function(*args_copy, **named_copy),
-    )
 
 
 def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:

@@ -31,7 +31,7 @@ from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.inputs import taps_in
 from transparity_conformance.running.loading import Listened, LoadError, load_artefact, load_port
 from transparity_conformance.running.process import wire
-from transparity_conformance.running.process.running import listen_once
+from transparity_conformance.running.process.recording import listen_once
 
 
 class Worker:

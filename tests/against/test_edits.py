@@ -106,6 +106,9 @@ SLOPED = replaced(
         self.query, self.key""",
     },
 )
+FILLED = 'scores = scores.masked_fill(~seen, float("-inf"))'
+LOWEST_MASK = " + torch.where(seen, 0.0, torch.finfo(scores.dtype).min)"
+LOWEST = replaced(THEIRS, {FILLED: f"scores = scores{LOWEST_MASK}"})
 HALF = {"k.mT * 0.5": "k.mT * 0.25"}
 OTHER_ORDER = {"k = self.turned(self.scaled(k))": "k = self.scaled(self.turned(k))"}
 ANSWER = "self.norm(x) @ self.embedding.weight.T"
@@ -139,6 +142,9 @@ MISTAKES: dict[str, Mistake] = {
     "operand": one("weights @ v", "weights @ k", "where the reference passes"),
     "function": one("functional.silu", "functional.relu", "applies ReLU"),
     "mask": one(".tril()", ".tril(1)", "shows one later key"),
+    "mask after the softmax": Mistake(
+        {LOWEST_MASK: "", "scores.softmax(-1)": "scores.softmax(-1).masked_fill(~seen, 0.0)"}, (None,), LOWEST
+    ),
     "axis": one("scores.softmax(-1)", "scores.softmax(-2).nan_to_num()", "uses -2 instead of -1"),
     "sign": one("x + self.down(h)", "x - self.down(h)", "applies `sub`"),
     "parameters": one("h = self.norm2(x)", "h = self.norm(x)", "parameters of layers.0.norm for"),

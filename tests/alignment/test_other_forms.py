@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -117,6 +118,14 @@ def test_a_line_that_is_right_elsewhere_is_told_by_its_caller() -> None:
     assert getattr(operations[1].line_apart(right), "line", None) == 11
     # the operation is wrong wherever it runs
     assert operations[1].line_apart([]) == operations[1].source
+
+
+def test_another_expression_of_the_same_line_is_not_the_operation_elsewhere() -> None:
+    lines = [stack(1, caller) for caller in (10, 11, 11)]
+    columns = [(4, 9), (4, 9), (0, 3)]
+    placed = [(dataclasses.replace(line[0], columns=each), *line[1:]) for line, each in zip(lines, columns, strict=True)]
+    elsewhere, wrong, beside = (Operation("op", np.zeros(2), (), each) for each in placed)
+    assert getattr(wrong.line_apart([elsewhere, beside]), "line", None) == 11
 
 
 def test_callers_are_kept_on_the_wire_though_the_line_is_the_same() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.against.test_check import THEIRS, against_theirs, replaced
 
+from transparity_conformance.report.check.findings import findings
 from transparity_conformance.report.report import Report
 
 ROTATED = replaced(
@@ -106,6 +107,9 @@ SLOPED = replaced(
         self.query, self.key""",
     },
 )
+TURNING = "return x * cos + torch.cat((-second, first), -1) * sin"
+TURNED_BY_HALVES = """cos, sin = cos[:, :2], sin[:, :2]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)"""
 FILLED = 'scores = scores.masked_fill(~seen, float("-inf"))'
 LOWEST_MASK = " + torch.where(seen, 0.0, torch.finfo(scores.dtype).min)"
 LOWEST = replaced(THEIRS, {FILLED: f"scores = scores{LOWEST_MASK}"})
@@ -127,6 +131,8 @@ class Mistake:
     reference: str = THEIRS
     line: str | None = None
     """Text of the line of the reference where the first fault is; without it, the first replaced text."""
+    port: str = ""
+    """Text of the line of the port where the first fault is."""
 
 
 def one(old: str, new: str, says: str | None, reference: str = THEIRS, line: str | None = None) -> Mistake:
@@ -232,6 +238,12 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "opposite order": Mistake(OTHER_ORDER, (OPPOSITE,), IN_ORDER),
     "scale and opposite order": Mistake({"* 2.0": "* 3.0"} | OTHER_ORDER, ("3 instead of 2", OPPOSITE), IN_ORDER),
+    "opposite order, before a layer that is written in another way": Mistake(
+        {"silu(self.gate(h)) * self.up(h)": "silu(self.gate(h) * self.up(h))", TURNING: TURNED_BY_HALVES},
+        (OPPOSITE,),
+        ROTATED,
+        port="self.gate(h) * self.up(h)",
+    ),
     "number and opposite order": Mistake(
         {"0.5 * x.cumsum": "0.25 * x.cumsum"} | OTHER_ORDER, (NUMBER, OPPOSITE), IN_ORDER
     ),
@@ -266,7 +278,10 @@ def test_a_mistake_is_told_with_both_lines_and_an_edit_that_gives_the_ports_answ
     for cause, says in zip(causes, mistake.says, strict=True):
         assert (cause is None) == (says is None)
         assert (says or "") in (cause or "")
+    told = [finding.causes[0].says for finding in findings(report) if finding.causes]
+    assert {*told} == {*causes} - {None}
     fault, text = report.faults[0], mistake.line or next(iter(mistake.edits))
+    assert mistake.port in (fault.source or {"code": ""})["code"]
     if ANSWER in text:
         return
     line = next(number for number, each in enumerate(mistake.reference.splitlines(), 1) if text in each)

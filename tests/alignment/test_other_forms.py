@@ -99,6 +99,15 @@ def test_masked_scores_are_what_they_were_made_from_scaled() -> None:
     assert np.isneginf(unmasked([operation(1, scores), masked, biased], 2)).any()
 
 
+@pytest.mark.parametrize("lowest", [-np.inf, -1e9])
+def test_masked_scores_are_what_they_were_made_from_with_the_bias_of_the_mask(lowest: float) -> None:
+    scores = np.random.default_rng(0).standard_normal((2, 4, 4))
+    bias = operation(2, np.arange(16.0).reshape(4, 4))
+    mask = operation(3, bias.value + np.where(np.tril(np.ones((4, 4), bool)), 0.0, lowest), 1)
+    both = operation(4, scores + mask.value, 0, 2)
+    assert np.allclose(unmasked([operation(1, scores), bias, mask, both], 3), scores + bias.value)
+
+
 def test_features_whose_halves_are_interleaved_have_a_layout() -> None:
     ours = np.arange(1.0 * 3 * 5 * 8).reshape(1, 3, 5, 8)
     theirs = ours.reshape(1, 3, 5, 2, 4).swapaxes(-1, -2).reshape(1, 3, 5, 8).swapaxes(1, 2).reshape(5, 24)
@@ -123,7 +132,9 @@ def test_a_line_that_is_right_elsewhere_is_told_by_its_caller() -> None:
 def test_another_expression_of_the_same_line_is_not_the_operation_elsewhere() -> None:
     lines = [stack(1, caller) for caller in (10, 11, 11)]
     columns = [(4, 9), (4, 9), (0, 3)]
-    placed = [(dataclasses.replace(line[0], columns=each), *line[1:]) for line, each in zip(lines, columns, strict=True)]
+    placed = (
+        (dataclasses.replace(line[0], columns=each), *line[1:]) for line, each in zip(lines, columns, strict=True)
+    )
     elsewhere, wrong, beside = (Operation("op", np.zeros(2), (), each) for each in placed)
     assert getattr(wrong.line_apart([elsewhere, beside]), "line", None) == 11
 

@@ -5,14 +5,16 @@ A port may loop over heads, rows or tokens, repeat heads, mask scores or preallo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
+from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import lengths_of
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.matching.graph import common
+from transparity_conformance.matching.graph import ancestors, common
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import Probe
 
@@ -147,21 +149,45 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
-    """Return an operation's scores, with each −∞ replaced by the score before masking. If the port scales the scores
-    after the mask, scale the inserted scores by the same factor."""
+    """Return an operation's scores, with each masked score replaced by the score before masking. If the port scales the
+    scores after the mask, or adds a position bias together with the mask, do the same to the inserted scores."""
     value = operations[index].value
-    hidden = np.isneginf(value)
+    hidden = value < EXACT_MASK_BELOW
     if not hidden.any() or hidden.all():
         return value
     waiting = list(operations[index].inputs)
     while waiting:
         earlier = operations[waiting.pop()]
         if earlier.value.shape == value.shape:
-            if np.isfinite(earlier.value).all():
-                multiple = _multiple(earlier.value, value, ~hidden)
-                return value if multiple is None else np.where(hidden, multiple * earlier.value, value)
+            if _hides_none(earlier.value):
+                before = _before_mask(operations, index, earlier.value, ~hidden)
+                return value if before is None else np.where(hidden, before, value)
             waiting += earlier.inputs
     return value
+
+
+def _before_mask(
+    operations: Sequence[Operation], index: int, scores: np.ndarray, seen: np.ndarray
+) -> np.ndarray | None:
+    """Return a multiple of `scores`, or the sum of `scores` and an earlier value, that equals an operation's value at
+    the `seen` keys; None if there is none."""
+    value = operations[index].value
+    multiple = _multiple(scores, value, seen)
+    if multiple is not None:
+        return multiple * scores
+    added = value[seen] - scores[seen]
+    tolerance = epsilon("float32") ** 0.5 * float(np.abs(value[seen]).max())
+    for each in sorted(ancestors([index], lambda one: operations[one].inputs), reverse=True):
+        bias = operations[each].value
+        with contextlib.suppress(ValueError):  # the value has another shape
+            bias = np.broadcast_to(bias, value.shape)
+            if _hides_none(bias) and (np.abs(bias[seen] - added) <= tolerance).all():
+                return np.asarray(scores + bias)
+    return None
+
+
+def _hides_none(value: np.ndarray) -> bool:
+    return bool(np.isfinite(value).all() and (value >= EXACT_MASK_BELOW).all())
 
 
 def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> float | None:

@@ -180,6 +180,12 @@ MISTAKES: dict[str, Mistake] = {
     "swapped tables": one(
         "cos, sin = self.table", "sin, cos = self.table", "swaps the result of `angles", ROTATED, "return x * cos"
     ),
+    "swapped tables, used in other steps": Mistake(
+        {"cos, sin = self.table": "sin, cos = self.table", TURNING: TURNED_BY_HALVES},
+        ("swaps the result of `angles",),
+        ROTATED,
+        "return x * cos",
+    ),
     "swapped halves": one("gate, up =", "up, gate =", "swaps part 1 of the result of `self.up(h).chunk", GATED),
     "swapped parts": one("first, second = x", "second, first = x", "swaps part 2 of the result", ROTATED),
     "rms": one("h = self.norm2(x)", ROOT_MEAN_SQUARE, "no bias", LAYER_NORMS),

@@ -21,7 +21,7 @@ from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.known_faults import Recorded
 from transparity_conformance.identify.alignment.lines import behind_taps
 from transparity_conformance.listening.operation import Operation, Source
-from transparity_conformance.matching.forms import unmasked, without_loops
+from transparity_conformance.matching.forms import unmasked, with_biases, without_loops
 from transparity_conformance.matching.graph import common
 from transparity_conformance.matching.recorded import Recorded as RecordedCall
 from transparity_conformance.matching.recorded import layouts
@@ -105,7 +105,11 @@ def test_masked_scores_are_what_they_were_made_from_with_the_bias_of_the_mask(lo
     bias = operation(2, np.arange(16.0).reshape(4, 4))
     mask = operation(3, bias.value + np.where(np.tril(np.ones((4, 4), bool)), 0.0, lowest), 1)
     both = operation(4, scores + mask.value, 0, 2)
-    assert np.allclose(unmasked([operation(1, scores), bias, mask, both], 3), scores + bias.value)
+    operations = [operation(1, scores), bias, mask, both]
+    assert np.allclose(unmasked(operations, 3), scores + bias.value)
+    assert np.allclose(with_biases(operations)[3].value, scores + bias.value)
+    masked = operation(4, np.where(mask.value < -1e6, lowest, scores), 0)
+    assert with_biases([operation(1, scores), bias, mask, masked])[3] is masked
 
 
 def test_features_whose_halves_are_interleaved_have_a_layout() -> None:

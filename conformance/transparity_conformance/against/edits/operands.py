@@ -49,6 +49,8 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
             says = f"passes {names[0]} to `{short(step)}`, where the reference passes {names[1]}"
             wider = _exchanges(program, item.index, other, f"swaps {names[1]} and {names[0]}")
             yield Edit("operand", says, make, rank=3, wider=wider)
+            if not at.flow.passes.keys() & {item.index, other.index()}:
+                yield from wider  # a port may use tables in other steps than the reference
     for place, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
             says = f"reverses the list of tensors in `{at.line}`"

@@ -54,6 +54,8 @@ GATED = replaced(
     },
 )
 
+GELU = replaced(THEIRS, {"nn.functional.silu(": "nn.functional.gelu("})
+
 LAYER_NORMS = replaced(THEIRS, {"nn.RMSNorm(16, eps=1e-5)": "nn.LayerNorm(16, eps=1e-5)"})
 
 BATCH_NORM = replaced(
@@ -147,6 +149,11 @@ MISTAKES: dict[str, Mistake] = {
     "twice": one("h = self.norm(x)", "h = self.norm(self.norm(x))", "applies `self.norm(x)` twice"),
     "operand": one("weights @ v", "weights @ k", "where the reference passes"),
     "function": one("functional.silu", "functional.relu", "applies ReLU"),
+    "function with a part left out": Mistake(
+        {"h = nn.functional.gelu(self.gate(h))": "g = self.gate(h)\n        h = g * (1 + torch.erf(g)) / 2"},
+        ("applies GELU with erf(x) instead of erf(x / √2)",),
+        GELU,
+    ),
     "mask": one(".tril()", ".tril(1)", "shows one later key"),
     "mask after the softmax": Mistake(
         {LOWEST_MASK: "", "scores.softmax(-1)": "scores.softmax(-1).masked_fill(~seen, 0.0)"}, (None,), LOWEST

@@ -204,6 +204,7 @@ def activations() -> dict[str, Function]:
         "SiLU": F.silu,
         "GELU": F.gelu,
         "GELU (tanh)": functools.partial(F.gelu, approximate="tanh"),
+        "GELU with erf(x) instead of erf(x / √2)": lambda x: x * (1 + torch.erf(x)) / 2,
         "GELU (sigmoid)": lambda x: x * torch.sigmoid(1.702 * x),
         "ReLU": F.relu,
         "squared ReLU": lambda x: F.relu(x) ** 2,

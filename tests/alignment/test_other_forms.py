@@ -17,9 +17,9 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.align import in_its_flow
 from transparity_conformance.identify.alignment.found import Found, flow_of
-from transparity_conformance.identify.alignment.heard import aligned_probe
+from transparity_conformance.identify.alignment.heard import AlignedCall, aligned_probe
 from transparity_conformance.identify.alignment.known_faults import Recorded
-from transparity_conformance.identify.alignment.lines import behind_taps
+from transparity_conformance.identify.alignment.lines import behind_taps, operation_of
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.matching.forms import unmasked, with_biases, without_loops
 from transparity_conformance.matching.graph import common
@@ -118,6 +118,22 @@ def test_features_whose_halves_are_interleaved_have_a_layout() -> None:
     read = [layout.to_ours(theirs) for layout in layouts(ours.shape, theirs.shape, 3)]
     assert any(np.array_equal(each, ours) for each in read)
     assert not np.array_equal(read[0], ours)
+
+
+def test_the_mask_is_not_the_wrong_line_of_scores() -> None:
+    probe = aligned_probe(probes_of(example_config("t5"), "t5")["mixed"])
+    scope = "decoder.layers.0.self_attention"
+    expected = {tap: np.asarray(probe.oracle.expected[f"{scope}.{tap}"]) for tap in ("query", "key", "scores")}
+    products = expected["query"] @ expected["key"].swapaxes(-1, -2)
+    length = products.shape[-1]
+    bias = operation(4, (expected["scores"] - products)[:, :, ::-1, ::-1])
+    mask = operation(5, np.where(np.tril(np.ones((length, length), bool)), 0.0, -1e9))
+    operations = [operation(1, expected["query"]), operation(2, expected["key"]), operation(3, products, 0, 1)]
+    operations += [mask, bias, operation(6, bias.value + mask.value, 3, 4)]
+    operations += [operation(7, products + operations[-1].value, 2, 5)]
+    taps = {f"{scope}.{tap}": value for tap, value in expected.items()} | {f"{scope}.scores": products + bias.value}
+    call = AlignedCall(operations, taps, {f"{scope}.query": 0, f"{scope}.key": 1, f"{scope}.scores": 6})
+    assert operation_of(probe, call, f"{scope}.scores", 1.0, 1e-6) == len(operations) - 1  # the sum with the bias
 
 
 def shared(*callers: int) -> Operation:

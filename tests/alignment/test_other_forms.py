@@ -121,7 +121,7 @@ def test_features_whose_halves_are_interleaved_have_a_layout() -> None:
 
 
 def test_the_mask_is_not_the_wrong_line_of_scores() -> None:
-    probe = aligned_probe(probes_of(example_config("t5"), "t5")["mixed"])
+    probe = probes_of(example_config("t5"), "t5")["mixed"]
     scope = "decoder.layers.0.self_attention"
     expected = {tap: np.asarray(probe.oracle.expected[f"{scope}.{tap}"]) for tap in ("query", "key", "scores")}
     products = expected["query"] @ expected["key"].swapaxes(-1, -2)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.against.test_check import THEIRS, against_theirs, replaced
 
+from transparity_conformance.report.check.findings import findings
 from transparity_conformance.report.report import Report
 
 ROTATED = replaced(
@@ -52,6 +53,8 @@ GATED = replaced(
         h = nn.functional.silu(gate) * up""",
     },
 )
+
+GELU = replaced(THEIRS, {"nn.functional.silu(": "nn.functional.gelu("})
 
 LAYER_NORMS = replaced(THEIRS, {"nn.RMSNorm(16, eps=1e-5)": "nn.LayerNorm(16, eps=1e-5)"})
 
@@ -106,6 +109,12 @@ SLOPED = replaced(
         self.query, self.key""",
     },
 )
+TURNING = "return x * cos + torch.cat((-second, first), -1) * sin"
+TURNED_BY_HALVES = """cos, sin = cos[:, :2], sin[:, :2]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)"""
+FILLED = 'scores = scores.masked_fill(~seen, float("-inf"))'
+LOWEST_MASK = " + torch.where(seen, 0.0, torch.finfo(scores.dtype).min)"
+LOWEST = replaced(THEIRS, {FILLED: f"scores = scores{LOWEST_MASK}"})
 HALF = {"k.mT * 0.5": "k.mT * 0.25"}
 OTHER_ORDER = {"k = self.turned(self.scaled(k))": "k = self.scaled(self.turned(k))"}
 ANSWER = "self.norm(x) @ self.embedding.weight.T"
@@ -124,6 +133,8 @@ class Mistake:
     reference: str = THEIRS
     line: str | None = None
     """Text of the line of the reference where the first fault is; without it, the first replaced text."""
+    port: str = ""
+    """Text of the line of the port where the first fault is."""
 
 
 def one(old: str, new: str, says: str | None, reference: str = THEIRS, line: str | None = None) -> Mistake:
@@ -138,7 +149,15 @@ MISTAKES: dict[str, Mistake] = {
     "twice": one("h = self.norm(x)", "h = self.norm(self.norm(x))", "applies `self.norm(x)` twice"),
     "operand": one("weights @ v", "weights @ k", "where the reference passes"),
     "function": one("functional.silu", "functional.relu", "applies ReLU"),
+    "function with a part left out": Mistake(
+        {"h = nn.functional.gelu(self.gate(h))": "g = self.gate(h)\n        h = g * (1 + torch.erf(g)) / 2"},
+        ("applies GELU with erf(x) instead of erf(x / √2)",),
+        GELU,
+    ),
     "mask": one(".tril()", ".tril(1)", "shows one later key"),
+    "mask after the softmax": Mistake(
+        {LOWEST_MASK: "", "scores.softmax(-1)": "scores.softmax(-1).masked_fill(~seen, 0.0)"}, (None,), LOWEST
+    ),
     "axis": one("scores.softmax(-1)", "scores.softmax(-2).nan_to_num()", "uses -2 instead of -1"),
     "sign": one("x + self.down(h)", "x - self.down(h)", "applies `sub`"),
     "parameters": one("h = self.norm2(x)", "h = self.norm(x)", "parameters of layers.0.norm for"),
@@ -167,6 +186,12 @@ MISTAKES: dict[str, Mistake] = {
     "answer with swapped axes": one(ANSWER, f"({ANSWER}).transpose(0, 1)", None),
     "swapped tables": one(
         "cos, sin = self.table", "sin, cos = self.table", "swaps the result of `angles", ROTATED, "return x * cos"
+    ),
+    "swapped tables, used in other steps": Mistake(
+        {"cos, sin = self.table": "sin, cos = self.table", TURNING: TURNED_BY_HALVES},
+        ("swaps the result of `angles",),
+        ROTATED,
+        "return x * cos",
     ),
     "swapped halves": one("gate, up =", "up, gate =", "swaps part 1 of the result of `self.up(h).chunk", GATED),
     "swapped parts": one("first, second = x", "second, first = x", "swaps part 2 of the result", ROTATED),
@@ -226,6 +251,12 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "opposite order": Mistake(OTHER_ORDER, (OPPOSITE,), IN_ORDER),
     "scale and opposite order": Mistake({"* 2.0": "* 3.0"} | OTHER_ORDER, ("3 instead of 2", OPPOSITE), IN_ORDER),
+    "opposite order, before a layer that is written in another way": Mistake(
+        {"silu(self.gate(h)) * self.up(h)": "silu(self.gate(h) * self.up(h))", TURNING: TURNED_BY_HALVES},
+        (OPPOSITE,),
+        ROTATED,
+        port="self.gate(h) * self.up(h)",
+    ),
     "number and opposite order": Mistake(
         {"0.5 * x.cumsum": "0.25 * x.cumsum"} | OTHER_ORDER, (NUMBER, OPPOSITE), IN_ORDER
     ),
@@ -260,7 +291,10 @@ def test_a_mistake_is_told_with_both_lines_and_an_edit_that_gives_the_ports_answ
     for cause, says in zip(causes, mistake.says, strict=True):
         assert (cause is None) == (says is None)
         assert (says or "") in (cause or "")
+    told = [finding.causes[0].says for finding in findings(report) if finding.causes]
+    assert {*told} == {*causes} - {None}
     fault, text = report.faults[0], mistake.line or next(iter(mistake.edits))
+    assert mistake.port in (fault.source or {"code": ""})["code"]
     if ANSWER in text:
         return
     line = next(number for number, each in enumerate(mistake.reference.splitlines(), 1) if text in each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +17,11 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.align import in_its_flow
 from transparity_conformance.identify.alignment.found import Found, flow_of
-from transparity_conformance.identify.alignment.heard import aligned_probe
+from transparity_conformance.identify.alignment.heard import AlignedCall, aligned_probe
 from transparity_conformance.identify.alignment.known_faults import Recorded
-from transparity_conformance.identify.alignment.lines import behind_taps
+from transparity_conformance.identify.alignment.lines import behind_taps, operation_of
 from transparity_conformance.listening.operation import Operation, Source
-from transparity_conformance.matching.forms import unmasked, without_loops
+from transparity_conformance.matching.forms import unmasked, with_biases, without_loops
 from transparity_conformance.matching.graph import common
 from transparity_conformance.matching.recorded import Recorded as RecordedCall
 from transparity_conformance.matching.recorded import layouts
@@ -98,12 +99,41 @@ def test_masked_scores_are_what_they_were_made_from_scaled() -> None:
     assert np.isneginf(unmasked([operation(1, scores), masked, biased], 2)).any()
 
 
+@pytest.mark.parametrize("lowest", [-np.inf, -1e9])
+def test_masked_scores_are_what_they_were_made_from_with_the_bias_of_the_mask(lowest: float) -> None:
+    scores = np.random.default_rng(0).standard_normal((2, 4, 4))
+    bias = operation(2, np.arange(16.0).reshape(4, 4))
+    mask = operation(3, bias.value + np.where(np.tril(np.ones((4, 4), bool)), 0.0, lowest), 1)
+    both = operation(4, scores + mask.value, 0, 2)
+    operations = [operation(1, scores), bias, mask, both]
+    assert np.allclose(unmasked(operations, 3), scores + bias.value)
+    assert np.allclose(with_biases(operations)[3].value, scores + bias.value)
+    masked = operation(4, np.where(mask.value < -1e6, lowest, scores), 0)
+    assert with_biases([operation(1, scores), bias, mask, masked])[3] is masked
+
+
 def test_features_whose_halves_are_interleaved_have_a_layout() -> None:
     ours = np.arange(1.0 * 3 * 5 * 8).reshape(1, 3, 5, 8)
     theirs = ours.reshape(1, 3, 5, 2, 4).swapaxes(-1, -2).reshape(1, 3, 5, 8).swapaxes(1, 2).reshape(5, 24)
     read = [layout.to_ours(theirs) for layout in layouts(ours.shape, theirs.shape, 3)]
     assert any(np.array_equal(each, ours) for each in read)
     assert not np.array_equal(read[0], ours)
+
+
+def test_the_mask_is_not_the_wrong_line_of_scores() -> None:
+    probe = probes_of(example_config("t5"), "t5")["mixed"]
+    scope = "decoder.layers.0.self_attention"
+    expected = {tap: np.asarray(probe.oracle.expected[f"{scope}.{tap}"]) for tap in ("query", "key", "scores")}
+    products = expected["query"] @ expected["key"].swapaxes(-1, -2)
+    length = products.shape[-1]
+    bias = operation(4, (expected["scores"] - products)[:, :, ::-1, ::-1])
+    mask = operation(5, np.where(np.tril(np.ones((length, length), bool)), 0.0, -1e9))
+    operations = [operation(1, expected["query"]), operation(2, expected["key"]), operation(3, products, 0, 1)]
+    operations += [mask, bias, operation(6, bias.value + mask.value, 3, 4)]
+    operations += [operation(7, products + operations[-1].value, 2, 5)]
+    taps = {f"{scope}.{tap}": value for tap, value in expected.items()} | {f"{scope}.scores": products + bias.value}
+    call = AlignedCall(operations, taps, {f"{scope}.query": 0, f"{scope}.key": 1, f"{scope}.scores": 6})
+    assert operation_of(probe, call, f"{scope}.scores", 1.0, 1e-6) == len(operations) - 1  # the sum with the bias
 
 
 def shared(*callers: int) -> Operation:
@@ -117,6 +147,16 @@ def test_a_line_that_is_right_elsewhere_is_told_by_its_caller() -> None:
     assert getattr(operations[1].line_apart(right), "line", None) == 11
     # the operation is wrong wherever it runs
     assert operations[1].line_apart([]) == operations[1].source
+
+
+def test_another_expression_of_the_same_line_is_not_the_operation_elsewhere() -> None:
+    lines = [stack(1, caller) for caller in (10, 11, 11)]
+    columns = [(4, 9), (4, 9), (0, 3)]
+    placed = (
+        (dataclasses.replace(line[0], columns=each), *line[1:]) for line, each in zip(lines, columns, strict=True)
+    )
+    elsewhere, wrong, beside = (Operation("op", np.zeros(2), (), each) for each in placed)
+    assert getattr(wrong.line_apart([elsewhere, beside]), "line", None) == 11
 
 
 def test_callers_are_kept_on_the_wire_though_the_line_is_the_same() -> None:

@@ -111,6 +111,14 @@ def convolved(tokens):
     return sum(map(softmax, [stacked, stacked * 2]))
 
 
+erf = np.frompyfunc(math.erf, 1, 1)  # has no module, like the functions of scipy.special
+
+
+def activated(tokens):
+    x = PARAMETERS["wte"][tokens]
+    return x * (1 + erf(x / np.sqrt(2)).astype("f"))
+
+
 def fails(tokens):
     x = PARAMETERS["wte"][tokens]
     return x @ x
@@ -138,7 +146,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@pytest.mark.parametrize("name", ["Model", "lookups", "odd", "convolved"])
+@pytest.mark.parametrize("name", ["Model", "lookups", "odd", "convolved", "activated"])
 def test_the_result_is_the_same_to_the_bit_and_the_functions_are_put_back(port: ModuleType, name: str) -> None:
     forward = port.Model().forward if name == "Model" else getattr(port, name)
     codes = port.Model.forward.__code__, port.lookups.__code__, port.odd.__code__

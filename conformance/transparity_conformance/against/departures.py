@@ -160,7 +160,7 @@ class Departures:
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
         """Return the port's operation to report, usually the first operation that the edit explains. If the edit leaves
         out a step, return the operation that computes the step's input. If the edit explains no operation, return the
-        first operation that only the port has."""
+        first operation that only the port has, and on which the next explained value depends."""
         comparer, after = self.comparer, found.after
         if found.edit.operation >= 0:
             return found.edit.operation
@@ -169,10 +169,14 @@ class Departures:
         first = next((index for index in shown if index in after.matched), shown[0])
         if first not in after.matched:
             names = {comparer.program.steps[number].name for number in comparer.missing(now)}
-            unlike = [index for index in sorted(explained) if comparer.port.operations[index].name not in names]
+            operations, readers = comparer.port.operations, comparer.port.readers
+            later = ancestors([first], lambda each: readers.get(each, ()))
+            given = sorted(later & explained & after.matched.keys())[:1]
+            before = ancestors(given, lambda each: operations[each].inputs) if given else explained
+            unlike = sorted(each for each in explained & before if operations[each].name not in names)
             is_content = found.step.output in comparer.flow.passes
             of_content = (index for index in unlike if is_content and self._reads_content(index, now))
-            return next(of_content, next(iter(unlike), first % len(comparer.port.operations)))
+            return next(of_content, next(iter(unlike), first % len(operations)))
         if found.edit.kind != "left out":
             return first
         # If a function leaves out its last step, it returns this step's input. Report the operation that computes the

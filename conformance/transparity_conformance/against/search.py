@@ -260,18 +260,25 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether leaving out a segment explains the port only if all runs of the same line leave it out. For
-        example, the port rotates neither queries nor keys. In this case, the port computes the value at the segment's
-        start, but not the value at its end."""
+        """Return whether an edit explains the port only if it is made at several steps. For example, the port rotates
+        neither queries nor keys. Then the port computes the value at the start of a segment that is left out, but not
+        the value at its end. Or the port swaps two tables, and no single step shows the swap."""
+        if edit.is_everywhere and edit.kind == "exchanged":
+            runs = self._scopes(edit, number, now)[0]
+        elif (runs := self._runs_without(edit, number, now)) is None:
+            return False
+        after = self.comparer.tried(self.comparer.changes(edit, runs, now.changes), now)
+        return after is not None and len(after.lost) < len(now.lost)
+
+    def _runs_without(self, edit: Edit, number: int, now: Comparison) -> list[int] | None:
+        """Return all runs of a line if the port may leave out the segment that ends at one of them. Otherwise, return
+        None."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:
-            return False
+            return None
         start = comparer.at(number).behind(*edit.behind)
-        if not start or not now.have.get(start[-1]) or now.have.get(step.output):
-            return False
-        after = comparer.tried(comparer.changes(edit, runs, now.changes), now)
-        return after is not None and len(after.lost) < len(now.lost)
+        return runs if start and now.have.get(start[-1]) and not now.have.get(step.output) else None
 
     def _result(self, edit: Edit, number: int, now: Comparison) -> Any:
         try:

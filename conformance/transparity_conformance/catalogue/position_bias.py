@@ -54,6 +54,7 @@ def _relative_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         way = "two directions, although only the past is visible: half of the buckets are unused"
     other = partial(_bucketed, says=f"buckets have {way}")
     yield other("relative-buckets", "other direction", lambda c, d, both: _buckets(c, d, not both))
+    yield _bucketed("relative-buckets", "undivided", _undivided)
     yield _bucketed("relative-direction", "turned", lambda c, d, both: _buckets(c, -d, both))
     for most in (128, 64, 32, 20):
         if most != config.relative_max_distance:
@@ -74,6 +75,12 @@ def _with_buckets(buckets: Buckets, state: WalkState, site: str, value: Value) -
     table = state.parameters[f"{stack}.relative_bias.weight"]
     bias = table[buckets(state.config, distances_at(state, site), stack == "encoder")]
     return value - bias_at(state, site) + np.moveaxis(bias, -1, 1)
+
+
+def _undivided(config: TransformerConfig, distances: np.ndarray, both: bool) -> np.ndarray:
+    """Return buckets from ln(distance / exact) / ln(max_distance); the right divisor is ln(max_distance / exact)."""
+    exact = max(1, config.relative_buckets // (4 if both else 2))
+    return _buckets(config, distances, both, config.relative_max_distance * exact)
 
 
 def _all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> np.ndarray:

@@ -32,6 +32,10 @@ class Source:
     columns: tuple[int, int] | None = field(default=None, compare=False)
     """The expression's start and end in `line`, in characters from 0; None if Python does not report them."""
 
+    def is_at(self, other: Source | None) -> bool:
+        """Return whether both are the same expression; `==` compares only lines."""
+        return other is not None and self == other and self.columns == other.columns
+
 
 @dataclass(frozen=True, eq=False)
 class Operation:
@@ -56,9 +60,9 @@ class Operation:
         """Return the line that probably passed wrong arguments to a function that several lines call.
 
         `others` are right operations. The result is the innermost line on this stack that is on no stack of `others`
-        with the same innermost line. If no such line exists, return the operation's own line.
+        with the same innermost expression. If no such line exists, return the operation's own line.
         """
-        alike = (each.stack for each in others if each.stack[:1] == self.stack[:1])
+        alike = (each.stack for each in others if each.stack and each.stack[0].is_at(self.source))
         elsewhere = {line for stack in alike for line in stack}
         return next((line for line in self.stack if line not in elsewhere), self.source)
 

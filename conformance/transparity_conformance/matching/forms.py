@@ -5,14 +5,16 @@ A port may loop over heads, rows or tokens, repeat heads, mask scores or preallo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
+from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import lengths_of
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.matching.graph import common
+from transparity_conformance.matching.graph import ancestors, common
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import Probe
 
@@ -149,21 +151,62 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
-    """Return an operation's scores, with each −∞ replaced by the score before masking. If the port scales the scores
-    after the mask, scale the inserted scores by the same factor."""
-    value = operations[index].value
-    hidden = np.isneginf(value)
-    if not hidden.any() or hidden.all():
+    """Return an operation's scores, with each masked score replaced by the score before masking. If the port scales the
+    scores after the mask, or adds a position bias together with the mask, do the same to the inserted scores."""
+    value, scores = operations[index].value, _scores_before(operations, index)
+    if scores is None:
         return value
-    waiting = list(operations[index].inputs)
+    hidden = _hidden(value)
+    multiple = _multiple(scores, value, ~hidden)
+    before = _biased(operations, index, scores) if multiple is None else multiple * scores
+    return value if before is None else np.where(hidden, before, value)
+
+
+def with_biases(operations: Sequence[Operation]) -> list[Operation]:
+    """Replace masked scores by the scores before the mask where the port adds a position bias together with the mask.
+    Such a port never computes the sum of the scores and the bias alone."""
+    found = list(operations)
+    for index, each in enumerate(operations):
+        scores = _scores_before(operations, index)
+        if scores is not None and _multiple(scores, each.value, ~_hidden(each.value)) is None:
+            found[index] = dataclasses.replace(each, value=unmasked(operations, index))
+    return found
+
+
+def _hidden(scores: np.ndarray) -> np.ndarray:
+    return np.asarray(scores < EXACT_MASK_BELOW)
+
+
+def _scores_before(operations: Sequence[Operation], index: int) -> np.ndarray | None:
+    """Return the scores from which masked scores were computed; None if the operation's value is not masked scores."""
+    value = operations[index].value
+    hidden = _hidden(value)
+    waiting = list(operations[index].inputs) if hidden.any() and not hidden.all() else []
     while waiting:
         earlier = operations[waiting.pop()]
         if earlier.value.shape == value.shape:
-            if np.isfinite(earlier.value).all():
-                multiple = _multiple(earlier.value, value, ~hidden)
-                return value if multiple is None else np.where(hidden, multiple * earlier.value, value)
+            if _hides_none(earlier.value):
+                return earlier.value
             waiting += earlier.inputs
-    return value
+    return None
+
+
+def _biased(operations: Sequence[Operation], index: int, scores: np.ndarray) -> np.ndarray | None:
+    """Return the sum of `scores` and an earlier value that equals an operation's value where no key is masked; None if
+    there is none."""
+    value = operations[index].value
+    seen = ~_hidden(value)
+    added, tolerance = value[seen] - scores[seen], epsilon("float32") ** 0.5 * float(np.abs(value[seen]).max())
+    for each in sorted(ancestors([index], lambda one: operations[one].inputs), reverse=True):
+        with contextlib.suppress(ValueError):  # the value has another shape
+            bias = np.broadcast_to(operations[each].value, value.shape)
+            if _hides_none(bias) and (np.abs(bias[seen] - added) <= tolerance).all():
+                return np.asarray(scores + bias)
+    return None
+
+
+def _hides_none(value: np.ndarray) -> bool:
+    return bool(np.isfinite(value).all() and (value >= EXACT_MASK_BELOW).all())
 
 
 def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> float | None:

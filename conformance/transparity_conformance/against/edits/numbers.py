@@ -92,7 +92,9 @@ def _in_words(value: Any) -> str:
         return str(value)
     if float(plain := f"{value:.6g}") == value:
         return plain
-    for form, square in (("√{}", value * value), ("1/√{}", 1 / (value * value) if value else 0.0)):
+    squared = value * value
+    roots = {"√{}": squared, "1/√{}": 1 / squared if squared else math.inf}
+    for form, square in roots.items() if math.isfinite(sum(roots.values())) else ():
         whole = round(square)
         is_root = value > 0 and math.isclose(square, whole, rel_tol=8 * sys.float_info.epsilon)
         if is_root and math.isqrt(whole) ** 2 != whole:

@@ -49,6 +49,8 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
             says = f"passes {names[0]} to `{short(step)}`, where the reference passes {names[1]}"
             wider = _exchanges(program, item.index, other, f"swaps {names[1]} and {names[0]}")
             yield Edit("operand", says, make, rank=3, wider=wider)
+            if not at.flow.passes.keys() & {item.index, other.index()}:
+                yield from wider  # a port may use tables in other steps than the reference
     for place, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
             says = f"reverses the list of tensors in `{at.line}`"
@@ -202,6 +204,7 @@ def activations() -> dict[str, Function]:
         "SiLU": F.silu,
         "GELU": F.gelu,
         "GELU (tanh)": functools.partial(F.gelu, approximate="tanh"),
+        "GELU with erf(x) instead of erf(x / √2)": lambda x: x * (1 + torch.erf(x)) / 2,
         "GELU (sigmoid)": lambda x: x * torch.sigmoid(1.702 * x),
         "ReLU": F.relu,
         "squared ReLU": lambda x: F.relu(x) ** 2,

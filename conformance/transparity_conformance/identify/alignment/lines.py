@@ -40,7 +40,7 @@ def operation_of(
     masks = [_hides(each) for each in intermediates(probe, given, [*probe.oracle.expected][-1]) if _hides(each).any()]
     configs = (dataclasses.replace(probe.config, **each.fault.fields) for each in besides if each.fault.fields)
     every = [probe, *(dataclasses.replace(probe, config=config) for config in configs)]
-    right = _Right(intermediates(probe, given, where, besides), every, masks)
+    right = _Right(intermediates(probe, given, where, besides), every, masks, is_masked=not where.endswith(".scores"))
     scale = largest(taps[where]) or 1.0
     tolerance = math.sqrt(budget * min(scale, error if np.isfinite(error) else scale)) / scale
     known = {index for tap, index in numbers.items() if tap not in masked}
@@ -106,8 +106,11 @@ def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
 
 
 class _Right:
-    def __init__(self, values: Sequence[np.ndarray], probes: Sequence[Probe], masks: Sequence[np.ndarray]) -> None:
-        self.masks, self.heads = masks, probes[0].config.num_heads
+    def __init__(
+        self, values: Sequence[np.ndarray], probes: Sequence[Probe], masks: Sequence[np.ndarray], is_masked: bool = True
+    ) -> None:
+        self.masks, self.heads, self.is_masked = masks, probes[0].config.num_heads, is_masked
+        """`is_masked` is false for scores, which no mask can change."""
         self.tables = [np.unique(each) for probe in probes for each in tables(probe)]
         self.by_size: dict[int, list[np.ndarray]] = {}
         for value in values:
@@ -120,8 +123,7 @@ class _Right:
         """
         sketch = _sketch(value)
         allowed = tolerance * (largest(sketch) or 1.0)
-        is_plain = sketch[0] == sketch[-1] or (np.isfinite(sketch).all() and np.array_equal(sketch, np.round(sketch)))
-        if is_table and (is_plain or any(_all_in(sketch, each, allowed) for each in self.tables)):
+        if is_table and self._is_table(sketch if self.is_masked else sketch[sketch > EXACT_MASK_BELOW], allowed):
             return True
         if value.size not in self.sketches:
             self.sketches[value.size] = [_sketch(each) for each in self.by_size.get(value.size, [])]
@@ -134,6 +136,11 @@ class _Right:
             not fits or any(is_near(_hidden(each), _hidden(fit.to_ours(value)), allowed) for fit in fits)
             for each, fits in ways
         )
+
+    def _is_table(self, sketch: np.ndarray, allowed: float) -> bool:
+        is_whole = np.isfinite(sketch).all() and np.array_equal(sketch, np.round(sketch))
+        is_plain = is_whole or sketch[0] == sketch[-1]
+        return bool(is_plain) or any(_all_in(sketch, each, allowed) for each in self.tables)
 
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
         """Return whether masked scores are right.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.segment import Combination
@@ -16,7 +17,7 @@ from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.align import align
 from transparity_conformance.identify.alignment.found import Matches
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.matching.forms import unmasked, unrepeated
+from transparity_conformance.matching.forms import unmasked, unrepeated, with_biases
 from transparity_conformance.matching.graph import common, made_from
 from transparity_conformance.matching.recorded import Layout, Match, Recorded, layouts
 from transparity_conformance.oracle.oracle import Arrays
@@ -52,9 +53,10 @@ def plan_of(
 
 
 def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Recorded:
-    """Return the recorded call; where the port repeats heads of keys and values, keep each head only once."""
+    """Return the recorded call. Where the port repeats heads of keys and values, keep each head only once. Where the
+    port adds a position bias together with the mask, keep the scores without the mask."""
     heads, shared = probe.config.num_heads, probe.config.key_value_heads
-    once = [dataclasses.replace(each, value=unrepeated(each.value, heads, shared)) for each in operations]
+    once = [dataclasses.replace(each, value=unrepeated(each.value, heads, shared)) for each in with_biases(operations)]
     return Recorded(once, answer, heads, dtype)
 
 
@@ -149,7 +151,7 @@ def _ways(
     heads = config.num_heads, config.key_value_heads
     values = [each if each.size == math.prod(shape) else unrepeated(each, *heads) for each in values]
     grows = any(operations[index].grows for index in indices) and tap.endswith(".scores")
-    if grows or any(np.isneginf(value).any() for value in values):
+    if grows or any((value < EXACT_MASK_BELOW).any() for value in values):
         return []
     rows_of = [_arranged(value, shape, learned, probe.config.num_heads) for value in values]
     if not all(rows_of):

@@ -115,7 +115,8 @@ def findings(report: Report) -> list[Finding]:
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:
         line = None if fault.source is None else (fault.source["file"], fault.source["line"])
-        causes = [(cause.mistake, "" if line else cause.says) for cause in fault.causes]
+        # With another implementation, a cause has the same words in all layers; other words mean another fault.
+        causes = [(cause.mistake, "" if line and not report.reference else cause.says) for cause in fault.causes]
         alone = "" if causes or line else layer_pattern(fault.where)[0]
         grouped.setdefault((line, tuple(causes), alone), []).append(fault)
     alike: dict[Any, list[Divergence]] = {}

@@ -17,6 +17,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.files import file_size
 from transparity.parameters import parameter_shapes
+from transparity.taps import in_every_layer
 from transparity.text import listed, reason, safe
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.running.adapters import notation
@@ -49,7 +50,7 @@ class Adapter:
         Raises `AdapterError` if a parameter has no tensor, or if a tensor has no line.
         """
         filling, shapes = _Filling(tensors, config), parameter_shapes(config)
-        known = {*shapes, *(notation.LAYER.sub(r"\g<stack>.layers.{i}.", name) for name in shapes)}
+        known = {*shapes, *map(in_every_layer, shapes)}
         if unknown := [name for name in self.lines if name not in known]:
             raise AdapterError(
                 f"The adapter has a line for {shown(unknown[0])}, which is not a parameter of this model."

@@ -54,14 +54,8 @@ class Pool:
         return np.zeros(0, bool) if text == ABSENT else self.selection(text).read(self.taken)
 
     def take(self, text: str) -> None:
-        if text == ABSENT:
-            return
-        chosen = self.selection(text)
-        marks = np.concatenate([self.taken[name] for name in chosen.names])
-        marks[slice(None) if chosen.index is None else chosen.index] = True
-        sizes = np.cumsum([self.taken[name].size for name in chosen.names])[:-1]
-        for name, part in zip(chosen.names, np.split(marks, sizes), strict=True):
-            self.taken[name] = part
+        if text != ABSENT:
+            self.selection(text).write(self.taken, True)
 
     def overlap(self, texts: Iterable[str]) -> bool:
         """Return whether two lines select the same element, or a line selects an element that is already used."""

@@ -18,6 +18,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +78,14 @@ class Selection:
         """Return the selected elements, in the shape of `index`. Without an `index`, return a flat array."""
         flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
         return flat if self.index is None else flat[self.index]
+
+    def write(self, tensors: dict[str, np.ndarray], values: Any) -> None:
+        """Replace the selected elements, in copies of the tensors."""
+        flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
+        flat[slice(None) if self.index is None else self.index.ravel()] = values
+        ends = np.cumsum([tensors[name].size for name in self.names])[:-1]
+        for name, part in zip(self.names, np.split(flat, ends), strict=True):
+            tensors[name] = part.reshape(tensors[name].shape)
 
 
 def letters_of(config: TransformerConfig) -> dict[str, str]:

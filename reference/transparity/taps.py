@@ -7,6 +7,8 @@ pure for `jax.jit` and `torch.compile`.
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +17,20 @@ from transparity.parts.feed_forward import ROUTER_CHOSEN as ROUTER_CHOSEN
 from transparity.parts.model import model
 
 Tap = Callable[[str, Any], Any]
+
+LAYER = re.compile(r"(.+?)\.layers\.(\d+)(?:\.(.*))?", re.DOTALL)
+
+
+@functools.lru_cache(maxsize=2**14)  # the same names are split often
+def in_layer(name: str) -> tuple[str, int, str] | None:
+    """Return (`decoder`, 3, `output`) for the tap or parameter `decoder.layers.3.output`; None for others."""
+    found = LAYER.fullmatch(name)
+    return (found[1], int(found[2]), found[3] or "") if found else None
+
+
+def in_every_layer(name: str) -> str:
+    """Return `decoder.layers.{i}.output` for `decoder.layers.3.output`; names outside layers are returned unchanged."""
+    return re.sub(r"(?<=\.layers\.)\d+", "{i}", name, count=1)
 
 
 def identity(name: str, value: Any) -> Any:

@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from meta.against.classes import KINDS, classes, configured, exists
 from meta.against.copies import copied
 from meta.trial import Answer, Measure, Trial
 from transparity_conformance import check
+from transparity_conformance.against.reference import exactly
 from transparity_conformance.against.small.build import build
 from transparity_conformance.against.small.inputs import example_inputs
 from transparity_conformance.report.report import Report
@@ -47,32 +47,6 @@ TOLERANCE = 1e-4
 STAGES = ("listed", "exists", "builds", "runs", "exact", "agrees")
 """The stages that a class can reach. `exists`: the default configuration builds the class without weights. `exact`:
 float32 and float64 agree. `agrees`: the checker finds no difference between the class and a copy of its file."""
-
-SHAPED = {"nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
-"""Operations whose output shape depends on the input's values."""
-
-NARROW = {torch.float32, torch.bfloat16, torch.float16}
-
-
-class Exact(TorchDispatchMode):
-    """A dispatch mode that computes in float64 wherever the model asks for a narrower float.
-
-    Attributes:
-        shaped: the called operations whose output shape depends on the input's values.
-    """
-
-    shaped: frozenset[str] = frozenset()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def widened(value: Any) -> Any:
-            return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
-
-        args, kwargs = tree_map(widened, (args, kwargs or {}))
-        if "softmax" in str(func) and len(args) > 2 and args[2] is True:  # the argument `half_to_float`
-            args = (*args[:2], False)
-        if func.overloadpacket.__name__ in SHAPED:
-            self.shaped |= {func.overloadpacket.__name__}
-        return func(*args, **kwargs)
 
 
 def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -93,19 +67,16 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
     narrow = outputs(model, inputs)
     answer |= {"stage": "runs"}
     yield answer
-    torch.set_default_dtype(torch.float64)
-    with Exact() as exact:  # type: ignore[no-untyped-call]
-        wide = outputs(
-            copy.deepcopy(model).double(), {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
-        )
+    exact = copy.deepcopy(model).double()
+    with exactly():
+        wide = outputs(exact, {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()})
     errors = [_error(*pair, inputs.get("attention_mask")) for pair in zip(narrow, wide, strict=True)]
     if any(each.dtype != torch.float64 for each in wide):
         raise ArithmeticError("an output of the float64 run is not float64")
     if not errors or not max(errors) < TOLERANCE:
         raise ArithmeticError(f"float32 differs from float64 by {max(errors, default=0.0):.1e}")
-    answer |= {"stage": "exact", "error": max(errors), "shaped": sorted(exact.shaped)}
+    answer |= {"stage": "exact", "error": max(errors)}
     yield answer
-    torch.set_default_dtype(torch.float32)
     begun = time.monotonic()
     report = copy_checked(model)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # in megabytes

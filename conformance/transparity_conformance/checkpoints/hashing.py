@@ -7,43 +7,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from transparity.limits.files import read_header
 from transparity.text import reason
 from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.checkpoints.scaled import TensorBytes, tensor_bytes
 
 PIECE = 2**24
 
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class TensorBytes:
-    """The entry of a tensor in the header of a safetensors file."""
-
-    path: Path
-    dtype: str
-    shape: list[int]
-    begin: int
-    end: int
-
-    @property
-    def size(self) -> int:
-        return self.end - self.begin
-
-
 def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
-    """Return the header entries of all tensors, file by file. `where` maps each tensor to its safetensors file."""
-    found: dict[str, TensorBytes] = {}
-    for path in dict.fromkeys(where.values()):
-        length, entries = read_header(path, CheckpointError)
-        for name, fields in entries.items():
-            begin, end = (length + offset for offset in fields["data_offsets"])
-            found[name] = TensorBytes(path, fields["dtype"], fields["shape"], begin, end)
-    return found
+    """Return the header entries of all tensors. `where` maps each tensor to its safetensors file, file by file."""
+    return {name: tensor_bytes(path, name) for name, path in where.items()}
 
 
 def hashes(tensors: Mapping[str, TensorBytes], progress: Progress) -> Iterator[tuple[str, str]]:

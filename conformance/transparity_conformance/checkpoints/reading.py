@@ -23,7 +23,7 @@ from transparity.limits.mapped import Mapped
 from transparity.limits.memory import check_fits
 from transparity.text import VALUE, reason, safe, shown
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes, refuse_constant
-from transparity_conformance.checkpoints.scaled import BLOCK, MXFP4, Float8, Stored, first_byte
+from transparity_conformance.checkpoints.scaled import BLOCK, MXFP4, Float8, TensorBytes, tensor_bytes
 from transparity_conformance.checkpoints.scaled import DTYPES as FLOAT8
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
@@ -158,7 +158,7 @@ def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, 
     scale = scale.reshape(-1, 1) if scale.ndim < 2 else scale
     for high, wide in ((shape[0], shape[1]), (1, shape[1]), *((block,) if block else ())):
         if scale.shape == (-(-shape[0] // high), -(-shape[1] // wide)):
-            return Float8(where[name], first_byte(where[name], name), shape, FLOAT8[dtype], scale, (high, wide))
+            return Float8(tensor_bytes(where[name], name), scale, (high, wide))
     raise CheckpointError(
         f"{shown(scaled)} of {where[scaled]} has the shape {shown(scale.shape)}; expected one scale for "
         f"{shown(name)}, for each of its {shape[0]} rows, or for each weight_block_size block."
@@ -244,9 +244,9 @@ class PackedExperts:
     returns a matrix that stays in the file."""
 
     name: str
-    blocks: Stored
+    blocks: TensorBytes
     """The 4-bit numbers as bytes, (experts, out, in / 32, 16)."""
-    scales: Stored
+    scales: TensorBytes
     """The exponents as bytes, (experts, out, in / 32)."""
     shape: tuple[int, int, int]
 
@@ -271,23 +271,19 @@ def load_experts(where: Mapping[str, Path], names: Collection[str], *, in_place:
 
 
 def _experts(where: Mapping[str, Path], name: str) -> PackedExperts:
-    blocks, scales = (_shape_of_bytes(where[name + ending], name + ending) for ending in (NUMBERS, EXPONENTS))
+    stored = [_in_bytes(where[name + ending], name + ending) for ending in (NUMBERS, EXPONENTS)]
+    blocks, scales = (tuple(each.shape) for each in stored)
     if len(blocks) != 4 or blocks[-1] != BLOCK // 2 or scales != blocks[:3]:
         raise CheckpointError(
             f"{shown(name + NUMBERS)} and {shown(name + EXPONENTS)} of {where[name + NUMBERS]} have the shapes "
             f"{shown(blocks)} and {shown(scales)}; expected (experts, out, in / {BLOCK}, {BLOCK // 2}), and the same "
             "shape without the last axis."
         )
-    places = [
-        Stored(where[name + ending], first_byte(where[name + ending], name + ending)) for ending in (NUMBERS, EXPONENTS)
-    ]
-    return PackedExperts(name, places[0], places[1], (blocks[0], blocks[2] * BLOCK, blocks[1]))
+    return PackedExperts(name, stored[0], stored[1], (blocks[0], blocks[2] * BLOCK, blocks[1]))
 
 
-def _shape_of_bytes(path: Path, name: str) -> tuple[int, ...]:
-    with _opened(path) as file:
-        found = file.get_slice(name)
-        dtype, shape = found.get_dtype(), tuple(found.get_shape())
-    if dtype != "U8":
-        raise CheckpointError(f"{shown(name)} of {path} has the dtype {dtype}; expected U8, the bytes of MXFP4.")
-    return shape
+def _in_bytes(path: Path, name: str) -> TensorBytes:
+    found = tensor_bytes(path, name)
+    if found.dtype != "U8":
+        raise CheckpointError(f"{shown(name)} of {path} has the dtype {found.dtype}; expected U8, the bytes of MXFP4.")
+    return found

@@ -8,14 +8,50 @@ columns. A number is ± 0, 0.5, 1, 1.5, 2, 3, 4 or 6 (e2m1) times 2^(scale − 1
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from transparity.errors import TransparityError
 from transparity.limits.files import read_header
+from transparity_conformance.checkpoints.files import BundleError
+
+
+@dataclass(frozen=True)
+class TensorBytes:
+    """The entry of a tensor in the header of a safetensors file."""
+
+    path: Path
+    dtype: str
+    shape: list[int]
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+    def read(self, first: int, count: int) -> np.ndarray:
+        with self.path.open("rb") as file:
+            file.seek(self.begin + first)
+            return np.frombuffer(file.read(count), np.uint8)
+
+
+def tensor_bytes(path: Path, name: str) -> TensorBytes:
+    """Return the entry of a tensor in a safetensors file whose header was checked."""
+    found = path.stat()
+    return _entries(path, found.st_mtime_ns, found.st_size)[name]
+
+
+@functools.lru_cache(maxsize=1)  # a file has many tensors, and parsing its header takes milliseconds
+def _entries(path: Path, changed: int, size: int) -> dict[str, TensorBytes]:
+    """Return the entry of each tensor; `changed` and `size` distinguish versions of the file."""
+    length, entries = read_header(path, BundleError)
+    return {
+        name: TensorBytes(path, entry["dtype"], entry["shape"], *(length + each for each in entry["data_offsets"]))
+        for name, entry in entries.items()
+    }
+
 
 DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """The float8 dtypes of safetensors, with their names in `ml_dtypes`."""
@@ -26,18 +62,12 @@ class Float8:
     """A float8 matrix in a safetensors file.
 
     Args:
-        path: the file.
-        begin: the offset of its first byte in the file.
-        shape: the numbers of rows and columns.
-        dtype: its dtype, one of the values of `DTYPES`.
+        numbers: its bytes.
         scale: the factor of each block, a float32 matrix.
         block: the numbers of rows and columns of a block; the last blocks may be smaller.
     """
 
-    path: str | os.PathLike[str]
-    begin: int
-    shape: tuple[int, int]
-    dtype: str
+    numbers: TensorBytes
     scale: np.ndarray
     block: tuple[int, int]
 
@@ -45,26 +75,12 @@ class Float8:
         """Read some rows as float32; each product with a scale is rounded once."""
         import ml_dtypes  # imported here, because the command line rarely needs it
 
-        count, width = place.stop - place.start, self.shape[1]
-        with Path(self.path).open("rb") as file:
-            file.seek(self.begin + place.start * width)
-            value = np.frombuffer(file.read(count * width), getattr(ml_dtypes, self.dtype)).reshape(count, width)
+        count, width = place.stop - place.start, self.numbers.shape[1]
+        stored = self.numbers.read(place.start * width, count * width)
+        value = stored.view(getattr(ml_dtypes, DTYPES[self.numbers.dtype])).reshape(count, width)
         high, wide = self.block
         factors = self.scale[np.arange(place.start, place.stop) // high]
         return value.astype(np.float32) * factors[:, np.arange(width) // wide]
-
-
-def first_byte(path: str | os.PathLike[str], name: str) -> int:
-    """Return the offset of a tensor in a safetensors file whose header was checked."""
-    found = Path(path).stat()
-    return _first_bytes(os.fspath(path), found.st_mtime_ns, found.st_size)[name]
-
-
-@functools.lru_cache(maxsize=1)  # a file has many tensors, and parsing its header takes milliseconds
-def _first_bytes(path: str, changed: int, size: int) -> dict[str, int]:
-    """Return the offset of each tensor; `changed` and `size` distinguish versions of the file."""
-    length, entries = read_header(path, TransparityError)
-    return {name: length + int(entry["data_offsets"][0]) for name, entry in entries.items()}
 
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -80,19 +96,6 @@ BLOCK = 32
 """The number of columns that share a scale."""
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A tensor of bytes in a safetensors file."""
-
-    path: str | os.PathLike[str]
-    begin: int
-
-    def read(self, first: int, count: int) -> np.ndarray:
-        with Path(self.path).open("rb") as file:
-            file.seek(self.begin + first)
-            return np.frombuffer(file.read(count), np.uint8)
-
-
 @dataclass(frozen=True, eq=False)
 class MXFP4:
     """A matrix in MXFP4: every `step`-th row, starting with row `first`, of two tensors in safetensors files.
@@ -104,8 +107,8 @@ class MXFP4:
         first, step: the matrix has the rows first, first + step, … of both tensors.
     """
 
-    blocks: Stored
-    scales: Stored
+    blocks: TensorBytes
+    scales: TensorBytes
     shape: tuple[int, int]
     first: int = 0
     step: int = 1

@@ -8,25 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transparity.config import TransformerConfig
+from transparity.taps import in_layer
 from transparity_conformance.oracle.oracle import Arrays
-
-LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)", re.DOTALL)
 
 Depth = tuple[int, int]
 """(0, i) is layer i of the encoder, (1, i) of the decoder. After the last layer, i is the number of layers."""
-
-
-@functools.lru_cache(maxsize=2**14)
-def _of_layer(name: str) -> tuple[str, int, str] | None:
-    """Return (stack, layer, rest) of a name. The result is cached, because the same names are split often."""
-    found = LAYER.match(name)
-    return (found[1], int(found[2]), found[3]) if found else None
 
 
 @functools.lru_cache(maxsize=2**6)
@@ -39,7 +30,7 @@ def _shorter(config: TransformerConfig, encoder: int, decoder: int) -> Transform
 
 
 def depth(config: TransformerConfig, name: str) -> Depth:
-    if found := _of_layer(name):
+    if found := in_layer(name):
         return int(found[0] == "decoder"), found[1]
     stack, _, rest = name.partition(".")
     if stack == "encoder":
@@ -77,7 +68,7 @@ class Start:
         if name.startswith("encoder.") and self.whole_encoder:
             # If both stacks share an embedding table, the table has the name of the encoder's table.
             return not (self.config.shared_embedding and name == "encoder.token_embedding.weight")
-        if found := _of_layer(name):
+        if found := in_layer(name):
             return found[1] < (self.encoder if found[0] == "encoder" else self.decoder)
         skipped = self.encoder if name.startswith("encoder.") else self.decoder
         return bool(skipped) and (".embedding" in name or "_convolution" in name)
@@ -86,7 +77,7 @@ class Start:
         """Return the parameters of the remaining layers, renamed for the shorter model."""
         if not self.skipped:
             return parameters
-        kept = [name for name in parameters if not (_of_layer(name) and self.skips(name))]
+        kept = [name for name in parameters if not (in_layer(name) and self.skips(name))]
         return {self._renamed(name, -1): parameters[name] for name in kept}
 
     def tap(self, tap: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -108,7 +99,7 @@ class Start:
         return renamed
 
     def _renamed(self, name: str, sign: int) -> str:
-        if not (found := _of_layer(name)):
+        if not (found := in_layer(name)):
             return name
         stack, layer, rest = found
         return f"{stack}.layers.{layer + sign * (self.encoder if stack == 'encoder' else self.decoder)}.{rest}"

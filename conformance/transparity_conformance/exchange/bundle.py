@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.presets import preset
+from transparity.taps import in_every_layer
 from transparity_conformance.capabilities.capability import Answers, Capability, Probes, Requests, Shapes, first_of
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import BundleError
@@ -140,8 +140,6 @@ SMALLEST_VOCABULARY = 3
 WIDTH = 8
 """The width of feed-forward networks to which two configurations are resized before they are compared."""
 
-LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
-
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
@@ -198,8 +196,7 @@ def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
     layers have different shapes, which cannot happen."""
     found: StoredShapes = {}
     for name, shape in shapes.items():
-        pattern = LAYER.sub(r"\1.layers.{i}.\3", name)
-        assert found.setdefault(pattern, list(shape)) == list(shape), name
+        assert found.setdefault(in_every_layer(name), list(shape)) == list(shape), name
     return found
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from transparity.limits.files import is_file, is_folder
+from transparity.taps import in_layer
 from transparity_conformance.capabilities.capability import Answers, Capability, ForwardPass, Requests, Way
 from transparity_conformance.capabilities.table import CAPABILITIES, why_not
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Actual, Progress, ignore_progress, judge
 from transparity_conformance.diagnosis.reach.coverage import covered
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.exchange.bundle import LAYER, Bundle, Section
+from transparity_conformance.exchange.bundle import Bundle, Section
 from transparity_conformance.exchange.manifest import MANIFEST, Several, read_manifest
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.oracle.probes import lean
@@ -133,8 +134,8 @@ def in_ranges(names: Collection[str]) -> Iterator[str]:
     by_layer: dict[tuple[str, int], list[str]] = {}
     rest = []
     for name in names:
-        if match := LAYER.fullmatch(name):
-            by_layer.setdefault((match[1], int(match[2])), []).append(match[3])
+        if place := in_layer(name):
+            by_layer.setdefault(place[:2], []).append(place[2])
         else:
             rest.append(name)
     rows = enumerate((stack, layer, taps) for (stack, layer), taps in by_layer.items())

@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 import math
-import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
@@ -17,7 +17,7 @@ from transparity.config import FIELD_TYPES, PER_LAYER, TransformerConfig
 from transparity.config.fields import COUNT
 from transparity.parameters import parameter_shapes
 from transparity.presets import departures
-from transparity.taps import tap_shapes
+from transparity.taps import in_every_layer, tap_shapes
 from transparity_conformance.report.terminal import plain_table
 
 BATCH = -1
@@ -118,17 +118,9 @@ def taps_table(config: TransformerConfig) -> Table:
 
 def _by_layer(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[tuple[str, tuple[int, ...], int]]:
     """Yield (name, shape, number of layers); equal layers share a name, such as `decoder.layers.0…3.output`."""
-    layers: dict[str, set[int]] = {}
-    folded: dict[str, tuple[int, ...]] = {}
-    for name, shape in shapes.items():
-        found = re.search(r"\.layers\.(\d+)\.", name)
-        general = name if found is None else name.replace(found[0], ".layers.*.", 1)
-        folded.setdefault(general, shape)
-        layers.setdefault(general, set()).add(int(found[1]) if found else 0)
-    for name, shape in folded.items():
-        count = len(layers[name])
-        last = "0" if count == 1 else f"0…{count - 1}"
-        yield name.replace(".*.", f".{last}."), shape, count
+    counts = Counter(map(in_every_layer, shapes))
+    for name, shape in {in_every_layer(name): shape for name, shape in shapes.items()}.items():
+        yield name.replace("{i}", f"0…{counts[name] - 1}" if counts[name] > 1 else "0"), shape, counts[name]
 
 
 def _shown(shape: tuple[int, ...]) -> str:

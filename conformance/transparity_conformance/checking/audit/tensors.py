@@ -17,6 +17,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
+from transparity.taps import in_every_layer, in_layer
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.fields import KEPT, Audited, AuditProbe, exercised, probe_of
 from transparity_conformance.checkpoints.exporting import Edit, export_checkpoint, fields_of, tensors_in
@@ -135,17 +136,14 @@ def kind_of(name: str) -> str:
     return re.sub(r"\d+", "{i}", name, count=1)
 
 
-_LAYER = re.compile(r"\.layers\.\d+\.")
-
-
 def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Arrays]]:
     """Yield (description, values): values that a port may wrongly use for the parameters `names`."""
     yield "zeros", {name: np.zeros_like(given[name]) for name in names}
     yield "ones", {name: np.ones_like(given[name]) for name in names}
-    for layer in sorted({found[0] for name in given if (found := _LAYER.search(name))}):
-        others = {name: _LAYER.sub(layer, name) for name in names if _LAYER.search(name)}
+    for layer in sorted({place[1] for name in given if (place := in_layer(name))}):
+        others = {name: in_every_layer(name).replace("{i}", str(layer)) for name in names if in_layer(name)}
         if len(others) == len(names) and given.keys() >= set(others.values()):
-            yield f"the tensors of {layer.strip('.')}", {name: given[other] for name, other in others.items()}
+            yield f"the tensors of layers.{layer}", {name: given[other] for name, other in others.items()}
     first = next(iter(names))
     for other, value in given.items():
         if len(names) == 1 and other != first and value.shape == given[first].shape:

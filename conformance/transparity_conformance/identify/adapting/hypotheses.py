@@ -10,11 +10,11 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
+from transparity.taps import in_every_layer, in_layer
 from transparity_conformance.identify.adapting.layouts import biases, rotations, weights
 from transparity_conformance.identify.adapting.places import Map, Place
 from transparity_conformance.running.adapters.notation import (
     ABSENT,
-    LAYER,
     NUMBER,
     Lines,
     Selection,
@@ -32,7 +32,7 @@ class Pool:
     """The tensors of a port, with a mark on each element that already belongs to a parameter."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
-        self.tensors, self.sizes = tensors, sizes_of(config)
+        self.config, self.tensors, self.sizes = config, tensors, sizes_of(config)
         self.shapes = {name: value.shape for name, value in tensors.items()}
         self.taken = {name: np.zeros(value.size, bool) for name, value in tensors.items()}
         self.counts = {config.num_heads, config.key_value_heads} - {1}
@@ -54,14 +54,8 @@ class Pool:
         return np.zeros(0, bool) if text == ABSENT else self.selection(text).read(self.taken)
 
     def take(self, text: str) -> None:
-        if text == ABSENT:
-            return
-        chosen = self.selection(text)
-        marks = np.concatenate([self.taken[name] for name in chosen.names])
-        marks[slice(None) if chosen.index is None else chosen.index] = True
-        sizes = np.cumsum([self.taken[name].size for name in chosen.names])[:-1]
-        for name, part in zip(chosen.names, np.split(marks, sizes), strict=True):
-            self.taken[name] = part
+        if text != ABSENT:
+            self.selection(text).write(self.taken, True)
 
     def overlap(self, texts: Iterable[str]) -> bool:
         """Return whether two lines select the same element, or a line selects an element that is already used."""
@@ -75,27 +69,26 @@ class Pool:
         finally:
             self.taken = before
 
-    def free(self, layer: int | None, layers: int, stack: str) -> Iterator[Shapes]:
-        """Yield three growing groups of tensors with unused elements; the first group is the most likely.
+    def free(self, ours: str) -> Iterator[Shapes]:
+        """Yield three growing groups of tensors with unused elements for the parameters at `ours`, a parameter or an
+        activation; the first group is the most likely.
 
         1. The first number in the tensor's name is the layer's number, and the text before this number does not name
         the other stack. 2. The layer's number is anywhere in the name. 3. All tensors.
-
-        Args:
-            layer: the layer's number; None for parameters outside the layers.
         """
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
-        wanted = [int(layer)] if layer is not None else []
+        place = in_layer(ours)
+        wanted = [place[1]] if place else []
         numbers = {name: [int(each) for each in NUMBER.findall(name)] for name in left}
-        own, other = ("enc", "dec") if stack == "encoder" else ("dec", "enc")
+        own, other = ("enc", "dec") if ours.startswith("encoder.") else ("dec", "enc")
         before = {name: NUMBER.split(name)[0].lower() for name in left}
         others = {name for name in left if other in before[name] and own not in before[name]}
         first = [name for name in left if numbers[name][:1] == wanted and name not in others]
         near = [name for name in left if set(wanted) <= set(numbers[name])]
         for names in dict.fromkeys(map(tuple, (first, near, left))):
-            yield self._with_stacks({name: left[name] for name in names}, layer, layers)
+            yield self._with_stacks({name: left[name] for name in names}, place)
 
-    def _with_stacks(self, shapes: Shapes, layer: int | None, layers: int) -> Shapes:
+    def _with_stacks(self, shapes: Shapes, place: tuple[str, int, str] | None) -> Shapes:
         found = dict(shapes)
         for name in shapes:
             for match in NUMBER.finditer(name):
@@ -103,8 +96,9 @@ class Pool:
                 if several not in found and len(names := stacked(several, self.shapes)) in self.counts:
                     found[several] = (len(names), *self.shapes[names[0]])
         for name, shape in self.shapes.items():
-            if layer is not None and len(shape) > 1 and shape[0] == layers and not NUMBER.search(name):
-                found[f"{name}[{layer}]"] = shape[1:]
+            layers = self.config.stack_num_layers(place[0]) if place else None
+            if place and len(shape) > 1 and shape[0] == layers and not NUMBER.search(name):
+                found[f"{name}[{place[1]}]"] = shape[1:]
         return found
 
 
@@ -149,14 +143,12 @@ def turned(text: str, steps: str, name: str) -> str:
 
 def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Lines]:
     """Yield the first layer's lines for the same parameters, with the layer's number replaced."""
-    match = LAYER.match(place.tap)
-    if match is None or match["layer"] == "0":
-        return
-    first = [LAYER.sub(r"\g<stack>.layers.0.", name) for name in place.parameters]
-    if not all(name in lines for name in first):
+    _, layer, _ = in_layer(place.tap) or ("", 0, "")
+    first = [in_every_layer(name).replace("{i}", "0") for name in place.parameters] if layer else []
+    if not first or not all(name in lines for name in first):
         return
     for chosen in itertools.product(*(templates_of(lines[name], pool) for name in first)):
-        texts = [at_layer(template, int(match["layer"])) for template in chosen]
+        texts = [at_layer(template, layer) for template in chosen]
         names = [parted(text, pool.shapes)[0] for text in texts if text != ABSENT]
         if all(name in pool.shapes or "{n}" in name for name in names):
             yield dict(zip(place.parameters, texts, strict=True))

@@ -10,9 +10,10 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
+from transparity.taps import in_every_layer
 from transparity_conformance.diagnosis.walk import Impossible, under_hypothesis
 from transparity_conformance.identify.adapting.hypotheses import Pool, texts_of, turned
-from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, for_all_layers, parted
+from transparity_conformance.running.adapters.notation import ABSENT, Lines, for_all_layers, parted
 
 NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
 """Steps that reorder rotated rows: from neighboring pairs (as in Meta's code) to halves, and from halves to pairs."""
@@ -72,11 +73,9 @@ def _kept(
     name: str, shape: tuple[int, ...], config: TransformerConfig, parameters: Mapping[str, np.ndarray], pool: Pool
 ) -> str | None:
     expected = np.asarray(parameters[name], np.float64)
-    match = LAYER.match(name)
-    layer = (int(match["layer"]), config.stack_num_layers(match["stack"]), match["stack"]) if match else (None, 0, "")
     is_turned = config.positions == "rotary" and ".self_attention." in name and config.head_dim % 2 == 0
     orders = (NEIGHBOURS, HALVES) if is_turned and (".query" in name or ".key" in name) else ()
-    for shapes in pool.free(*layer):
+    for shapes in pool.free(name):
         for text in texts_of(name, config, shapes):
             for line in (text, *(turned(text, steps, name) for steps in orders)):
                 with contextlib.suppress(Impossible), under_hypothesis():
@@ -100,8 +99,8 @@ def misplaced(
     kept = for_all_layers({name: line for name, line in own.items() if line is not None}, pool.shapes)
     found: list[Misplaced] = []
     for name, line in wrong.items():
-        general = LAYER.sub(r"\g<stack>.layers.{i}.", name)
-        alike = [each for each in right if LAYER.sub(r"\g<stack>.layers.{i}.", each) == general]
+        general = in_every_layer(name)
+        alike = [each for each in right if in_every_layer(each) == general]
         if general != name and general in needed and general in kept and all(each in wrong for each in alike):
             if name == alike[0]:
                 found.append(Misplaced(general, kept[general], needed[general], given))

@@ -20,6 +20,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
+from transparity.taps import in_every_layer, in_layer
 from transparity_conformance.catalogue import hypotheses as fault_hypotheses
 from transparity_conformance.catalogue.fault import Hypothesis, WalkState
 from transparity_conformance.catalogue.sites import stream
@@ -38,7 +39,7 @@ from transparity_conformance.identify.alignment.heard import AlignedRow
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import split
-from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, at_layer
+from transparity_conformance.running.adapters.notation import ABSENT, Lines, at_layer
 
 SCORES = ("scores", "weights", "scores in order")
 """The comparisons that identify queries and keys, the most certain first.
@@ -105,13 +106,10 @@ def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]
 
     These matches are doubtful: if the port has fewer layers, its final norm may look like a norm of this layer.
     """
-    match = LAYER.match(lost_at or "")
-    if match is None or match["layer"] == "0":
-        return []
-    layer = int(match["layer"])
+    stack, layer, _ = in_layer(lost_at or "") or ("", 0, "")
     found = []
-    for name in [name for name in lines if name.startswith(match[0])]:
-        first = lines[LAYER.sub(r"\g<stack>.layers.0.", name)]
+    for name in [name for name in lines if layer and name.startswith(f"{stack}.layers.{layer}.")]:
+        first = lines[in_every_layer(name).replace("{i}", "0")]
         if lines[name] not in [
             *[ABSENT] * (first == ABSENT),
             *(at_layer(each, layer) for each in templates_of(first, pool)),
@@ -237,7 +235,7 @@ class _Seeker:
 
     def fitting(self, parameter: str) -> tuple[str, ...]:
         """Return the lines that select unused elements, as many as a parameter has."""
-        for shapes in self.pool.free(*layer_of(parameter, self.config)):
+        for shapes in self.pool.free(parameter):
             texts = [text for text in texts_of(parameter, self.config, shapes) if text != ABSENT]
             if left := [text for text in texts if not self.pool.flags(text).any()]:
                 return tuple(left)
@@ -249,7 +247,7 @@ class _Seeker:
         Args:
             passes: the number of groups of tensors (`Pool.free`) to try; None for all.
         """
-        pools = itertools.islice(self.pool.free(*layer_of(place.tap, self.config)), passes)
+        pools = itertools.islice(self.pool.free(place.tap), passes)
         heard: dict[tuple[str, ...], bool] = {}
 
         def is_right(lines: Lines, tap: str) -> bool:
@@ -277,7 +275,7 @@ class _Seeker:
 
         A match without the bias proves nothing, because the port may add the bias later.
         """
-        *_, every = self.pool.free(*layer_of(place.tap, self.config))
+        *_, every = self.pool.free(place.tap)
         for name in [name for name, text in lines.items() if text == ABSENT]:
             seen = next((each.tap for each in place.maps if name in each.parameters and each.tap), place.tap)
             for text in biases(name, self.config, every):
@@ -303,12 +301,3 @@ class _Seeker:
 
     def _is_known(self, fault: Hypothesis) -> bool:
         return fault.fault.id in {each.fault.id for each in self.reference.faults}
-
-
-def layer_of(name: str, config: TransformerConfig) -> tuple[int | None, int, str]:
-    """Return the layer number in a name, the number of layers in the stack, and the stack."""
-    match = LAYER.match(name)
-    if match is None:
-        stack = name.partition(".")[0]
-        return None, 0, stack if stack in config.stacks else ""
-    return int(match["layer"]), config.stack_num_layers(match["stack"]), match["stack"]

@@ -12,18 +12,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from transparity.taps import in_layer
 from transparity_conformance.diagnosis.walk import dependents
 from transparity_conformance.identify.alignment.found import Found, Matches
 from transparity_conformance.identify.alignment.known_faults import behind_faults, is_reached
 from transparity_conformance.matching.graph import ancestors
 from transparity_conformance.matching.recorded import Layout, Match, Recorded, layouts
-
-LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 
 
 def between(found: Found, lost: Sequence[str]) -> Matches:
@@ -88,15 +86,12 @@ def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[
 
 def repeated(found: Found, lost: str) -> Match | None:
     """Return the operation whose code computes the same tap in another layer, or None if layers run different code."""
-    named, port = LAYER.fullmatch(lost), found.port
+    named, port = in_layer(lost), found.port
     if named is None:
         return None
-    stack, layer, name = named[1], int(named[2]), named[3]
-    known = {
-        (int(each[2]), each[3]): match
-        for tap, match in found.matches.items()
-        if (each := LAYER.fullmatch(tap)) and each[1] == stack
-    }
+    stack, layer, name = named
+    split = {tap: in_layer(tap) for tap in found.matches}
+    known = {each[1:]: found.matches[tap] for tap, each in split.items() if each and each[0] == stack}
     layers = found.probe.config.stack_num_layers(stack)
     period = _period(port.keys, {at: match.index for at, match in known.items()}, layers)
     for other in range(layers) if period else ():

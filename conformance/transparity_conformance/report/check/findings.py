@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from transparity.taps import in_every_layer, in_layer
 from transparity.text import listed
 from transparity_conformance.report.audit import CAUSES
 from transparity_conformance.report.check.lines import PortLine, lines_of
@@ -28,7 +28,6 @@ PRACTICALLY_ALL = 0.99
 """A difference counts as explained if its causes account for at least this share."""
 
 _MOST_SPANS = 5
-_LAYER = re.compile(r"\.layers\.(\d+)")
 
 
 @dataclass(frozen=True)
@@ -117,11 +116,11 @@ def findings(report: Report) -> list[Finding]:
         line = None if fault.source is None else (fault.source["file"], fault.source["line"])
         # With another implementation, a cause has the same words in all layers; other words mean another fault.
         causes = [(cause.mistake, "" if line and not report.reference else cause.says) for cause in fault.causes]
-        alone = "" if causes or line else layer_pattern(fault.where)[0]
+        alone = "" if causes or line else in_every_layer(fault.where)
         grouped.setdefault((line, tuple(causes), alone), []).append(fault)
     alike: dict[Any, list[Divergence]] = {}
     for key, faults in grouped.items():
-        told = ((cause, layer_pattern(fault.where)[0]) for fault in faults for cause in fault.causes)
+        told = ((cause, in_every_layer(fault.where)) for fault in faults for cause in fault.causes)
         kinds = frozenset((cause.mistake, cause.says, tap) for cause, tap in told)
         alike.setdefault(kinds or key, []).extend(faults)
     return [Finding(tuple(faults)) for faults in alike.values()]
@@ -276,17 +275,10 @@ def _spans(numbers: Iterable[int]) -> list[str]:
 
 def places(taps: Iterable[str]) -> list[str]:
     """Return the activations, with several layers in one name: `decoder.layers.0–1.self_attention.scores`."""
-    layers: dict[str, list[int]] = {}
+    layers: dict[str, set[int]] = {}
     for tap in taps:
-        pattern, layer = layer_pattern(tap)
-        layers.setdefault(pattern, []).extend([] if layer is None else [layer])
-    return [pattern.replace("{i}", ",".join(_spans(sorted(set(found))))) for pattern, found in layers.items()]
-
-
-def layer_pattern(tap: str) -> tuple[str, int | None]:
-    """Return `encoder.layers.{i}.output` and 3 for `encoder.layers.3.output`."""
-    layer = _LAYER.search(tap)
-    return _LAYER.sub(".layers.{i}", tap), int(layer[1]) if layer else None
+        layers.setdefault(in_every_layer(tap), set()).update((in_layer(tap) or ())[1:2])
+    return [pattern.replace("{i}", ",".join(_spans(sorted(found)))) for pattern, found in layers.items()]
 
 
 def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
@@ -296,10 +288,9 @@ def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
     """
     patterns: dict[str, dict[int, float]] = {}
     for item in measured:
-        pattern, layer = layer_pattern(item.tap)
-        if layer is not None:
-            layers = patterns.setdefault(pattern, {})
-            layers[layer] = max(layers.get(layer, 0.0), item.segment_share)
+        if place := in_layer(item.tap):
+            layers = patterns.setdefault(in_every_layer(item.tap), {})
+            layers[place[1]] = max(layers.get(place[1], 0.0), item.segment_share)
     return {pattern: [layers[i] for i in sorted(layers)] for pattern, layers in patterns.items() if len(layers) > 1}
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from transparity.limits.files import is_file
+from transparity.taps import in_every_layer, in_layer
 from transparity.text import listed
 from transparity_conformance.report.causes import meanings, page_of
 from transparity_conformance.report.check.findings import (
     another_model,
     beginnings,
-    layer_pattern,
     remedy,
     sentence,
     shares_by_layer,
@@ -89,10 +89,10 @@ def _probes(report: Report) -> list[str]:
 
 def _heat_map(report: Report) -> list[dict[str, Any]]:
     cells = {(item.tap, item.probe): item for item in report.measured}
-    rows, before, is_red = [], "", False
+    rows, before, is_red = [], tuple[Any, ...](), False
     for tap in dict.fromkeys(item.tap for item in report.measured):
         # A gap separates layers, and the part of a stack outside its layers.
-        part = tap.partition(".layers.")[0] + str(layer_pattern(tap)[1])
+        part = (in_layer(tap) or (tap,))[:2]
         shown = [cells.get((tap, probe)) for probe in _probes(report)]
         is_first = not is_red and any(cell and cell.segment_share > 1 for cell in shown)
         rows.append({"tap": tap, "starts": part != before, "cells": shown, "is_first_red": is_first})
@@ -114,9 +114,9 @@ def _profiles(report: Report) -> list[dict[str, Any]]:
     """Return bars for each kind of activation: the errors of single steps by layer, and end-to-end errors by axis."""
     layers = shares_by_layer(report.measured)
     worst: dict[str, Measured] = {}
-    patterns = dict.fromkeys(layer_pattern(item.tap)[0] for item in report.measured)
+    patterns = dict.fromkeys(in_every_layer(item.tap) for item in report.measured)
     for item in report.measured:
-        pattern = layer_pattern(item.tap)[0]
+        pattern = in_every_layer(item.tap)
         if item.profile and (pattern not in worst or item.share > worst[pattern].share):
             worst[pattern] = item
     rows = []

@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +16,11 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.files import file_size
 from transparity.parameters import parameter_shapes
+from transparity.taps import in_every_layer
 from transparity.text import listed, reason, safe
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.running.adapters import notation
-from transparity_conformance.running.adapters.notation import AdapterError, Lines, Selection
+from transparity_conformance.running.adapters.notation import AdapterError, Lines
 
 ASKED = "?"
 """The text in place of a line if a parameter's tensor is unknown. The user must replace it with the tensor's name."""
@@ -49,7 +49,7 @@ class Adapter:
         Raises `AdapterError` if a parameter has no tensor, or if a tensor has no line.
         """
         filling, shapes = _Filling(tensors, config), parameter_shapes(config)
-        known = {*shapes, *(notation.LAYER.sub(r"\g<stack>.layers.{i}.", name) for name in shapes)}
+        known = {*shapes, *map(in_every_layer, shapes)}
         if unknown := [name for name in self.lines if name not in known]:
             raise AdapterError(
                 f"The adapter has a line for {shown(unknown[0])}, which is not a parameter of this model."
@@ -120,19 +120,10 @@ class _Filling:
                 f"{ours} has the shape {shape}, and {shown(text)} has {size} elements; expected {math.prod(shape)}: "
                 "correct the line, or the sizes of the port."
             )
-        self._write(ours, text, chosen, 0.0 if value is None else np.ravel(value))
-
-    def _write(self, ours: str, text: str, chosen: Selection, numbers: Any) -> None:
-        index = slice(None) if chosen.index is None else chosen.index.ravel()
-        flat = np.concatenate([self.values[name].ravel() for name in chosen.names])
-        marks = np.concatenate([self.written[name] for name in chosen.names])
-        if marks[index].any():
+        if chosen.read(self.written).any():
             raise AdapterError(f"{shown(text)}, the line of {ours}, selects elements that another line also selects.")
-        flat[index], marks[index] = numbers, True
-        ends = np.cumsum([self.values[name].size for name in chosen.names])[:-1]
-        parts = zip(chosen.names, np.split(flat, ends), np.split(marks, ends), strict=True)
-        for name, part, mark in parts:
-            self.values[name], self.written[name] = part.reshape(self.shapes[name]), mark
+        chosen.write(self.values, 0.0 if value is None else np.ravel(value))
+        chosen.write(self.written, True)
 
     def check_complete(self, unused: Sequence[str]) -> None:
         """Raise `AdapterError` if a tensor has elements that no line selects, unless the tensor is in `unused`."""

@@ -18,11 +18,13 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
+from transparity.taps import in_every_layer, in_layer
 from transparity.text import safe
 from transparity_conformance.capabilities.port_calls import PortError
 
@@ -76,6 +78,14 @@ class Selection:
         """Return the selected elements, in the shape of `index`. Without an `index`, return a flat array."""
         flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
         return flat if self.index is None else flat[self.index]
+
+    def write(self, tensors: dict[str, np.ndarray], values: Any) -> None:
+        """Replace the selected elements, in copies of the tensors."""
+        flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
+        flat[slice(None) if self.index is None else self.index.ravel()] = values
+        ends = np.cumsum([tensors[name].size for name in self.names])[:-1]
+        for name, part in zip(self.names, np.split(flat, ends), strict=True):
+            tensors[name] = part.reshape(tensors[name].shape)
 
 
 def letters_of(config: TransformerConfig) -> dict[str, str]:
@@ -182,8 +192,6 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
     raise ValueError(f"{ast.unparse(node)!r} is not a whole number")
 
 
-LAYER = re.compile(r"(?P<stack>encoder|decoder)\.layers\.(?P<layer>\d+)\.")
-
 Lines = dict[str, str]
 """Maps the name of a parameter to its line."""
 
@@ -207,29 +215,20 @@ def for_all_layers(lines: Mapping[str, str], names: Shapes) -> Lines:
     """Merge the lines of all layers into one line with `{i}`, where this is possible."""
     found: Lines = {}
     for ours, text in lines.items():
-        match = LAYER.match(ours)
-        if match is None:
+        general, place = in_every_layer(ours), in_layer(ours)
+        if place is None:
             found[ours] = text
             continue
-        before, rest = ours[: match.start("layer")], ours[match.end("layer") :]
-        every = {int(layer): lines[f"{before}{layer}{rest}"] for layer in _layers(lines, before, rest)}
-        ways = [ABSENT] if text == ABSENT else templates(text, int(match["layer"]), names)
-        same = [way for way in ways if all(at_layer(way, layer) == each for layer, each in every.items())]
-        found |= {f"{before}{{i}}{rest}": same[0]} if same else {ours: text}
+        alike = {each[1]: lines[name] for name in lines if in_every_layer(name) == general and (each := in_layer(name))}
+        ways = [ABSENT] if text == ABSENT else templates(text, place[1], names)
+        same = [way for way in ways if all(at_layer(way, layer) == each for layer, each in alike.items())]
+        found |= {general: same[0]} if same else {ours: text}
     return found
-
-
-def _layers(lines: Mapping[str, str], before: str, rest: str) -> list[int]:
-    names = (name.removeprefix(before).removesuffix(rest) for name in lines if name.startswith(before))
-    return [int(number) for number in names if number.isdigit()]
 
 
 def line_of(ours: str, lines: Mapping[str, str]) -> str | None:
     """Return a parameter's own line, or the line for all layers with this layer's number; None if neither exists."""
     if ours in lines:
         return lines[ours]
-    match = LAYER.match(ours)
-    if match is None:
-        return None
-    template = lines.get(f"{ours[: match.start('layer')]}{{i}}{ours[match.end('layer') :]}")
-    return None if template is None else at_layer(template, int(match["layer"]))
+    template, place = lines.get(in_every_layer(ours)), in_layer(ours)
+    return None if template is None or place is None else at_layer(template, place[1])

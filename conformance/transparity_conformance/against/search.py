@@ -263,9 +263,9 @@ class EditSearch:
         """Return whether an edit explains the port only if it is made at several steps. For example, the port rotates
         neither queries nor keys. Then the port computes the value at the start of a segment that is left out, but not
         the value at its end. Or the port swaps two tables, and no single step shows the swap."""
-        if edit.is_everywhere and edit.kind == "exchanged":
-            runs = self._scopes(edit, number, now)[0]
-        elif (runs := self._runs_without(edit, number, now)) is None:
+        is_exchange = edit.is_everywhere and edit.kind == "exchanged"
+        runs = self._scopes(edit, number, now)[0] if is_exchange else self._runs_without(edit, number, now)
+        if runs is None:
             return False
         after = self.comparer.tried(self.comparer.changes(edit, runs, now.changes), now)
         return after is not None and len(after.lost) < len(now.lost)

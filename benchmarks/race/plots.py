@@ -185,7 +185,7 @@ def save(rows: Sequence[Row], path: Path, is_wanted: Callable[[Path], bool] = la
 
 
 def _canvas(height: float, columns: int = 1) -> tuple[Figure, Any]:
-    """Return a figure and its axes; more than one column gives an array of axes, side by side."""
+    """Return a figure and its axes; for several columns, return an array of axes, which are side by side."""
     figure = Figure(figsize=(9, height))
     axes = figure.subplots(1, columns, squeeze=False)[0]
     return figure, axes[0] if columns == 1 else axes

@@ -19,7 +19,7 @@ from transparity.training import Training
 from transparity_conformance.oracle.backends import backend, installed
 
 LONG, ENDLESS = 10, 2**62
-"""No drawn number is between these: such token counts are valid, but generation would take too long."""
+"""Drawn numbers of tokens are at most the first or at least the second: others would take too long to generate."""
 
 TOKENS = np.array([[1, 2, 3]])
 TRAINING = st.sampled_from([field.name for field in dataclasses.fields(Training)])

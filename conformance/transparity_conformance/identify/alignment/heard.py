@@ -154,8 +154,10 @@ def _why_not(row: Probe, clock: Clock) -> str:
         return (
             f"the port's weights and values on one row need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
         )
-    if clock.is_over:
+    if clock.time.left <= 0:
         return "the time of the search is over (--budget SECONDS allows more)"
+    if clock.is_over:
+        return "the search for causes has used its full number of runs of the reference"
     before = work.done()
     walk(row, {})
     of_a_walk = work.done() - before

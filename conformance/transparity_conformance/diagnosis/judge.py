@@ -64,9 +64,7 @@ def judge(
     needs_logits: bool = True,
     answer: Answer | None = None,
 ) -> Report:
-    """Judge the activations that a port returned on `probes`.
-
-    Raise `Interrupted` with the report if Ctrl-C ends the search for causes.
+    """Judge the activations that a port returned. Raise `Interrupted` with the report if Ctrl-C ends the search.
 
     Args:
         port, dtype: The name of the port; the precision that determines the budgets.

@@ -178,7 +178,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "mask": one(".tril()", ".tril(1)", "shows one later key"),
     "mask after the softmax": Mistake(
-        {LOWEST_MASK: "", "scores.softmax(-1)": "scores.softmax(-1).masked_fill(~seen, 0.0)"}, (None,), LOWEST
+        {LOWEST_MASK: "", "scores.softmax(-1)": "scores.softmax(-1).masked_fill(~seen, 0.0)"}, (None,) * 3, LOWEST
     ),
     "axis": one("scores.softmax(-1)", "scores.softmax(-2).nan_to_num()", "uses -2 instead of -1"),
     "sign": one("x + self.down(h)", "x - self.down(h)", "applies `sub`"),

@@ -54,6 +54,17 @@ GATED = replaced(
     },
 )
 
+BIASED = replaced(
+    THEIRS,
+    {
+        "        x = self.embedding(tokens)": """        x = self.embedding(tokens)
+        x = torch.cat((x[:, :1] * 2, x[:, 1:]), 1) + self.bias\n""",
+        "        self.norm = nn.RMSNorm(16, eps=1e-5)\n        gen": """        self.norm = nn.RMSNorm(16, eps=1e-5)
+        self.bias = nn.Parameter(torch.zeros(16))
+        gen""",
+    },
+)
+
 GELU = replaced(THEIRS, {"nn.functional.silu(": "nn.functional.gelu("})
 
 LAYER_NORMS = replaced(THEIRS, {"nn.RMSNorm(16, eps=1e-5)": "nn.LayerNorm(16, eps=1e-5)"})
@@ -149,6 +160,17 @@ MISTAKES: dict[str, Mistake] = {
     "twice": one("h = self.norm(x)", "h = self.norm(self.norm(x))", "applies `self.norm(x)` twice"),
     "operand": one("weights @ v", "weights @ k", "where the reference passes"),
     "function": one("functional.silu", "functional.relu", "applies ReLU"),
+    "half of a function": Mistake(
+        {"h = nn.functional.gelu(self.gate(h))": "g = self.gate(h)\n        h = g * (1 + torch.erf(g / 2**0.5))"},
+        ("multiplies the result of `nn.functional.gelu(self.gate(h))` by 2",),
+        GELU,
+    ),
+    "scores of keys by queries": Mistake(
+        {"q @ k.mT": "k @ q.mT"}, ("swaps the axes -2 and -1",), port="scores = k @ q.mT"
+    ),
+    "bias of only a part": Mistake(
+        {"(x[:, :1] * 2, x[:, 1:]), 1) + self.bias": "(x[:, :1] * 2, x[:, 1:] + self.bias), 1)"}, (None, None), BIASED
+    ),
     "function with a part left out": Mistake(
         {"h = nn.functional.gelu(self.gate(h))": "g = self.gate(h)\n        h = g * (1 + torch.erf(g)) / 2"},
         ("applies GELU with erf(x) instead of erf(x / √2)",),
@@ -156,7 +178,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "mask": one(".tril()", ".tril(1)", "shows one later key"),
     "mask after the softmax": Mistake(
-        {LOWEST_MASK: "", "scores.softmax(-1)": "scores.softmax(-1).masked_fill(~seen, 0.0)"}, (None,), LOWEST
+        {LOWEST_MASK: "", "scores.softmax(-1)": "scores.softmax(-1).masked_fill(~seen, 0.0)"}, (None,) * 3, LOWEST
     ),
     "axis": one("scores.softmax(-1)", "scores.softmax(-2).nan_to_num()", "uses -2 instead of -1"),
     "sign": one("x + self.down(h)", "x - self.down(h)", "applies `sub`"),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.against.comparer import Comparer, Comparison, changes_at
-from transparity_conformance.against.edits.edit import Edit, common_place
+from transparity_conformance.against.edits.edit import Edit, behind_views, common_place
 from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.against.search import EditSearch, Explanation
 from transparity_conformance.listening.operation import Source
@@ -133,7 +133,12 @@ class Departures:
         return self._without_coincidences(fewest), now
 
     def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
-        """Remove edits that may be coincidences: edits that explain a value, but no operation that uses it."""
+        """Remove edits that may be coincidences: edits that explain a value, but no operation that uses it. Also remove
+        edits of steps that read a value of the port with which the reference continues."""
+        program = self.comparer.program
+        made = {index for each in found if each.edit is None for n in each.steps for index in program.steps[n].outputs}
+        reads = lambda number: any(behind_views(program, index) in made for index in program.steps[number].inputs)
+        found = [without_edit(each) if any(map(reads, each.steps)) else each for each in found]
         unexplained = {each.operation for each in found if each.edit is None}
         users = {reader for index in unexplained for reader in self.comparer.port.readers.get(index, ())}
         return [without_edit(each) if each.users and each.users <= unexplained | users else each for each in found]

@@ -265,20 +265,19 @@ class EditSearch:
         the value at its end. Or the port swaps two tables, and no single step shows the swap."""
         is_exchange = edit.is_everywhere and edit.kind == "exchanged"
         runs = self._scopes(edit, number, now)[0] if is_exchange else self._runs_without(edit, number, now)
-        if runs is None:
+        if not runs:
             return False
         after = self.comparer.tried(self.comparer.changes(edit, runs, now.changes), now)
         return after is not None and len(after.lost) < len(now.lost)
 
-    def _runs_without(self, edit: Edit, number: int, now: Comparison) -> list[int] | None:
-        """Return all runs of a line if the port may leave out the segment that ends at one of them. Otherwise, return
-        None."""
+    def _runs_without(self, edit: Edit, number: int, now: Comparison) -> list[int]:
+        """Return all runs of a line if the port may leave out the segment that ends at one of them; otherwise none."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:
-            return None
+            return []
         start = comparer.at(number).behind(*edit.behind)
-        return runs if start and now.have.get(start[-1]) and not now.have.get(step.output) else None
+        return runs if start and now.have.get(start[-1]) and not now.have.get(step.output) else []
 
     def _result(self, edit: Edit, number: int, now: Comparison) -> Any:
         try:
@@ -303,7 +302,8 @@ class EditSearch:
             made = _first(result)
             theirs, output = self.port.operations[operation].value, self.program.steps[number].output
             if made is not None and agreeing(made, theirs, now.shares.get(output, 0.0)):
-                found = [each for each in self._explaining(edit, number, now, port) if each.after.agrees]
+                told = dataclasses.replace(edit, operation=operation)
+                found = [each for each in self._explaining(told, number, now, port) if each.after.agrees]
                 if found:
                     return min(found, key=lambda each: each.key)
         return None

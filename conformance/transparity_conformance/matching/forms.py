@@ -164,7 +164,7 @@ def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
 
 def with_biases(operations: Sequence[Operation]) -> list[Operation]:
     """Replace masked scores by the scores before the mask where the port adds a position bias together with the mask.
-    Such a port never computes the sum of the scores and the bias alone."""
+    Such a port never computes the sum of only the scores and the bias."""
     found = list(operations)
     for index, each in enumerate(operations):
         scores = _scores_before(operations, index)
@@ -192,8 +192,8 @@ def _scores_before(operations: Sequence[Operation], index: int) -> np.ndarray | 
 
 
 def _biased(operations: Sequence[Operation], index: int, scores: np.ndarray) -> np.ndarray | None:
-    """Return the sum of `scores` and an earlier value that equals an operation's value where no key is masked; None if
-    there is none."""
+    """Return the sum of `scores` and an earlier value that equals an operation's value where no key is masked; None
+    without such a value."""
     value = operations[index].value
     seen = ~_hidden(value)
     added, tolerance = value[seen] - scores[seen], epsilon("float32") ** 0.5 * float(np.abs(value[seen]).max())

@@ -110,7 +110,7 @@ class Edit:
     view_of: int = -1
     """If the edit leaves out a view that reorders an operand, the position of this operand; otherwise -1."""
     operation: int = -1
-    """The index of the port's operation whose value the edit uses, or -1."""
+    """The index of the port's operation whose value the edit uses or gives, or -1."""
 
     @functools.cached_property
     def says(self) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,11 +22,10 @@ from transparity_conformance.oracle.budgets import RULES, epsilon
 def scales(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits `a * result + b`; a and b are fitted so that the result equals an unmatched value of the port."""
     value = context.values.get(at.step.output)
-    if value is None or not value.is_floating_point():
+    if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
         return
-    ours = fingerprint(value)
-    for theirs in context.wanted:
-        if ours is None or ours.size != theirs.size or not (_is_plain(ours) and _is_plain(theirs)):
+    for theirs in [*context.wanted, *_multiples(ours, context.prints)]:
+        if ours.size != theirs.size or not (_is_plain(ours) and _is_plain(theirs)):
             continue
         factor = float(np.linalg.norm(theirs - theirs.mean()) / np.linalg.norm(ours - ours.mean()))
         for a in (factor, -factor):
@@ -36,6 +35,17 @@ def scales(at: At, context: Context) -> Iterator[Edit]:
                 continue
             change = lambda x, a=a, b=b: x * a + b
             yield Edit("scale", says, functools.partial(At.with_result, change=change), rank=4)
+
+
+def _multiples(ours: np.ndarray, prints: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield the fingerprints that are multiples of `ours`."""
+    for theirs in prints if np.isfinite(ours).all() else ():
+        if theirs.size == ours.size:
+            work.count(ours.size)
+            factor = float(ours @ theirs / (ours @ ours)) if ours.any() else 0.0
+            allowed = RULES["float32"].budget(0, epsilon("float32"), float(np.abs(theirs).max()))
+            if factor > 0 and bool((np.abs(factor * ours - theirs) <= allowed).all()):
+                yield theirs
 
 
 REAL = frozenset(["pow", "mul", "div", "add", "sub", "rsub"])

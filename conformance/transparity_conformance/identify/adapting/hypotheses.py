@@ -70,8 +70,8 @@ class Pool:
             self.taken = before
 
     def free(self, ours: str) -> Iterator[Shapes]:
-        """Yield three growing groups of tensors with unused elements for the parameters at `ours`, a parameter or an
-        activation; the first group is the most likely.
+        """Yield three growing groups of tensors with unused elements for the parameters at `ours`. The first group is
+        the most likely one. `ours` is a parameter or an activation.
 
         1. The first number in the tensor's name is the layer's number, and the text before this number does not name
         the other stack. 2. The layer's number is anywhere in the name. 3. All tensors.

@@ -211,8 +211,8 @@ def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
 
 
 def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
-    """Return the probes that a port accepts, and a message about each other probe. If the port takes no mask, remove
-    masks that hide nothing."""
+    """Return the probes that a port accepts, and a message for every probe that it does not accept. If the port takes
+    no mask, remove masks that hide nothing."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)

@@ -58,7 +58,7 @@ class ReachedCalls:
     left_out: list[ReachProbe] = field(default_factory=list)
     seconds: float = 0.0
     is_history: bool = False
-    """Whether the first wrong call is right on a newly built port, so that earlier calls are the cause."""
+    """Whether a newly built port answers the first wrong call correctly. If so, earlier calls caused the error."""
     forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
     """The built ports, by the `id` of their parameters."""
     notes: list[str] = field(default_factory=list)

@@ -185,7 +185,9 @@ def artefact_system(checkpoint: Checkpoint, limits: Limits) -> System:
         config, parameters, line = narrow(config, parameters, limits)
         lines += [line] if line else []
     if limits.batch is not None:
-        lines.append(f"batches: the artifact fixes {count(limits.batch, 'row')}, so other batches are split")
+        lines.append(
+            f"batches: the artifact accepts only batches of {count(limits.batch, 'row')}, so other batches are split"
+        )
     dtype = limits.dtype if limits.dtype in HALF else None
     return System(checkpoint.model_type, config, parameters, dtype=dtype, not_compared=tuple(lines))
 

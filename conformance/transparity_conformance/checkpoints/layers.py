@@ -70,7 +70,7 @@ def _check_has_pieces(opened: Opened) -> None:
     config = opened.config
     obstacles = {
         "is an encoder-decoder; expected a model with one stack": config.architecture == "encoder-decoder",
-        "reads images, and no embedding table can produce a layer's input": config.reads_pixels,
+        "reads images, so no embedding table can produce a layer's input": config.reads_pixels,
         "shares one relative bias between all layers": config.has_relative_bias,
         "normalizes its embeddings but not its layers' outputs, so no embedding table can produce a layer's input": (
             config.embedding_norm and config.norm_position == "pre"

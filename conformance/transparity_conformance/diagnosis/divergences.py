@@ -220,7 +220,8 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain the sublayer of a tap as one segment, without the faults that were already found in this sublayer."""
+        """Search for the causes of the errors in a tap's sublayer, which is treated as one segment. The reference
+        has no faults that were already found in this sublayer."""
         end, results = joined(self.results, tap, faulty, found)
         if not end:
             return Explanation()

@@ -64,7 +64,7 @@ COHERENT = Threshold(
 errors."""
 
 PAIRS = (
-    "in eight models, 12 pairs of faults were planted, and only the logits were shown. Among 640 to 2,173 single "
+    "12 pairs of faults were put into eight models, and the search compared only the logits. Among 640 to 2,173 single "
     "faults, the better fault of each pair ranked first (11 pairs) or second"
 )
 BEAM = Count(8, PAIRS)

@@ -1,6 +1,6 @@
 """Print to a terminal: plain lines, tables, paragraphs with a hanging indent, and a progress bar.
 
-Functions import rich late, so that messages about wrong usage appear quickly.
+The functions import the library `rich` when they run, so that messages about wrong usage appear quickly.
 """
 
 from __future__ import annotations

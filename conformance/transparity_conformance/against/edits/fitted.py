@@ -67,7 +67,8 @@ def other_numbers(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _solved(at: At, values: Values, path: Path, old: float, wanted: float) -> Iterator[float]:
-    """Yield positive arguments for which a step's mean absolute result is `wanted`, rounded if that is exact enough."""
+    """Yield positive arguments for which the mean absolute value of a step's result is `wanted`. Round each argument to
+    a few digits if the mean stays exact enough."""
 
     def mean(number: float) -> float:
         made = numbers_of(with_number(at, path, math.copysign(number, old))(values))

@@ -28,7 +28,8 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Choose the masked-language head if the file has one with the layers' activation; otherwise, the hidden states."""
+    """Choose the head for masked language modeling if the file has its tensors, and if head and layers have the
+    same activation. Otherwise, the output is the hidden states."""
     asked = {"head.dense.weight", "decoder.bias" if row.as_flag(fields, "decoder_bias") else "head.norm.weight"}
     is_like_layers = row.as_activation(fields, "hidden_activation") == row.as_activation(
         fields, "classifier_activation"

@@ -111,7 +111,8 @@ def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[
 
 
 def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
-    """Return (name of the scaling's field, kind of scaling, content of the field with `rope_theta`)."""
+    """Return the name of the field with the scaling, the kind of scaling, and the field's content. If the content has
+    no `rope_theta`, the base of `fields` is added."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):

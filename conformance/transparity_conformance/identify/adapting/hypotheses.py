@@ -162,8 +162,8 @@ def templates_of(text: str, pool: Pool) -> list[str]:
 def _ways(
     each: Map, config: TransformerConfig, pool: Pool, shapes: Shapes, is_right: IsRight, in_one: bool
 ) -> list[Lines]:
-    """Return the possible lines of a map's parameters. For queries, keys and values, leave out lines with wrong
-    results.
+    """Return the possible adapter lines for a map's parameters. For queries, keys and values, return only lines for
+    which `is_right` returns true.
 
     Args:
         in_one: whether all tensors must be in the same module, judging by their names.

@@ -185,7 +185,7 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return the taps that have the same match as one of their inputs, and that lead only to `moved` taps.
+    """Return the taps that match the same value of the port as one of their inputs, if only `moved` taps read them.
 
     For example, a port may apply a norm later than the reference does. The norm's tap then equals the norm's input.
     """

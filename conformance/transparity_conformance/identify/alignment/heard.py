@@ -152,7 +152,8 @@ def _why_not(row: Probe, clock: Clock) -> str:
     needed, free = exact + BYTES_OF_A_TAP * sum(map(math.prod, shapes.values())), available_memory()
     if needed > free:
         return (
-            f"the port's weights and values on one row need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
+            f"the port's weights and its activations for one input row need {in_bytes(needed)} of memory, and "
+            f"{in_bytes(free)} are free"
         )
     if clock.time.left <= 0:
         return "the time of the search is over (--budget SECONDS allows more)"

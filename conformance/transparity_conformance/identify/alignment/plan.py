@@ -225,7 +225,7 @@ def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
     """Map operations of the aligned call to their counterparts in another call.
 
     The counterpart of a tap is the operation that the counterparts of the tap's readers read. For example, a loop over
-    experts may run more often in another call; the tap is then the sum after the last iteration."""
+    experts may have more iterations in the other call. The sum after the last iteration then matches the tap."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

@@ -123,8 +123,8 @@ def sentences(fit: Fit, port: str) -> Iterator[str]:
         yield "Confirmed: the reference with this configuration agrees with the module within rounding."
     else:
         yield (
-            f"Not confirmed: the reference with this configuration differs from the module by {fit.share:.2g} × the "
-            "budget. A part of the module has no field, or was not recognized."
+            "Not confirmed: the reference with this configuration differs from the module by "
+            f"{fit.share:.2g} times the tolerance. A part of the module has no field, or was not recognized."
         )
     yield from (f"{remark}." for remark in fit.remarks)
     yield f"Departures from the paper: {'; '.join(departures(fit.config)) or 'none'}."

@@ -196,8 +196,8 @@ def is_active(config: TransformerConfig, change: Change) -> bool:
 def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the active fields that the calls exercise, and the active fields that no call exercises.
 
-    A choice is exercised if every other choice changes some logits. A number is exercised if any operation on the
-    number changes some logits.
+    A field with a fixed set of values is exercised if each other value changes some logits. A number is exercised if
+    any operation on the number changes some logits.
     """
     calls = [None if isinstance(probe, LongProbe) else probe.oracle.identity for probe in probes]
     whole = json.dumps([config.as_dict(), calls])

@@ -222,8 +222,8 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
     """Return an attention mask and token types, if the model reads them.
 
-    The sizes determine which tokens the mask hides. It hides no tokens, or padding and one other token, or padding and
-    some first tokens.
+    The sum of batch size and length determines which tokens the mask hides. It hides no tokens, or padding and one
+    other token, or padding and some first tokens.
     """
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
@@ -356,7 +356,7 @@ def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
 
 
 def narrow(config: TransformerConfig, longest: int, **others: Any) -> TransformerConfig:
-    """Return the configuration with few features and layers, but with all its thresholds.
+    """Return a narrow configuration with few layers, which keeps all lengths at which the model changes its behavior.
 
     Rotary heads keep their width, because angles depend on the width. `others` are further sizes to replace.
     """

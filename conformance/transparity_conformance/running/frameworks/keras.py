@@ -93,7 +93,8 @@ def _without_gradients() -> contextlib.AbstractContextManager[Any]:
 
 
 def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of a layer, followed by the variables of the layers inside; `above` has enclosing layers."""
+    """Yield the variables of a layer, then the variables of its sublayers. `above` contains the `id` of each enclosing
+    layer; these layers are skipped."""
     children = {name: child for name, child in _children(layer).items() if id(child) not in above}
     inside = {id(variable) for child in children.values() for variable in child.weights}
     named = {id(value): name.lstrip("_") for name, value in vars(layer).items() if isinstance(value, keras.Variable)}

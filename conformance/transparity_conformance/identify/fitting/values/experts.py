@@ -92,7 +92,9 @@ def experts_in(
             raise ForeignError(f"{_router(one)}: no operation is the sum of experts without biases.")
         own = {one.name, *made.names}
         if beside := [each.name for each in maps if each.name not in own and is_same(each.given, one.given)]:
-            raise ForeignError(f"{_router(one)}: {beside[0]} reads the same input, like a shared expert.")
+            raise ForeignError(
+                f"{_router(one)}: {beside[0]} reads the input of the router, so it may belong to a shared expert."
+            )
         found.append(made)
     return found
 

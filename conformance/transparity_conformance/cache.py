@@ -24,6 +24,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from transparity_conformance.threads import THREADS
+
 LARGEST = 2**28
 """The largest total size of the cache in bytes; a preset needs about 8 MB, and a Flax port's compiled code 2 MB."""
 
@@ -32,9 +34,6 @@ LARGEST_FILE = 2**23
 
 ROOTS = ("transparity", "transparity_numpy", "transparity_conformance/oracle", "transparity_conformance/report")
 """The folders of the code that affects cached results. import-linter ensures that the oracle imports no other code."""
-
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-"""Environment variables that change the order of a library's sums, and so the rounding."""
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray]

@@ -27,7 +27,7 @@ from transparity.errors import TransparityError, UsageError
 from transparity.text import describe_error, reason, safe
 from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable, write_json, write_reports, write_text
 from transparity_conformance.report.terminal import print_line, print_text, progress_bar
-from transparity_conformance.running.process.threads import use_one_thread
+from transparity_conformance.threads import one_thread_from_the_start
 
 if TYPE_CHECKING:
     from transparity_conformance.checking.options import Options
@@ -236,9 +236,8 @@ def check(
         from transparity_conformance.checking.options import options_of
 
         asked = options_of(given, screen.locate)
-        if asked.is_small:
-            use_one_thread()
-        reports, errors = ([_compared(asked, screen)], NO_ERRORS) if against else _checked(asked, screen)
+        with one_thread_from_the_start() if asked.is_small and not command else contextlib.nullcontext():
+            reports, errors = ([_compared(asked, screen)], NO_ERRORS) if against else _checked(asked, screen)
     screen.end(reports, errors, weights=asked.checkpoint)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,7 +20,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity.training import Training
-from transparity_conformance import cache
+from transparity_conformance import cache, threads
 from transparity_conformance.capabilities.learning.training import batches, tiny
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError
 from transparity_conformance.checking.check import check
@@ -185,7 +186,7 @@ def test_the_sources_are_all_that_the_oracle_imports() -> None:
     outside = {Path(file) for file in run_python("-c", script).stdout.split()}
     outside = {file for file in outside if not any(folder in file.parents for folder in cache.folders())}
     own = Path(cache.__file__)
-    assert outside == {own, own.parent / "__init__.py"}
+    assert outside == {own, own.parent / "__init__.py", own.parent / "threads.py"}
 
 
 @pytest.mark.parametrize(
@@ -328,6 +329,10 @@ import os
 
 def build(config, parameters):
     raise RuntimeError(f"the port has {os.environ.get('OMP_NUM_THREADS')}")
+
+
+def load(folder):
+    build(folder, None)
 """
 
 
@@ -335,15 +340,16 @@ def test_only_small_models_are_computed_with_one_thread(tmp_path: Path, monkeypa
     """Expect one thread in the checker and in the port, and the user's own number to replace it."""
     (tmp_path / "says.py").write_text(SAYS_THREADS)
     (tmp_path / "config.json").write_text(CONFIG.to_json())
-    for name in cache.THREADS:
+    for name in threads.THREADS:
         monkeypatch.delenv(name, raising=False)
 
-    def said(*options: str, **variables: str) -> tuple[str, str]:
-        told = run_python("-c", THREADS, f"{tmp_path}/says.py:build", *options, **variables).stdout
+    def said(*options: str, port: str = "build", **variables: str) -> tuple[str, str]:
+        told = run_python("-c", THREADS, f"{tmp_path}/says.py:{port}", *options, **variables).stdout
         return told.partition("the port has ")[2].split()[0].rstrip("."), told.partition("NumPy has ")[2].strip()
 
     ours, of_numpy = said("--config", f"{tmp_path}/config.json")
     assert ours == "None"
+    assert said("--family", "llama", "--set", "vocab_size=99", port="load")[0] == "None"
     assert said("--preset", "notes-lm") == ("1", "[1]")
     assert said("--preset", "notes-lm", OMP_NUM_THREADS="2") == ("2", "[2]" if of_numpy != "[1]" else "[1]")
 
@@ -364,8 +370,16 @@ def test_small_models_use_one_thread_in_the_process_of_a_caller(monkeypatch: pyt
 
     with threadpool_limits(limits=2):
         usual = numbers()
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        assert usual
+        for name in threads.THREADS:
+            monkeypatch.delenv(name, raising=False)
         assert str([1] * len(usual)) in said(preset="notes-lm")
-        assert str(usual) in said(config=CONFIG) and numbers() == usual
+        assert str(usual) in said(config=CONFIG) and str(usual) in said(preset="notes-lm", lengths=np.array([5, 9]))
+        with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+            first.enter_context(threads.one_thread())
+            second.enter_context(threads.one_thread())
+            first.close()
+            assert numbers() == [1] * len(usual), "the second call is not over"
+        assert numbers() == usual
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
         assert str(usual) in said(preset="notes-lm")

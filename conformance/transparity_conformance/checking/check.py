@@ -29,7 +29,7 @@ from transparity_conformance.running.process.child import TIMEOUT
 from transparity_conformance.running.process.isolation import isolated_build, spec_of
 from transparity_conformance.running.process.ranks import ranks_of
 from transparity_conformance.running.process.running import Port
-from transparity_conformance.running.process.threads import one_thread
+from transparity_conformance.threads import one_thread
 
 __all__ = ["Actual", "Port", "PortError", "Progress", "assert_conforms", "check"]
 
@@ -89,7 +89,7 @@ def check(
         return _check_against(dict(locals()))
     its, system = _names(build, name, ranks), _system(preset, family, config, parameters, ranks)
     arguments = Arguments(*system, parameters, dtype, logits_only, budget, *its, tuple(lengths), audit, quick)
-    is_small = config is None and parameters is None and not lengths
+    is_small = config is None and parameters is None and not arguments.lengths
     with (
         one_thread() if is_small else contextlib.nullcontext(),
         _built_by(build, family, timeout, ranks, isolated=isolated, is_small=is_small) as port,

@@ -59,7 +59,7 @@ class Options:
     def is_small(self) -> bool:
         """Return whether the checker chooses the sizes of all models and prompts, and so chooses small ones."""
         is_chosen = self.config is not None if self.against else self.config is None and not self.length
-        return is_chosen and self.checkpoint is None
+        return is_chosen and self.checkpoint is None and not self.changes
 
     @property
     def given(self) -> set[str]:

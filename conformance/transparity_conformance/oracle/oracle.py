@@ -101,7 +101,9 @@ class Oracle:
         if self.given is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:
             return None
         given, inputs = self.given
-        settings = [type(self).__name__, self.neighbours, None if self.kept is None else sorted(self.kept)]
+        # Rounding errors are drawn in the order of the arrays.
+        kept = None if self.kept is None else sorted(self.kept)
+        settings = [type(self).__name__, self.neighbours, kept, list(self.arrays)]
         return digest(json.dumps([*given, *settings]), self.arrays, inputs)
 
     def rounding(self, name: str, dtype: str, index: int) -> np.ndarray:

@@ -100,8 +100,8 @@ class Derivatives:
                 self.directions[name][0][:, config.pad_id] = 0
         self._used: dict[str, None] = {}
         self.oracle = Oracle(self._run, parameters, neighbours=POINTS_OF_A_LARGE_ONE if self.is_large else NEIGHBOURS)
-        if loss is cross_entropy and masks is None:  # the order of the parameters determines the directions
-            settings = ["derivatives", config.as_dict(), training, of_padding, list(parameters)]
+        if loss is cross_entropy and masks is None:
+            settings = ["derivatives", config.as_dict(), training, of_padding]
             self.oracle.given = settings, inputs
 
     @functools.cached_property

@@ -21,11 +21,11 @@ from typing import IO, Any
 
 from transparity.errors import UsageError, shown
 from transparity.text import reason
+from transparity_conformance import threads
 from transparity_conformance.cache import compiled, quickly
 from transparity_conformance.capabilities.port_calls import PortCallError, PortProcessError
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.running.loading import LoadError
-from transparity_conformance.running.process.threads import ONE_THREAD
 from transparity_conformance.running.process.wire import Closed, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0
@@ -74,7 +74,7 @@ class PortProcess:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**QUIET, **compiled(), **(ONE_THREAD if is_small else {}), **os.environ, **environment},
+                env={**QUIET, **compiled(), **os.environ, **(threads.variables() if is_small else {}), **environment},
             )
         self.folders: list[str] = []
         self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)

@@ -1,0 +1,64 @@
+"""The number of threads with which the checker and the port compute small models; imports no NumPy.
+
+The threads of a small matrix product would wait for each other in busy loops. With two threads, checks of small models
+take 1.3 times the processor time, and four times on a busy machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""Environment variables by which a user chooses a number of threads. The first one also limits PyTorch."""
+
+
+def variables() -> dict[str, str]:
+    """Return environment variables for one thread; none if the user chose a number."""
+    return {} if any(os.environ.get(name) for name in THREADS) else {THREADS[0]: "1"}
+
+
+@contextlib.contextmanager
+def one_thread_from_the_start() -> Iterator[None]:
+    """Use one thread in a process that has not yet imported NumPy, and in the processes that it starts."""
+    added = variables()
+    before = {name: os.environ[name] for name in added if name in os.environ}  # an empty number
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+class _Limit:
+    """The limit of this process, which all overlapping calls share: the last call restores the former number."""
+
+    def __init__(self) -> None:
+        self.lock, self.calls, self.limit = threading.Lock(), 0, contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        from threadpoolctl import threadpool_limits
+
+        with self.lock:
+            if self.calls == 0:
+                self.limit.enter_context(threadpool_limits(limits=1))
+            self.calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.calls -= 1
+            if self.calls == 0:
+                self.limit.close()
+
+
+_LIMIT = _Limit()
+
+
+def one_thread() -> contextlib.AbstractContextManager[None]:
+    """Return a context with one thread, in a process that has imported NumPy, unless the user chose a number. A
+    framework that is imported within the context keeps its own number."""
+    return _LIMIT if variables() else contextlib.nullcontext()

@@ -133,6 +133,39 @@ def test_a_printed_report_is_the_answer_of_the_command() -> None:
     assert str(report) == repr(report) == as_text([report])
 
 
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.up, self.down = nn.Embedding(50, 16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def activation(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.relu(hidden)
+
+    def added(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        return self.added(x, self.down(self.activation(self.up(x))))
+
+
+class SubtractedAfterItsOwn(Residual):
+    def activation(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sin(hidden * 1.7) * torch.cos(hidden * hidden) + 0.3 * hidden.abs().sqrt()
+
+    def added(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x - y
+
+
+def test_a_cause_after_a_step_without_one_is_told() -> None:
+    report = check(SubtractedAfterItsOwn, against=Residual)
+    assert report.faults[0].causes == ()
+    assert [cause.says for each in report.faults for cause in each.causes] == [
+        "your port applies `sub`, where the reference applies `add`"
+    ]
+
+
 def test_a_length_that_the_reference_refuses_is_listed() -> None:
     report = check(Silu, against=WithoutTwelve)
     assert report.verdict == "agrees" and 13 in report.coverage.lengths and 12 not in report.coverage.lengths
@@ -165,6 +198,12 @@ def test_texts_are_as_long_as_the_decoder_of_a_combined_model_allows() -> None:
     decoder = SimpleNamespace(max_position_embeddings=64)
     config = SimpleNamespace(to_dict=dict, get_text_config=lambda: decoder)
     assert source_of(SimpleNamespace(config=config)).longest == 64
+
+    def of_two_texts() -> None:
+        raise ValueError("Multiple valid text configs were found")
+
+    config = SimpleNamespace(to_dict=dict, get_text_config=of_two_texts, max_position_embeddings=32)
+    assert source_of(SimpleNamespace(config=config)).longest == 32
 
 
 class ScaledUnlessSquare(NormedPatches):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from transparity_conformance import check
-from transparity_conformance.against.ways.calls import IGNORED, _with_labels
+from transparity_conformance.against.probes import Source
+from transparity_conformance.against.ways.calls import IGNORED, PROMPT, _requests, _with_labels
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
@@ -188,6 +190,15 @@ def test_a_right_copy_agrees_in_every_way(tmp_path: Path) -> None:
     assert [*claims] == ["forward.reach", "step", "generate", "loss", "gradients", "repeats"]
     assert report.coverage.lengths == (*range(1, 18), 28, 29)
     assert report.coverage.batches == tuple(range(1, 14))
+
+
+def test_a_prompt_of_codebooks_has_as_many_positions_as_one_of_text() -> None:
+    def draw(length: int, batch: int, _: int) -> dict[str, np.ndarray]:
+        return {"input_ids": np.zeros((batch, length, 3), int)}
+
+    reference = cast("Any", SimpleNamespace(weights={}, numbers=[20.0]))
+    firsts = [way.settings[0] for way, _ in _requests(reference, Source(draw, 64, is_text=True))]
+    assert firsts == [PROMPT, PROMPT, 19]
 
 
 def test_no_label_counts_that_padding_predicts() -> None:

@@ -112,6 +112,17 @@ def test_masked_scores_are_what_they_were_made_from_with_the_bias_of_the_mask(lo
     assert with_biases([operation(1, scores), bias, mask, masked])[3] is masked
 
 
+def test_masked_values_that_share_their_inputs_are_searched_once() -> None:
+    """Make each masked value from two views of the value before, so that there are 2⁴⁰ paths."""
+    masked = np.where(np.tril(np.ones((2, 4, 4), bool)), 0.0, -np.inf)
+    operations = [operation(1, masked)]
+    for _ in range(40):
+        last = len(operations) - 1
+        operations += [operation(1, masked, last), operation(2, masked, last)]
+        operations.append(operation(3, masked, last + 1, last + 2))
+    assert with_biases(operations) == operations
+
+
 def test_features_whose_halves_are_interleaved_have_a_layout() -> None:
     ours = np.arange(1.0 * 3 * 5 * 8).reshape(1, 3, 5, 8)
     theirs = ours.reshape(1, 3, 5, 2, 4).swapaxes(-1, -2).reshape(1, 3, 5, 8).swapaxes(1, 2).reshape(5, 24)

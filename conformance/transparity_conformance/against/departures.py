@@ -134,14 +134,19 @@ class Departures:
 
     def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
         """Remove edits that may be coincidences: edits that explain a value, but no operation that uses it. Also remove
-        edits of steps that read a value of the port with which the reference continues."""
+        edits of steps that read only values of the port with which the reference continues."""
         program = self.comparer.program
         made = {index for each in found if each.edit is None for n in each.steps for index in program.steps[n].outputs}
-        reads = lambda number: any(behind_views(program, index) in made for index in program.steps[number].inputs)
-        found = [without_edit(each) if any(map(reads, each.steps)) else each for each in found]
+        found = [without_edit(each) if self._reads_only(made, each.steps) else each for each in found]
         unexplained = {each.operation for each in found if each.edit is None}
         users = {reader for index in unexplained for reader in self.comparer.port.readers.get(index, ())}
         return [without_edit(each) if each.users and each.users <= unexplained | users else each for each in found]
+
+    def _reads_only(self, values: Collection[int], steps: Sequence[int]) -> bool:
+        """Return whether some steps read only these values, besides parameters and constants."""
+        program = self.comparer.program
+        inputs = {index for number in steps for index in program.steps[number].inputs} - program.given.keys()
+        return bool(inputs) and all(behind_views(program, index) in values for index in inputs)
 
     def _explained(self, explanations: Sequence[Explanation], now: Comparison, port: Sequence[int]) -> Departure:
         first, *rest = explanations

@@ -91,10 +91,20 @@ def source_of(model: Any) -> Source:
     the number of token ids and the longest text."""
     if not is_configured(model):
         return _found_by_calls(model)
-    of_text = getattr(model.config, "get_text_config", lambda: model.config)()
-    limits = [getattr(of_text, name, None) or LONGEST for name in ("max_position_embeddings", "max_seq_len")]
+    limits = [
+        getattr(_text_config(model.config), name, None) or LONGEST
+        for name in ("max_position_embeddings", "max_seq_len")
+    ]
     is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
     return Source(functools.partial(_draw, model), min(LONGEST, *map(int, limits)), is_text)
+
+
+def _text_config(config: Any) -> Any:
+    """Return the nested configuration of the text model; `config` itself if it has none, or several."""
+    try:
+        return config.get_text_config()
+    except (AttributeError, ValueError):
+        return config
 
 
 def probes_of(source: Source) -> dict[str, Inputs]:

@@ -302,7 +302,8 @@ class EditSearch:
             made = _first(result)
             theirs, output = self.port.operations[operation].value, self.program.steps[number].output
             if made is not None and agreeing(made, theirs, now.shares.get(output, 0.0)):
-                told = dataclasses.replace(edit, operation=operation)
+                wider = tuple(dataclasses.replace(each, operation=operation) for each in edit.wider)
+                told = dataclasses.replace(edit, operation=operation, wider=wider)
                 found = [each for each in self._explaining(told, number, now, port) if each.after.agrees]
                 if found:
                     return min(found, key=lambda each: each.key)

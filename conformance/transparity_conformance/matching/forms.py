@@ -153,13 +153,13 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
     """Return an operation's scores, with each masked score replaced by the score before masking. If the port scales the
     scores after the mask, or adds a position bias together with the mask, do the same to the inserted scores."""
-    value, scores = operations[index].value, _scores_before(operations, index)
-    if scores is None:
+    value, before = operations[index].value, _scores_before(operations, index)
+    if before is None:
         return value
-    hidden = _hidden(value)
+    scores, hidden = operations[before].value, _hidden(value)
     multiple = _multiple(scores, value, ~hidden)
-    before = _biased(operations, index, scores) if multiple is None else multiple * scores
-    return value if before is None else np.where(hidden, before, value)
+    replaced = _biased(operations, index, before) if multiple is None else multiple * scores
+    return value if replaced is None else np.where(hidden, replaced, value)
 
 
 def with_biases(operations: Sequence[Operation]) -> list[Operation]:
@@ -167,8 +167,8 @@ def with_biases(operations: Sequence[Operation]) -> list[Operation]:
     Such a port never computes the sum of only the scores and the bias."""
     found = list(operations)
     for index, each in enumerate(operations):
-        scores = _scores_before(operations, index)
-        if scores is not None and _multiple(scores, each.value, ~_hidden(each.value)) is None:
+        before = _scores_before(operations, index)
+        if before is not None and _multiple(operations[before].value, each.value, ~_hidden(each.value)) is None:
             found[index] = dataclasses.replace(each, value=unmasked(operations, index))
     return found
 
@@ -177,27 +177,31 @@ def _hidden(scores: np.ndarray) -> np.ndarray:
     return np.asarray(scores < EXACT_MASK_BELOW)
 
 
-def _scores_before(operations: Sequence[Operation], index: int) -> np.ndarray | None:
-    """Return the scores from which masked scores were computed; None if the operation's value is not masked scores."""
+def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
+    """Return the operation with the scores from which masked scores were computed; None if the value is not masked
+    scores."""
     value = operations[index].value
     hidden = _hidden(value)
     waiting = list(operations[index].inputs) if hidden.any() and not hidden.all() else []
+    seen: set[int] = set()
     while waiting:
-        earlier = operations[waiting.pop()]
-        if earlier.value.shape == value.shape:
+        before = waiting.pop()
+        earlier = operations[before]
+        if before not in seen and earlier.value.shape == value.shape:
             if _hides_none(earlier.value):
-                return earlier.value
+                return before
             waiting += earlier.inputs
+        seen.add(before)
     return None
 
 
-def _biased(operations: Sequence[Operation], index: int, scores: np.ndarray) -> np.ndarray | None:
-    """Return the sum of `scores` and an earlier value that equals an operation's value where no key is masked; None
-    without such a value."""
-    value = operations[index].value
+def _biased(operations: Sequence[Operation], index: int, before: int) -> np.ndarray | None:
+    """Return the sum of the scores `before` and a value that the mask adds. Where no key is masked, this sum must be
+    equal to the value of an operation. Return None if there is no such sum."""
+    value, scores = operations[index].value, operations[before].value
     seen = ~_hidden(value)
     added, tolerance = value[seen] - scores[seen], epsilon("float32") ** 0.5 * float(np.abs(value[seen]).max())
-    for each in sorted(ancestors([index], lambda one: operations[one].inputs), reverse=True):
+    for each in sorted(ancestors([index], lambda one: operations[one].inputs, known={before}), reverse=True):
         with contextlib.suppress(ValueError):  # the value has another shape
             bias = np.broadcast_to(operations[each].value, value.shape)
             if _hides_none(bias) and (np.abs(bias[seen] - added) <= tolerance).all():

@@ -184,7 +184,7 @@ def _requests(reference: Reference, source: Source) -> Iterator[tuple[Way, Mappi
     length = min(LENGTH, longest)
     rows = padded(source.draw(length, 3, length), "left")
     inputs = without_mask(source.draw(length, 2, length))
-    prompt = PROMPT + length_of(inputs) - length  # with the placeholder tokens of images, which come first
+    prompt = PROMPT + max(length_of(inputs) - length, 0)  # with the placeholder tokens of images, which come first
     calls = {f"2 × {length}": inputs}
     singly = ({} if rows is None else {f"3 × {length}, padded on the left": rows}) | calls
     yield _way(prompt, 1, "one at a time"), singly
@@ -192,7 +192,7 @@ def _requests(reference: Reference, source: Source) -> Iterator[tuple[Way, Mappi
     for number in crossed(reference, longest - BEYOND):
         if number > length:
             inputs = without_mask(source.draw(number + BEYOND, 1, number))
-            yield _way(number - 1, 1, "one at a time"), {f"1 × {number + BEYOND}": inputs}
+            yield _way(max(number - 1, prompt), 1, "one at a time"), {f"1 × {number + BEYOND}": inputs}
 
 
 def _way(first: int, then: int, says: str) -> Way:
@@ -251,11 +251,11 @@ def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
 
 
 def _continued(inputs: Inputs, content: str, length: int) -> Inputs:
-    """Return the inputs with zeros for the new positions in each array with one number per position, such as types."""
-    shape = inputs[content].shape[:2]
-    beyond = ((0, 0), (0, length - shape[1]))
+    """Return the inputs with zeros for the new positions in each array with one integer per position, such as types."""
+    shape = inputs[content].shape
+    beyond = ((0, 0), (0, max(length - shape[1], 0)))
     return {
-        name: np.pad(value, (*beyond, *[(0, 0)] * (value.ndim - 2))) if value.shape[:2] == shape else value
+        name: np.pad(value, beyond) if value.shape == shape and value.dtype.kind in "iu" else value
         for name, value in inputs.items()
     }
 

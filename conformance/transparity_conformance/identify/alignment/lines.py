@@ -123,7 +123,7 @@ class _Right:
         """
         sketch = _sketch(value)
         allowed = tolerance * (largest(sketch) or 1.0)
-        if is_table and self._is_table(sketch if self.is_masked else sketch[sketch > EXACT_MASK_BELOW], allowed):
+        if is_table and self._is_table(sketch if self.is_masked else sketch[~_hides(sketch)], allowed):
             return True
         if value.size not in self.sketches:
             self.sketches[value.size] = [_sketch(each) for each in self.by_size.get(value.size, [])]

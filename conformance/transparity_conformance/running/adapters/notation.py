@@ -214,12 +214,16 @@ def at_layer(template: str, layer: int) -> str:
 def for_all_layers(lines: Mapping[str, str], names: Shapes) -> Lines:
     """Merge the lines of all layers into one line with `{i}`, where this is possible."""
     found: Lines = {}
+    places = {name: (in_every_layer(name), place) for name in lines if (place := in_layer(name)) is not None}
+    by_layer: dict[str, dict[int, str]] = {}
+    for name, (general, place) in places.items():
+        by_layer.setdefault(general, {})[place[1]] = lines[name]
     for ours, text in lines.items():
-        general, place = in_every_layer(ours), in_layer(ours)
-        if place is None:
+        if ours not in places:
             found[ours] = text
             continue
-        alike = {each[1]: lines[name] for name in lines if in_every_layer(name) == general and (each := in_layer(name))}
+        general, place = places[ours]
+        alike = by_layer[general]
         ways = [ABSENT] if text == ABSENT else templates(text, place[1], names)
         same = [way for way in ways if all(at_layer(way, layer) == each for layer, each in alike.items())]
         found |= {general: same[0]} if same else {ours: text}

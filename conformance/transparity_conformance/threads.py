@@ -58,7 +58,7 @@ class _Limit:
 _LIMIT = _Limit()
 
 
-def one_thread() -> contextlib.AbstractContextManager[None]:
+def one_thread(is_wanted: bool = True) -> contextlib.AbstractContextManager[None]:
     """Return a context with one thread, in a process that has imported NumPy, unless the user chose a number. A
     framework that is imported within the context keeps its own number."""
-    return _LIMIT if variables() else contextlib.nullcontext()
+    return _LIMIT if is_wanted and variables() else contextlib.nullcontext()

@@ -65,35 +65,24 @@ def check(
     quick: bool = False,
     **other: Unpack[Against],
 ) -> Report:
-    """Check a port against the reference, or `against` another implementation.
+    """Check a port against the reference, or `against` another implementation. Raise `PortError` if a port fails,
+    `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
 
     Args:
         build: `build(config, parameters)`, which returns `forward(**tokens)`; `load(folder)`, with `family`; or a name.
-        preset: The name of a preset, which is checked at a small size.
-        family: The family of the folders that a loader reads.
+        preset, family: A preset, which is checked at a small size; and the family of the folders that a loader reads.
         config, parameters: A configuration in place of a preset; and its parameters (random if omitted).
-        dtype: The precision of the port.
-        logits_only: Whether to compare only logits.
-        progress: A function that is called at each step of the check.
-        isolated: Whether the port runs in a separate process.
-        timeout, budget: The seconds for each reply of the port; and the seconds for the search for causes.
-        name: The port's name in the report.
-        audit: Whether an ignored field or tensor is an error.
-        located: A function that gets the report on a wrong port before the search for causes.
-        ranks, lengths: The number of ranks; and the lengths of long prompts.
-        quick: Whether to check only the forward pass.
-
-    Raise `PortError` if a port fails, `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
+        dtype, logits_only, quick: The precision; whether to compare only logits; and whether only the forward pass.
+        isolated, ranks, timeout: Whether to use a separate process; the number of ranks; and the seconds for a reply.
+        budget, name, lengths: The seconds for the search for causes; the port's name; and lengths of long prompts.
+        audit, progress, located: Whether an ignored field is an error; and functions for steps; and for the first report.
     """
     if other:
         return _check_against(dict(locals()))
     its, system = _names(build, name, ranks), _system(preset, family, config, parameters, ranks)
     arguments = Arguments(*system, parameters, dtype, logits_only, budget, *its, tuple(lengths), audit, quick)
     is_small = config is None and parameters is None and not arguments.lengths
-    with (
-        one_thread() if is_small else contextlib.nullcontext(),
-        _built_by(build, family, timeout, ranks, isolated=isolated, is_small=is_small) as port,
-    ):
+    with one_thread(is_small), _built_by(build, family, timeout, ranks, isolated=isolated, is_small=is_small) as port:
         return _report(Evidence(arguments, port, located, progress or ignore_progress))
 
 

@@ -75,7 +75,7 @@ def check(
         dtype, logits_only, quick: The precision; whether to compare only logits; and whether only the forward pass.
         isolated, ranks, timeout: Whether to use a separate process; the number of ranks; and the seconds for a reply.
         budget, name, lengths: The seconds for the search for causes; the port's name; and lengths of long prompts.
-        audit, progress, located: Whether an ignored field fails; a function for each step; and one for the first report.
+        audit, progress, located: Whether an ignored field fails; a function for steps; and one for the first report.
     """
     if other:
         return _check_against(dict(locals()))

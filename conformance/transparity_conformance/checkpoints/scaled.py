@@ -43,7 +43,7 @@ def tensor_bytes(path: Path, name: str) -> TensorBytes:
     return _entries(path, found.st_mtime_ns, found.st_size)[name]
 
 
-@functools.lru_cache(maxsize=1)  # a file has many tensors, and parsing its header takes milliseconds
+@functools.lru_cache(maxsize=128)  # a checkpoint has many tensors, whose files may alternate
 def _entries(path: Path, changed: int, size: int) -> dict[str, TensorBytes]:
     """Return the entry of each tensor; `changed` and `size` distinguish versions of the file."""
     length, entries = read_header(path, BundleError)

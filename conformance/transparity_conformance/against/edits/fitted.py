@@ -21,8 +21,8 @@ from transparity_conformance.oracle.budgets import RULES, epsilon
 
 def scales(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits `a * result + b`; a and b are fitted so that the result equals an unmatched value of the port."""
-    value = context.values.get(at.step.output)
-    if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
+    ours = _fingerprint_of(context.values, at.step.output)
+    if ours is None:
         return
     for theirs in [*context.wanted, *_multiples(ours, context.prints)]:
         if ours.size != theirs.size or not (_is_plain(ours) and _is_plain(theirs)):
@@ -98,8 +98,8 @@ def limits(at: At, context: Context) -> Iterator[Edit]:
     If the step itself clips, change its limits.
     """
     is_limited = short(at.step) in CLIPPING
-    value = context.values.get(at.step.inputs[0] if is_limited else at.step.output)
-    if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None:
+    ours = _fingerprint_of(context.values, at.step.inputs[0] if is_limited else at.step.output)
+    if ours is None:
         return
     for theirs in context.wanted:
         if ours.size == theirs.size and _is_plain(theirs) and (ends := _cut_ends(ours, theirs)) != (None, None):
@@ -124,8 +124,8 @@ def _limited(at: At, low: float | None, high: float | None, again: bool) -> Chan
 
 def softcaps(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that apply c · tanh(x / c) to a result; c is fitted to a value of the port."""
-    value = context.values.get(at.step.output)
-    if value is None or not value.is_floating_point() or (ours := fingerprint(value)) is None or not _is_plain(ours):
+    ours = _fingerprint_of(context.values, at.step.output)
+    if ours is None or not _is_plain(ours):
         return
     steps, readers = at.program.steps, at.program.readers_of
     if any(short(steps[later]) == "tanh" for reader in readers(at.step.number) for later in readers(reader)):
@@ -153,6 +153,12 @@ def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
 
     # If a cap that is 10 % larger fits as well, the difference may be rounding.
     return None if fits(1.1 * cap) else next(filter(fits, _shortened(cap)), None)
+
+
+def _fingerprint_of(values: Values, index: int) -> np.ndarray | None:
+    """Return the fingerprint of a value; None if the value is unknown, or contains no floating-point numbers."""
+    value = values.get(index)
+    return None if value is None or not value.is_floating_point() else fingerprint(value)
 
 
 def _shortened(number: float) -> list[float]:

@@ -206,7 +206,7 @@ def _computes(function: Any, given: list[Any]) -> bool:
         if isinstance(owner, dict | list | tuple | str | set) or (owner is builtins and function is not sum):
             return False
     kind = type(function)
-    # Only NumPy's own ufuncs have a module, not those of SciPy or of `np.frompyfunc`.
+    # NumPy's ufuncs have a `__module__`. The ufuncs of SciPy and of `np.frompyfunc` have none.
     module = getattr(function, "__module__", kind.__module__) if isinstance(function, KINDS) else kind.__module__
     return str(module).startswith("numpy") or any(True for _ in _arrays(given))
 

@@ -169,6 +169,8 @@ SECTIONS = {
     "beams": "the continuation of prompts by beam search",
     "steps": "the logits of cached decoding, in chunks of tokens",
     "training": "the training of a tiny model with SGD and AdamW",
+    "packed": "the logits of rows with several documents",
+    "adapters": "the logits of the model with LoRA adapters",
 }
 """The options for capabilities, and the result that each option adds to a check."""
 

@@ -22,6 +22,7 @@ from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.learning.gradients import GRADIENTS, GRADIENTS_OF_GIVEN
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
+from transparity_conformance.capabilities.other_logits import ADAPTERS, PACKED
 from transparity_conformance.capabilities.port_calls import (
     PortCallError,
     PortError,
@@ -40,7 +41,7 @@ from transparity_conformance.report.report import (
     not_compared,
 )
 
-CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
+CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING, PACKED, ADAPTERS)}
 
 OF_GIVEN = (LOSS, GRADIENTS_OF_GIVEN, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
 """The capabilities to check with given parameters, such as the weights of a checkpoint."""

@@ -19,6 +19,8 @@ CAPABILITIES = {
     "beam_search": "beam search",
     "step": "cached decoding",
     "train": "training",
+    "packed": "packed documents",
+    "adapted": "LoRA adapters",
 }
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}

@@ -1,0 +1,320 @@
+"""Capabilities that return logits: for documents that are packed into rows, and for a model with LoRA adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import in_layer
+from transparity_conformance.capabilities.capability import (
+    Answers,
+    BuiltPort,
+    Capability,
+    ForwardPass,
+    Judged,
+    Probes,
+    Requests,
+    Way,
+    first_of,
+    kept_in,
+    result,
+)
+from transparity_conformance.capabilities.faults import edited
+from transparity_conformance.capabilities.port_calls import call_port
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe, as_given, sees_something
+from transparity_conformance.oracle.reach.models import ReachProbe, crossing_calls
+from transparity_conformance.oracle.undetermined import undetermined_positions
+from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.report import CapabilityResult, Cause
+from transparity_numpy.transformer import transformer
+
+
+class Part(NamedTuple):
+    """Some rows and positions of a result, and the probe that has their expected logits."""
+
+    rows: np.ndarray
+    positions: slice
+    probe: Probe
+
+
+@dataclass(frozen=True, eq=False)
+class LogitsRequest:
+    name: str
+    probe: Probe
+    """The port's model, and the inputs of the call."""
+    parts: tuple[Part, ...]
+    given: tuple[Any, ...]
+    """The arguments of the port's method besides the inputs."""
+    named: Mapping[str, Any]
+    alternatives: Callable[[], Iterator[tuple[Cause, np.ndarray]]]
+    """A function that yields known faults, each with the logits of a port with this fault."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self.probe.inputs[self.probe.config.input_names[-1]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.tokens.shape, self.probe.config.vocab_size)
+
+    def expected(self) -> np.ndarray:
+        whole = np.zeros(self.shape)
+        for rows, positions, probe in self.parts:
+            whole[rows, positions] = probe.oracle.expected["logits"]
+        return whole
+
+    def budget(self, dtype: str) -> float:
+        return max(part.probe.budget(dtype) for part in self.parts)
+
+    def is_judged(self, dtype: str) -> np.ndarray:
+        """Return a mask (batch, length) of the positions that see a token and depend on no near-tie of a router."""
+        found = np.zeros(self.tokens.shape, bool)
+        for rows, positions, probe in self.parts:
+            free = {} if isinstance(probe, ReachProbe) else undetermined_positions(probe, dtype)
+            seen = sees_something(probe.config, probe.inputs)
+            found[rows, positions] = seen & ~np.any(free["logits"], axis=-1) if "logits" in free else seen
+        return found
+
+
+def _ask(method: str, port: BuiltPort, way: Way, key: str, request: LogitsRequest) -> Answers:
+    """Return the logits of a port's method. Raise `TypeError` for another shape or dtype."""
+    is_reached = isinstance(request.probe, ReachProbe)
+    built = port.built_for(request.probe.config, request.probe.parameters) if is_reached else port.forward
+    given, named = (_copied(each) for each in (request.given, request.named))
+    logits = as_numbers(call_port(getattr(built, method), *given, **named))
+    if logits.shape != request.shape or logits.dtype.kind != "f":
+        form = f"the logits have the shape {logits.shape} and the dtype {logits.dtype}"
+        raise TypeError(f"{form}; expected floats {request.shape}, {request.name}")
+    return {f"{key}/logits": logits}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copied(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_copied, value))
+    return as_given(value) if isinstance(value, np.ndarray) else value
+
+
+@np.errstate(all="ignore")  # a port may return any number
+def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
+    """Compare the logits; a known fault is the cause only if it explains every request."""
+    logits = {request: answers[f"{key}/logits"].astype(np.float64) for key, request in requests.items()}
+    where = {request: request.is_judged(forward.dtype) for request in logits}
+
+    def beyond(request: LogitsRequest, expected: np.ndarray) -> float:
+        return gap(logits[request][where[request]], expected[where[request]])
+
+    found = {
+        request: Judged(beyond(request, request.expected()), request.budget(forward.dtype), request.name)
+        for request in logits
+    }
+    worst = max(found, key=lambda request: found[request].share)
+
+    def explain() -> list[Cause]:
+        left: dict[str, list[float]] = {}
+        causes: dict[str, Cause] = {}
+        for request, judged in found.items():
+            for cause, simulated in request.alternatives():
+                causes.setdefault(cause.says, cause)
+                left.setdefault(cause.says, []).append(share(beyond(request, simulated), judged.budget))
+        known = [says for says, shares in left.items() if max(shares) <= 1]
+        error, budget = found[worst].error, found[worst].budget
+        rest = {says: max(left[says]) * budget for says in known}
+        return [
+            dataclasses.replace(causes[says], residual=rest[says], explained=1 - rest[says] / error) for says in known
+        ]
+
+    return result(way.claim, found[worst], explain, probe=worst.probe.name)
+
+
+def _why_no_logits(probe: Probe, dtype: str) -> str:
+    if probe.config.head != "logits":
+        return f"the head is {probe.config.head!r}, which returns no logits"
+    return "the reference would take too long in a model of this size" if probe.is_large else ""
+
+
+# Packed documents
+
+SHORT, ROWS = 12, 4
+
+
+def _why_not_packed(probe: Probe, dtype: str) -> str:
+    config = probe.config
+    if len(config.stacks) > 1 or not config.token_inputs or config.num_token_types:
+        return "documents are packed only for a model whose only input is tokens"
+    if not config.mask_is_exact:
+        return "this mask does not fully hide keys, so documents cannot be hidden from each other"
+    if config.angles_depend_on_length:
+        return "rotary angles depend on the length, of a document or of a row"
+    return _why_no_logits(probe, dtype) or ("" if config.max_length > 2 else "max_length is too small for documents")
+
+
+def _document_inputs(config: TransformerConfig, tokens: np.ndarray) -> Arrays:
+    """Return the inputs for tokens that are all visible."""
+    return {config.input_names[0]: tokens} | dict.fromkeys(config.further_inputs, np.ones_like(tokens))
+
+
+@kept_in(0)
+def _packed(probe: Probe, length: int, rows: int) -> LogitsRequest:
+    """Divide half of the rows into three documents, of which one has a single token, and the others into two."""
+    config = probe.config
+    size, pad = config.vocab_size, -1 if config.pad_id is None else config.pad_id
+    tokens = np.random.default_rng(length).integers(0, size - 1, (rows, length))
+    tokens += (pad >= 0) & (tokens >= pad)
+    documents, parts = np.zeros_like(tokens), []
+    for half, ends in enumerate(((length // 3, length // 3 + 1, length), (2, length))):
+        chosen = np.arange(half, rows, 2)
+        for number, (begin, end) in enumerate(zip((0, *ends), ends, strict=False)):
+            documents[chosen, begin:end] = number
+            inputs = _document_inputs(config, tokens[chosen, begin:end])
+            parts.append(Part(chosen, slice(begin, end), dataclasses.replace(probe, inputs=inputs, kept=None)))
+    whole = dataclasses.replace(probe, inputs=_document_inputs(config, tokens), kept=None)
+    alternatives = functools.partial(_of_wrongly_packed, whole, documents)
+    return LogitsRequest(f"rows of {length} tokens", whole, tuple(parts), (tokens, documents), {}, alternatives)
+
+
+SAME = "(documents[:, None, :, None] == documents[:, None, None, :])"
+SIGNATURE = ("    tap: Tap = identity,", "    tap: Tap = identity,\n    documents: Any = 0,\n    starts: Any = 0,")
+PACKED_FAULTS = {
+    "documents in a row see each other, and positions continue from one document to the next": (),
+    "documents in a row see each other": (("Context(mask, positions,", "Context(mask, positions - starts,"),),
+    "positions continue from one document to the next": (("Context(mask,", f"Context(mask & {SAME},"),),
+}
+"""Edits of the reference's forward pass, which computes a packed row in one call, by the sentence about the fault."""
+
+
+def _of_wrongly_packed(whole: Probe, documents: np.ndarray) -> Iterator[tuple[Cause, np.ndarray]]:
+    begins = np.diff(documents, axis=1, prepend=0) != 0
+    starts = np.maximum.accumulate(np.where(begins, np.arange(documents.shape[1]), 0), axis=1)
+    for says, edits in PACKED_FAULTS.items():
+        run = edited((SIGNATURE, *edits), "transformer.transformer")
+        yield (
+            Cause("documents-mixed", says),
+            run(whole.config, whole.exact, documents=documents, starts=starts, **whole.inputs),
+        )
+
+
+def _packed_requests(probes: Probes) -> Requests:
+    _, probe = first_of(probes)
+    return {"packed.0": _packed(probe, min(SHORT, probe.config.max_length), ROWS)}
+
+
+def _packed_further(forward: ForwardPass) -> Requests:
+    return {f"packed.{i}": _packed(probe, probe.lengths[-1], 2) for i, probe in enumerate(_longest(forward), 1)}
+
+
+def _longest(forward: ForwardPass) -> list[ReachProbe]:
+    return crossing_calls(forward.reached)[-1:]
+
+
+PACKED = Capability(
+    name="packed",
+    attribute="packed",
+    signature="packed(tokens, documents) → logits (batch, length, vocab)",
+    purpose="the logits of rows with several documents. `documents` has the number of each token's document in its "
+    "row. Every document has the logits that it has alone",
+    ways=(Way("packed", _packed_requests, further=_packed_further),),
+    ask=functools.partial(_ask, "packed"),
+    shapes=lambda key, request: {f"{key}/logits": request.shape},
+    judge=_judge,
+    why_not=_why_not_packed,
+    if_forward_diverges="the forward pass diverges, so packed documents diverge, too",
+    file="packed.safetensors",
+    tensors=lambda request, probe: dict(zip(("tokens", "documents"), request.given, strict=True)),
+    sizes=lambda request: request.tokens.shape,
+)
+
+
+# LoRA adapters
+
+RANK, ALPHA, UNIT = 3, 2.0, 64
+"""The adapters' rank, which differs from its square root, their α, and the denominator of their numbers."""
+
+
+def _scale(*, rank_stabilized: bool) -> float:
+    return ALPHA / math.sqrt(RANK) if rank_stabilized else ALPHA / RANK
+
+
+@kept_in(0)
+def adapters_of(probe: Probe) -> Arrays:
+    """Draw the matrices A (rank, in) and B (out, rank) of each linear map in a layer.
+
+    All numbers are multiples of 1/64, so that every precision represents them exactly.
+    """
+    random, drawn = np.random.default_rng(31), {}
+    for name, value in probe.parameters.items():
+        base = name.removesuffix(".weight")
+        if in_layer(name) and value.ndim == 2 and base != name and not base.endswith("_convolution"):
+            out, into = value.shape
+            most = max(1, round(UNIT / math.sqrt(into)))
+            drawn[f"{base}.lora_A"] = random.integers(-most, most + 1, (RANK, into)) / np.float32(UNIT)
+            drawn[f"{base}.lora_B"] = random.integers(-UNIT // 2, UNIT // 2 + 1, (out, RANK)) / np.float32(UNIT)
+    return {name: value.astype(np.float32) for name, value in drawn.items()}
+
+
+def _merged(probe: Probe, scale: float) -> Arrays:
+    """W + scale · B A for every adapted weight W, in float64."""
+    adapters, exact = adapters_of(probe), dict(probe.exact)
+    for name in [name.removesuffix(".lora_A") for name in adapters if name.endswith(".lora_A")]:
+        up, down = (adapters[f"{name}.lora_{part}"].astype(np.float64) for part in "BA")
+        exact[f"{name}.weight"] = exact[f"{name}.weight"] + scale * (up @ down)
+    return exact
+
+
+@kept_in(0)
+def _adapted(probe: Probe, rank_stabilized: bool) -> LogitsRequest:
+    scale = _scale(rank_stabilized=rank_stabilized)
+    merged = dataclasses.replace(probe, parameters=_merged(probe, scale), kept=None)
+    part = Part(np.arange(len(next(iter(probe.inputs.values())))), slice(None), merged)
+    named = {**probe.inputs, "rank_stabilized": True} if rank_stabilized else probe.inputs
+    name, alternatives = "with adapters", functools.partial(_of_wrongly_scaled, probe, scale)
+    return LogitsRequest(name, probe, (part,), (adapters_of(probe), ALPHA), named, alternatives)
+
+
+SCALES = {"α": ALPHA, "α / √rank": ALPHA / math.sqrt(RANK), "α / rank": ALPHA / RANK, "1": 1.0, "0": 0.0}
+
+
+def _of_wrongly_scaled(probe: Probe, right: float) -> Iterator[tuple[Cause, np.ndarray]]:
+    (of_right,) = (says for says, scale in SCALES.items() if scale == right)
+    for says, scale in SCALES.items():
+        if scale != right:
+            cause = Cause("adapter-scale", f"the adapters are scaled by {says} instead of {of_right}", scale)
+            yield cause, transformer(probe.config, _merged(probe, scale), **dict(probe.inputs))  # type: ignore[arg-type]
+
+
+def _way_of_adapters(claim: str, *, rank_stabilized: bool) -> Way:
+    def requests(probes: Probes) -> Requests:
+        return {f"{claim}.0": _adapted(first_of(probes)[1], rank_stabilized)}
+
+    return Way(claim, requests, keywords=("rank_stabilized",) * rank_stabilized)
+
+
+ADAPTERS = Capability(
+    name="adapters",
+    attribute="adapted",
+    signature="adapted(adapters, alpha, **tokens), and rank_stabilized=… → logits (batch, length, vocab)",
+    purpose="the logits of the first probe after scale · B A is added to each weight that has adapters. The scale is "
+    "alpha / rank, or alpha / √rank if rank_stabilized is true",
+    ways=(
+        _way_of_adapters("adapted", rank_stabilized=False),
+        _way_of_adapters("adapted.rank_stabilized", rank_stabilized=True),
+    ),
+    ask=functools.partial(_ask, "adapted"),
+    shapes=lambda key, request: {f"{key}/logits": request.shape},
+    judge=_judge,
+    why_not=_why_no_logits,
+    if_forward_diverges="the forward pass diverges, so a model with adapters diverges, too",
+    describe=lambda request: {"alpha": ALPHA, "rank_stabilized": request.named.get("rank_stabilized", False)},
+    file="adapters.safetensors",
+    tensors=lambda request, probe: request.given[0],
+    sizes=lambda request: request.tokens.shape,
+)

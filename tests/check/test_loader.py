@@ -112,6 +112,7 @@ def test_the_command_audits_a_loader_unless_it_is_told_not_to(tmp_path: Path) ->
     result = invoke("check", f"{tmp_path / 'llama_module.py'}:load", "--family", "llama")
     assert result.exit_code == 0, result.output
     assert "1 of 18 fields ignored: hidden_act" in " ".join(result.stdout.split()), result.stdout
+    assert "rope_type dynamic or proportional: the reference does not compute" in " ".join(result.stdout.split())
     result = invoke("check", f"{tmp_path / 'llama_module.py'}:load", "--family", "llama", "--audit")
     assert result.exit_code == 1, result.output
     result = invoke("check", f"{tmp_path / 'llama_module.py'}:load", "--family", "llama", "--no-audit")

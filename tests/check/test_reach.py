@@ -19,6 +19,7 @@ from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import mixed_inputs, other_sizes, probe_parameters, probes, probes_of
 from transparity_conformance.oracle.reach.features import (
     changed,
@@ -28,14 +29,13 @@ from transparity_conformance.oracle.reach.features import (
     is_active,
     logits_with,
 )
-from transparity_conformance.oracle.reach.models import ReachProbe, reach_of, reach_of_preset
+from transparity_conformance.oracle.reach.models import ReachProbe, deep_models, reach_of, reach_of_preset
 from transparity_conformance.oracle.reach.vocabulary import every_token
 from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
 from transparity_numpy.port import build as numpy_build
 from transparity_pytorch.port import build as pytorch_build
 
-Arrays = dict[str, np.ndarray]
 
 UNEXERCISED = {
     # these fields change the shapes of parameters
@@ -73,6 +73,16 @@ def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(transparity_pytorch.mixers.attention, "attention_weights", careless)
     assert check(pytorch_build, name, budget=0).verdict == "diverges"
+
+
+def test_the_heads_and_layers_of_the_deep_model_have_unequal_scales() -> None:
+    def spreads(parameters: Arrays) -> np.ndarray:
+        weights = np.stack([value for name, value in parameters.items() if name.endswith("query.weight")])
+        rows = np.log(np.linalg.norm(weights, axis=-1))
+        return np.array([rows.mean(axis=1).std(), rows.mean(axis=0).std()])  # of layers, and of the rows of all layers
+
+    (deep,) = deep_models(WINDOW)
+    assert (spreads(deep.parameters) > 2 * spreads(probe_parameters(deep.config, 9))).all()
 
 
 LONG = {

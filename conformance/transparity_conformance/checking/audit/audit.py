@@ -12,6 +12,7 @@ from transparity.presets import preset as preset_called
 from transparity_conformance.checking.audit.fields import Audited, audited_fields, audited_of
 from transparity_conformance.checking.audit.tensors import audited_tensors, missed_in_variants
 from transparity_conformance.checking.stages.evidence import Evidence
+from transparity_conformance.checkpoints.tables.rotary import NOT_READ
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.report.audit import CAUSES, Audit, AuditedField, AuditedTensor
 from transparity_conformance.report.comparison import SHARE
@@ -50,6 +51,8 @@ def audit_loader(evidence: Evidence) -> None:
     with known_so_far(report.verdict, report.first_divergence):
         audit = audited(port, config, report.dtype, evidence.progress, with_fields=is_right)
     missing = [f"{port.files[0]}, {AFTER}"] * (not is_right) + list(_not_compared(audit))
+    if is_loader and config.positions == "rotary":
+        missing.append(f"rope_type {' or '.join(NOT_READ)}: the reference does not compute this scaling of angles")
     evidence.add(audit=audit, not_compared=missing)
     for name, parts in ((FIELDS, audit.fields), (TENSORS, audit.tensors)) if arguments.audit else ():
         faults = list(_faults(audit, parts))

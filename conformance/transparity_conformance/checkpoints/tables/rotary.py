@@ -63,6 +63,9 @@ USUAL_KEYS: dict[str, dict[KeyRow, Any]] = {
 OTHER_KEYS = {"yarn": ("attention_factor", "mscale", "mscale_all_dim"), "longrope": ("attention_factor", "factor")}
 """Further keys of a kind of scaling, from which its attention factor is computed."""
 
+NOT_READ = ("dynamic", "proportional")
+"""The rope types of `transformers` that the reference does not compute."""
+
 KEYS_OF_ALL = ("rope_theta", "rope_type", "type", "partial_rotary_factor", ORIGINAL)
 """The keys that may occur with every kind of scaling."""
 

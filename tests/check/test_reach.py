@@ -36,7 +36,6 @@ from transparity_conformance.report.report import Report
 from transparity_numpy.port import build as numpy_build
 from transparity_pytorch.port import build as pytorch_build
 
-
 UNEXERCISED = {
     # these fields change the shapes of parameters
     *("architecture", "source_vocab_size", "target_vocab_size", "max_length", "embed_dim", "feed_forward_dim"),

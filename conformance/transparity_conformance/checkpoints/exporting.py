@@ -162,8 +162,8 @@ class Edit:
 
     fields: Mapping[str, Any] | None = None
     """The new config.json; None for no change."""
-    without: str | None = None
-    """The tensor to remove from model.safetensors."""
+    without: tuple[str, ...] = ()
+    """The tensors to remove from model.safetensors."""
     beside: Mapping[str, np.ndarray] = field(default_factory=dict)
     seed: int = 0
     """The seed of Python, NumPy and PyTorch while a loader reads the folder."""
@@ -172,7 +172,7 @@ class Edit:
 def edit_folder(folder: Path, edit: Edit) -> None:
     if edit.fields is not None:
         (folder / CONFIG).write_text(json.dumps(dict(edit.fields), indent=2) + "\n", encoding="utf-8")
-    if edit.without is not None or edit.beside:
+    if edit.without or edit.beside:
         tensors = load_file(folder / WEIGHTS) | dict(edit.beside)
-        tensors.pop(edit.without or "", None)
+        tensors = {name: value for name, value in tensors.items() if name not in edit.without}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})

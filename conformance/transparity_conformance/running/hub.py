@@ -17,7 +17,7 @@ import sys
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,24 @@ class HubBuild:
         except PortCallError as error:
             raise PortError(f"load(folder) raised {error}.") from error.__cause__
         usual = _USUAL.setdefault(self.load, set())
-        if self.edit.without is None:
+        if not self.edit.without:
             usual.update(said.lines())
-        elif line := said.line_about(self.edit.without, usual):
+        for line in filter(None, (said.line_about(name, usual) for name in self.edit.without)):
             raise PortError(f"load(folder) reported: {line}.")
         return forward
+
+    def reported(self, folder: str, names: Sequence[str]) -> list[str]:
+        """Load a copy of `folder` without the tensors `names`. Return the tensors that an exception or a message of the
+        loader names."""
+        with tempfile.TemporaryDirectory(dir=self.root) as copy, recorded_messages() as said:
+            shutil.copytree(folder, copy, dirs_exist_ok=True)
+            edit_folder(Path(copy), Edit(without=tuple(names)))
+            try:
+                call_port(self.load, copy)
+            except PortCallError as error:
+                said.written.write(f"\n{error.__cause__}\n")
+        text = "\n".join(each for line in said.lines() for each in _without_braces(line))
+        return [name for name in names if re.search(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w)", text)]
 
 
 @contextlib.contextmanager
@@ -114,6 +127,17 @@ class Messages:
         lines = [line for line in self.lines() if asked.search(line)]
         lines += [line for line in self.lines() if renamed.search(line) and line not in usual]
         return next((safe(line, SENTENCE).rstrip(".") for line in lines), "")
+
+
+def _without_braces(line: str) -> Iterator[str]:
+    """Yield a line for each number in braces: transformers writes `layers.{0, 1}.` or `layers.{0...11}.`."""
+    found = re.search(r"\{(\d+)(?:\.\.\.(\d+)|((?:, \d+)*))\}", line)
+    if found is None:
+        yield line
+        return
+    first, last, others = found.groups()
+    for number in range(int(first), int(last) + 1) if last else map(int, f"{first}{others}".split(",")):
+        yield from _without_braces(f"{line[: found.start()]}{number}{line[found.end() :]}")
 
 
 def _about(name: str) -> re.Pattern[str]:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,8 @@ class Audited:
     """The family whose folders a loader reads; None for a `build`."""
     files: tuple[str, str]
     """The names of the files with the configuration and the parameters, as in `Audit`."""
+    reported: Callable[[str, Sequence[str]], Sequence[str]] = lambda folder, names: ()
+    """Returns the tensors that a loader reports as missing if a folder lacks the tensors `names`."""
 
     def logits(self, edit: Edit, probe: AuditProbe, folder: Path | None = None) -> np.ndarray | PortError:
         """Build the port with an edit of its files, and return its logits or its error.
@@ -126,7 +128,7 @@ class Audited:
 def audited_of(build: Port) -> Audited:
     """Prepare a port for the audit. The port is a loader of a family, or a `build(config, parameters)`."""
     if isinstance(build, HubBuild | IsolatedBuild) and build.model_type is not None:
-        return Audited(build.edited, build.model_type, ("config.json", "model.safetensors"))
+        return Audited(build.edited, build.model_type, ("config.json", "model.safetensors"), build.reported)
     return Audited(functools.partial(_edited, build), None, ("config", "parameters"))
 
 
@@ -136,7 +138,7 @@ def _edited(port: Port, edit: Edit) -> Port:
     @functools.wraps(port)
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any) -> Any:
         with seeded(edit.seed):
-            left = {name: value for name, value in parameters.items() if name != edit.without}
+            left = {name: value for name, value in parameters.items() if name not in edit.without}
             return port(config, left, **options)
 
     return build

@@ -175,6 +175,11 @@ class IsolatedBuild(_Described):
         """Return the same loader, which applies an edit to every folder before it is loaded."""
         return IsolatedBuild(self.process, self.model_type, edit)
 
+    def reported(self, folder: str, names: Sequence[str]) -> list[str]:
+        """Return the tensors that the loader reports as missing if `folder` lacks the tensors `names`."""
+        given = self.process.loaded()[0], self.model_type, self.process.folder(), folder, list(names)
+        return list(self.process.answer("load(folder)", "reported", *given))
+
     def close(self) -> None:
         self.process.stop()
 

@@ -138,6 +138,9 @@ class Worker:
         self.configs[kept] = args[0]
         return kept, described_signature(forward), offered
 
+    def reported(self, number: int, model_type: str, root: str, folder: str, names: list[str]) -> list[str]:
+        return HubBuild(self.objects[number], model_type, root).reported(folder, names)
+
     def model(self, number: int, folder: str | None, weights: Mapping[str, np.ndarray] | None) -> Any:
         """Load a folder, or build a module and fill it with `weights` if all names of tensors are equal.
 

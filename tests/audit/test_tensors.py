@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.audit.audited import audit_of, changed
+from transformers import AutoModelForCausalLM
 
 from meta.audits.measure import FOLDER
 from transparity_conformance.checking.audit.tensors import kind_of, tensor_file
@@ -18,7 +19,7 @@ from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.audit import AuditedTensor
 from transparity_conformance.report.check.findings import sentence
-from transparity_conformance.running.hub import recorded_messages, seeded
+from transparity_conformance.running.hub import _without_braces, recorded_messages, seeded
 from transparity_conformance.running.loading import load_port
 from transparity_numpy.port import build as build_numpy
 
@@ -34,6 +35,23 @@ def test_every_tensor_of_a_right_loader_is_read_and_refused_if_missing(tmp_path:
     tensors = audit_of(load_port(f"{FOLDER / 'gpt2_numpy.py'}:load"), "gpt2", tmp_path, with_fields=False).tensors
     assert {each.outcome for each in tensors} == {"read"}
     assert len(tensors) == 28
+
+
+def test_a_loader_that_names_all_missing_tensors_is_called_less_often_than_there_are_tensors(tmp_path: Path) -> None:
+    folders = []
+
+    def load(folder: str) -> Any:
+        folders.append(folder)
+        return AutoModelForCausalLM.from_pretrained(folder)
+
+    tensors = audit_of(load, "gpt2", tmp_path, with_fields=False).tensors
+    assert {each.outcome for each in tensors} == {"read"}
+    assert len(folders) < len(tensors) / 2
+
+
+def test_a_message_may_list_the_numbers_of_layers_in_braces() -> None:
+    assert [*_without_braces("h.{0, 2}.w and {x}")] == ["h.0.w and {x}", "h.2.w and {x}"]
+    assert [*_without_braces("h.{1...3}.w")] == ["h.1.w", "h.2.w", "h.3.w"]
 
 
 MISSING, UNREAD = "missing from the file: the port uses {} instead", "never read: the port uses {} instead"

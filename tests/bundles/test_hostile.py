@@ -214,6 +214,7 @@ PLACES: list[tuple[str, Any, str]] = [
     ("probes", {}, f"{TYPE}probes: "),
     ("probes", dict.fromkeys(map("p{}".format, range(17)), PROBE), f"{TYPE}probes: "),
     ("probes", {"../x": PROBE}, f"{TYPE}key in probes: "),
+    ("dtype", "\ud800", "is not the manifest of a bundle"),
     ("probes", {"one": {"for": "", "inputs": {}, "taps": {}}}, "unexpected tensor"),
     ("probes one inputs", {}, "unexpected tensor"),
     ("probes one inputs target", [7, 1], "has the shape [8, 1]; expected [7, 1]"),

@@ -134,7 +134,7 @@ def read_manifest(folder: Path) -> Manifest | Several:
         own = own_digest(raw)
     except msgspec.ValidationError as error:
         raise _refused(path, error) from None
-    except RecursionError:
+    except (RecursionError, UnicodeEncodeError):  # a lone surrogate is no text
         raise BundleError(f"{path} is not the manifest of a bundle.") from None
     if set(manifest.sha256) != {MANIFEST, *manifest.files}:
         raise BundleError(

@@ -344,10 +344,10 @@ def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, 
     in_file = tensor.T if convert is np.transpose else tensor
     value: Any = in_file if isinstance(tensor, Mapped) else convert(tensor)
     if value.shape != shape:
-        theirs, given = shown(tensor.shape, 30), shown(value.shape, 30)
+        theirs, given = shown(tensor.shape, 20), shown(value.shape, 20)
         raise CheckpointError(
-            f"{name!r} of {path} has the shape {theirs}, so {ours} would have {given}; {CONFIG} requires {shape}: one "
-            "of the two files belongs to another model."
+            f"{name!r} of {path} has the shape {theirs}, so {ours} would have {given}; {CONFIG} requires {shape}: the "
+            "files belong to different models."
         )
     return value if isinstance(value, Mapped) else np.ascontiguousarray(value)
 

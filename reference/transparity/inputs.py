@@ -11,6 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import InputError, as_array, is_finite, is_whole, shown
 from transparity.limits.memory import check_fits
+from transparity.parts.tables import INPUTS
 from transparity.taps import lengths_of, logits_shape
 from transparity.text import listed
 from transparity.training import dropout_shapes
@@ -63,17 +64,18 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
     return checked | {name: _checked_further(config, name, given[name], shape) for name in config.further_inputs}
 
 
-def inputs_by_name(
-    config: TransformerConfig, inputs: Sequence[T], named: Mapping[str, T | None], others: Mapping[str, T]
-) -> dict[str, T]:
-    """Return the inputs of a model by name; `inputs` were given by position, `named` and `others` by name.
+def inputs_by_name(config: TransformerConfig, inputs: Sequence[T], named: Mapping[str, T | None]) -> dict[str, T]:
+    """Return the inputs of a model by name; `inputs` were given by position, and `named` by name.
 
-    Raises `InputError` unless each input of `config` is given once, and `others` contains only names of inputs.
+    Raises `InputError` unless each input of `config` is given once, and all others in `named` are other models' inputs
+    with the value None.
     """
-    if unknown := [name for name in others if name not in config.input_names]:
+    others = {"source", "target", *(kind.name for kind in INPUTS.values())}
+    absent = {name for name in others if named.get(name) is None}
+    if unknown := [name for name in named if name not in config.input_names and name not in absent]:
         takes = " and ".join(config.input_names)
         raise InputError(f"The model has no input {listed(unknown)}; it takes {takes}, attention_mask and token_types.")
-    by_name = {name: value for name, value in {**named, **others}.items() if value is not None}
+    by_name = {name: value for name, value in named.items() if value is not None}
     given = dict(zip(config.input_names, inputs, strict=False)) | by_name
     if set(given) != set(config.input_names) or len(given) != len(inputs) + len(by_name):
         passed = f"{len(inputs)} inputs by position and {', '.join(by_name) or 'none'} by name were given"

@@ -28,7 +28,7 @@ from transparity.inputs import (
     check_step,
     check_targets,
 )
-from transparity.limits.stored import Lazy
+from transparity.limits.lazy import Lazy
 from transparity.parameters import check_parameters, open_parameters
 from transparity.protocol import Arrays
 from transparity.sampling import Sampling

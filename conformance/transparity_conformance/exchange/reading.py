@@ -19,7 +19,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.inputs import check_inputs, input_form
 from transparity.limits.files import is_folder
-from transparity.limits.stored import Lazy
+from transparity.limits.lazy import Lazy
 from transparity.parameters import check_parameters, parameter_shapes
 from transparity_conformance.checkpoints.exporting import explicit
 from transparity_conformance.checkpoints.files import BundleError, read_bytes

@@ -17,7 +17,6 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.config.probe_sizes import PROBE_SIZES
-from transparity.limits.mapped import LARGE
 from transparity.presets import preset
 from transparity.taps import Tap, identity, lengths_of
 from transparity_conformance.cache import kept_arrays
@@ -36,6 +35,7 @@ from transparity_conformance.oracle.reach.thresholds import (
 )
 from transparity_conformance.oracle.variants import IN_BLOCKS, IN_SEQUENCE
 from transparity_conformance.report.comparison import gap
+from transparity_conformance.storage.mapped import LARGE
 from transparity_numpy.transformer import transformer
 
 VOCABULARY = 2**16 + 3

@@ -1,0 +1,1 @@
+"""Arrays that stay in files: matrices of checkpoints, and results of large models."""

@@ -91,8 +91,8 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
     if not isinstance(parameters, Mapping):
         raise ParameterError(f"The parameters are {shown(parameters)}; they should be arrays by name.")
     for name, shape in check_names(config, parameters).items():
-        value = parameters[name]
-        value = value if isinstance(value, InBlocks) else as_array(f"Parameter {name!r}", value, ParameterError)
+        given: Any = parameters[name]
+        value: Any = given if isinstance(given, InBlocks) else as_array(f"Parameter {name!r}", given, ParameterError)
         _check_shape(name, value.shape, shape)
         _check_dtype(repr(name), value.dtype.name)
         largest = np.finfo(np.float32).max

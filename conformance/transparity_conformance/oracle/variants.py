@@ -91,9 +91,14 @@ def frequencies(base: float, features: int, index: int, steps: int | None = None
     return FORMULAS[index % len(FORMULAS)](np.float32(base), shares).astype(np.float32)
 
 
+def has_tables(config: TransformerConfig) -> bool:
+    """Return whether a stack computes sines and cosines of positions, for rotary or sinusoidal positions."""
+    return "sinusoidal" in (config.positions, config.encoder_positions) or config.positions == "rotary"
+
+
 def farthest_formula(config: TransformerConfig) -> int:
     """Return the index of the formula whose frequencies have the largest error; 0 without position tables."""
-    if not config.has_tables:
+    if not has_tables(config):
         return 0
     features = config.rotated_dim if config.positions == "rotary" else config.embed_dim
     exact = np.float64(config.rope_theta) ** -(np.arange(0, features, 2) / features)

@@ -560,11 +560,6 @@ class TransformerConfig:
         return self.has_score_bias or rotated or any(own.sliding_window or own.query_temperature for own in kinds)
 
     @property
-    def has_tables(self) -> bool:
-        """Whether a stack computes sines and cosines of positions, for rotary or sinusoidal positions."""
-        return "sinusoidal" in (self.positions, self.encoder_positions) or self.positions == "rotary"
-
-    @property
     def num_positions(self) -> int:
         """The number of rows in the table of learned positions."""
         return self.max_length + self.position_offset

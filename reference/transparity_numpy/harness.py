@@ -92,15 +92,18 @@ def _attention(query: Any, key: Any, value: Any, mask: Any, *, config: Transform
     return attention.attention(config, query, key, value, Context(**given), sinks)
 
 
-LAYERS = ("layers.EncoderLayer", "layers.DecoderLayer")
+PARTS: dict[str, Callable[..., Any]] = {
+    "layers.EncoderLayer": layer,
+    "layers.DecoderLayer": layer,
+    "mixers.attention.attention": _attention,
+}
+"""Functions that have other names or arguments in this column than in the protocol."""
 
 
 def _named(name: str) -> Callable[..., Any]:
     """Return the NumPy name of a module, such as `attention.self_attention` for `attention.SelfAttention`."""
-    if name in LAYERS:
-        return layer
-    if name == "mixers.attention.attention":
-        return _attention
+    if name in PARTS:
+        return PARTS[name]
     file, _, attribute = name.rpartition(".")
     snake_case = re.sub(r"(?<!^)(?=[A-Z])", "_", attribute).lower()
     found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_numpy.{file}"), snake_case)

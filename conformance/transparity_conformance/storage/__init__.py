@@ -1,1 +1,1 @@
-"""Arrays that stay in files: matrices of checkpoints, and results of large models."""
+"""Files: untrusted paths, matrices of checkpoints that stay in their files, and results of large models on disk."""

@@ -37,8 +37,7 @@ def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
 
 def normed(layer: Layer, name: str, place: str, x: Hidden, context: Context) -> Hidden:
     """Apply the norm at this `place` of the sublayer `name`, if `NORMS_AT` has one there."""
-    exists = layer.config.attention_norm or name != "self_attention"
-    norms = NORMS_AT[layer.config.norm_position] if exists else {}
+    norms = NORMS_AT[layer.config.norm_position] if layer.config.attention_norm or name != "self_attention" else {}
     return normalize(layer, f"{name}_{norms[place]}", x, context) if place in norms else x
 
 

@@ -67,11 +67,12 @@ def attention(
     config: TransformerConfig, query: Queries, key: Keys, value: Values, context: Context, sinks: Sinks | None = None
 ) -> Float[Array, "batch queries attention_dim"]:
     """softmax(mask(query · keyᵀ · scale)) · value, with the heads merged (Vaswani et al. 2017, eq. 1)."""
-    scale, mask, bias, tap = config.score_scale, context.mask, context.bias, context.tap
+    scale, softcap = config.score_scale, config.attention_softcap
+    mask, bias, tap = context.mask, context.bias, context.tap
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-    if fused.applies(tap, config.masked_score, config.attention_softcap, query.dtype):
+    if fused.applies(tap, config.masked_score, softcap, query.dtype):
         return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias, sinks=sinks))
-    scores = tap("scores", attention_scores(query, key, scale, config.attention_softcap, bias))
+    scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
     weights = tap("weights", attention_weights(scores, mask.array, config.masked_score, sinks))
     return tap("context", merge_heads(weights @ value))
 

@@ -21,7 +21,6 @@ class FeedForward(nnx.Module):
         self.down = nnx.Linear(wide, config.embed_dim, use_bias=bias, rngs=rngs)
 
     def __call__(self, x: Vectors, tap: Tap = identity) -> Vectors:
-        up = self.up(x)
-        activation = ACTIVATIONS[self.config.activation]
+        up, activation = self.up(x), ACTIVATIONS[self.config.activation]
         hidden = gated(self.config, self.gate(x), up) if self.gate is not None else activation(up)
         return tap("output", self.down(tap("hidden", hidden)))

@@ -120,8 +120,9 @@ def _decoder_layer(config: TransformerConfig, *, rngs: nnx.Rngs) -> Layer:
     return LAYERS[config.branches](config, rngs=rngs, has_memory=config.has_encoder)
 
 
-def _attention(query: Array, key: Array, value: Array, mask: Array, **named: Any) -> Array:
-    return attention(query, key, value, Mask(mask), **named)
+def _attention(query: Any, key: Any, value: Any, mask: Any, *, config: TransformerConfig, **named: Any) -> Array:
+    sinks, given = named.pop("sinks", None), {"mask": Mask(mask), "positions": None, "is_token": None} | named
+    return attention(config, query, key, value, Context(**given), sinks)
 
 
 PARTS: dict[str, Callable[..., Any]] = {

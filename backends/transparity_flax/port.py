@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from transparity.checked import CheckedBackend, DifferentiableForward, Execution, Inputs, check_dtype, check_kind
+from transparity.checked import CheckedBackend, DifferentiableForward, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.sampling import Sampling
@@ -111,6 +111,7 @@ _cross_entropy = jax.jit(cross_entropy, static_argnums=2)
 class FlaxForward(DifferentiableForward):
     """A `transparity.protocol.Forward` in JAX."""
 
+    array = jax.Array
     loss_of = staticmethod(loss_of)
     start: Start | None = None
     """The function that starts training; None means that the parameters are on one device."""
@@ -152,21 +153,17 @@ class FlaxForward(DifferentiableForward):
         return {name: taps[name] for name in sorted(taps, key=order.index)}
 
     @in_its_precision
-    def _logits(self, inputs: Inputs) -> jax.Array:
+    def _logits(self, inputs: Inputs, out: jax.Array | None = None) -> jax.Array:
+        if out is not None and self.mode == "jit" and out.devices() == {self.device}:
+            return _fast_into(self.structure, self.weights, self._arrays(inputs), out, self.activations)
         devices = jax.devices("cpu")
         if self.device in devices and can_shard(inputs, devices):
             weights, arrays = self.everywhere, shard(inputs, devices)
         else:
             weights, arrays = self.weights, self._rows(inputs)
-        return self._in_mode(_fast)(self.structure, weights, arrays, self.activations)
-
-    @in_its_precision
-    def _logits_into(self, out: jax.Array, inputs: Inputs) -> jax.Array:
-        check_dtype(check_kind("out", out, jax.Array), self.dtype)
-        if self.mode == "jit" and out.devices() == {self.device}:
-            return _fast_into(self.structure, self.weights, self._arrays(inputs), out, self.activations)
-        logits = self._logits(inputs)
-        out.delete()  # the jitted function donates `out`, which also deletes it
+        logits = self._in_mode(_fast)(self.structure, weights, arrays, self.activations)
+        if out is not None:
+            out.delete()  # the jitted function donates `out`, which also deletes it
         return logits
 
     @in_its_precision
@@ -188,9 +185,6 @@ class FlaxForward(DifferentiableForward):
         rows = [self._rows(batch, training=True) | {"targets": self._array(batch["targets"])} for batch in batches]
         losses, parameters = train(model, rows, training, loss_of=self.loss_of, start=self.start)
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
-
-    def _cached_lengths(self, cache: Any) -> np.ndarray:
-        return to_numpy(cache["lengths"])
 
     @in_its_precision
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 
 from transparity.config import RopeLayout, TransformerConfig
 from transparity_flax import scalings
-from transparity_flax.shapes import Heads, Positions, RotaryTables
+from transparity_flax.shapes import Frequencies, Heads, Positions, RotaryTables
 
 
 def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
@@ -30,7 +30,7 @@ def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
     return jnp.concatenate([*both, rest], axis=-1)
 
 
-SCALINGS: dict[str, Callable[..., Float64[np.ndarray, " pairs"]]] = {
+SCALINGS: dict[str, Callable[..., Frequencies]] = {
     "none": scalings.plain_frequencies,
     "linear": scalings.linear_frequencies,
     "llama3": scalings.llama3_frequencies,
@@ -39,7 +39,7 @@ SCALINGS: dict[str, Callable[..., Float64[np.ndarray, " pairs"]]] = {
 }
 
 
-def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[np.ndarray, " pairs"]:
+def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Frequencies:
     """Return the scaled angle per position of each pair, for sequences up to the original length, or `beyond` it."""
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, beyond=beyond) if config.rotary_depends_on_length else scaling(config)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from jaxtyping import Float64
 
 from transparity.config import TransformerConfig
+from transparity_flax.shapes import Frequencies
 
 
-def plain_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs"]:
+def plain_frequencies(config: TransformerConfig) -> Frequencies:
     """theta^(−2 i / features), the angle per position of pair i of the features (Su et al. 2021, §3.2.2)."""
     return config.rope_theta ** -(np.arange(0, config.rotated_dim, 2) / config.rotated_dim)
 
 
-def linear_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs"]:
+def linear_frequencies(config: TransformerConfig) -> Frequencies:
     """frequency / factor."""
     return plain_frequencies(config) / config.rotary_factor
 
 
-def llama3_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs"]:
+def llama3_frequencies(config: TransformerConfig) -> Frequencies:
     """(1 − share) · frequency / factor + share · frequency.
 
     An angle that makes at most `rotary_slow_turns` full turns within the original length has the share 0. An angle that
@@ -49,7 +49,7 @@ def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
     return first, last if first != last else last + 0.001
 
 
-def yarn_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs"]:
+def yarn_frequencies(config: TransformerConfig) -> Frequencies:
     """(1 − share) · frequency / factor + share · frequency, where the share falls from 1 to 0 between `yarn_ends`."""
     frequencies = plain_frequencies(config)
     first, last = yarn_ends(config)
@@ -57,6 +57,6 @@ def yarn_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs"]
     return (1 - share) * (frequencies / config.rotary_factor) + share * frequencies
 
 
-def longrope_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[np.ndarray, " pairs"]:
+def longrope_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Frequencies:
     """frequency / factor, with the long factors if the sequence is longer than the original length (`beyond`)."""
     return plain_frequencies(config) / np.array(config.rotary_long_factors if beyond else config.rotary_short_factors)

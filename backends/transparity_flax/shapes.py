@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Float64, Int, Shaped
 
 Hidden = Float[Array, "batch length embed_dim"]
 Memory = Float[Array, "batch memory embed_dim"]
@@ -54,5 +55,6 @@ Source = SourceIds | Pixels | Frames
 Input = Shaped[Array, "batch ..."]
 """An input of a model; the inputs have different lengths."""
 
+Frequencies = Float64[np.ndarray, " pairs"]
 RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]]
 """The cosine and sine of every angle by which queries and keys are rotated."""

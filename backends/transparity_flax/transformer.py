@@ -14,28 +14,24 @@ from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_flax.arithmetic.changes import dropped
 from transparity_flax.heads.logits import HEADS
-from transparity_flax.heads.pooling import pool
-from transparity_flax.inputs.embedding import INPUTS, EmbedTokens, embed
+from transparity_flax.heads.pooling import add_head_parts, pool
+from transparity_flax.inputs.embedding import INPUTS, embed
 from transparity_flax.layers import LAYERS
 from transparity_flax.layers.sequential import normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys
 from transparity_flax.norms.norm import Norm
 from transparity_flax.positions.in_attention import contexts_by_kind
-from transparity_flax.shapes import Frames, Hidden, Input, IsToken, Pixels, Source, SourceIds, TokenIds
-from transparity_flax.state.context import Context, Mask
+from transparity_flax.shapes import Hidden, Input, IsToken, Source, SourceIds, TokenIds
+from transparity_flax.state.context import Context, Mask, MaskKind
 
 
 class Stack(nnx.Module):
-    """The embedding, layers and norms of the `encoder` or the `decoder`.
-
-    `reader` is the module that embeds the input; it belongs to the encoder if both stacks share a table.
-    """
+    """The embedding, layers and norms of the `encoder` or the `decoder`."""
 
     def __init__(self, name: str, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.name, self.config = name, config
-        # The decoder's table may be the encoder's; it is then passed as an argument.
-        is_shared = name == "decoder" and config.shared_embedding
-        self.input = None if is_shared else INPUTS[config.input_kinds[name]](config, name, rngs=rngs)
+        if name == "encoder" or not config.shared_embedding:  # else the encoder's table is an argument
+            self.input = INPUTS[config.input_kinds[name]](config, name, rngs=rngs)
         if name == "encoder" and config.num_token_types:
             self.token_type_embedding = nnx.Embed(config.num_token_types, config.embed_dim, rngs=rngs)
         if (layer_config := config.for_stack(name)).positions == "learned":
@@ -50,9 +46,9 @@ class Stack(nnx.Module):
         if config.final_norm:
             self.final_norm = Norm(config, rngs=rngs)
 
-    def __call__(self, tokens: Source, context: Context, *, reader: EmbedTokens | None = None) -> Hidden:
+    def __call__(self, tokens: Source, context: Context, reader: Any) -> Hidden:
         tap, config = context.tap, self.config
-        x = tap("embedding", embed(self.name, self, tokens, context, reader=reader))
+        x = tap("embedding", embed(self.name, self, reader, tokens, context))
         if config.embedding_norm:
             x = normalize(self, "embedding_norm", x, context)
         contexts = contexts_by_kind(self.name, self, context, x.dtype) if config.attends_by_position else {}
@@ -69,10 +65,7 @@ class Transformer(nnx.Module):
     """The whole model: the logits of each next token, or the other output that `config.head` names.
 
     Args:
-        inputs: The main inputs, in the order of `config.input_names`, unless they are given by name.
-        source, target: The inputs of an encoder-decoder: tokens; the source may also be frames of audio.
-        tokens, pixels: The input of a model with one stack: tokens, or images for an encoder.
-        others: Inputs of other names (`config.input_names`).
+        inputs, named: The main inputs, such as `source` and `target` (`config.input_names`), in order or by name.
         attention_mask: Zero where the source, or `tokens`, has padding.
         tap: A function that is called with every named activation; its result replaces the activation.
 
@@ -87,57 +80,38 @@ class Transformer(nnx.Module):
             self.encoder = Stack("encoder", config, rngs=rngs)
         if config.has_decoder:
             self.decoder = Stack("decoder", config, rngs=rngs)
-        if config.has_pooler:
-            self.pooler = nnx.Linear(config.embed_dim, config.embed_dim, rngs=rngs)
-        if config.head_transform:
-            bias = config.head_transform_bias
-            self.head_transform = nnx.Linear(config.embed_dim, config.embed_dim, use_bias=bias, rngs=rngs)
-            self.head_norm = Norm(config, rngs=rngs)
+        if config.has_pooler or config.head_transform:
+            add_head_parts(config, self, rngs=rngs)
         if config.head in ("logits", "classes"):
             self.head = nnx.Linear(config.embed_dim, config.head_size, use_bias=config.head_bias, rngs=rngs)
         if config.has_tied_head:
             del self.head.kernel
 
-    @property
-    def reader(self) -> Any:
-        """The module that embeds the tokens of the last stack; it belongs to the encoder if the embedding is shared."""
-        is_last = self.config.has_decoder and not self.config.shared_embedding
-        return (self.decoder if is_last else self.encoder).input
-
-    @property
-    def token_embedding(self) -> nnx.Embed:
-        """The table of the last stack's token embeddings."""
-        return self.reader.token_embedding
+    def reader(self, stack: str) -> Any:
+        """Return the module that embeds a stack's input; a decoder may share the encoder's."""
+        return (self.encoder if self.config.shared_embedding else getattr(self, stack)).input
 
     def __call__(
         self,
         *inputs: Input,
-        source: SourceIds | Frames | None = None,
-        target: TokenIds | None = None,
-        tokens: TokenIds | None = None,
-        pixels: Pixels | None = None,
         attention_mask: IsToken | SourceIds | None = None,
         token_types: TokenIds | None = None,
         tap: Tap = identity,
-        **others: Input,
+        **named: Input,
     ) -> Float[Array, "batch length vocab"] | Hidden | Float[Array, "batch features"]:
         config = self.config
-        named = {"source": source, "target": target, "tokens": tokens, "pixels": pixels}
-        given = inputs_by_name(config, inputs, named, others)
+        given = inputs_by_name(config, inputs, named)
         if config.dropout and not self.dropout.deterministic:
             tap = chained(dropped(config.dropout_at, self.dropout), tap)
         encoded: dict[str, Any] = {}
         for name, read in zip(config.stacks, config.input_names, strict=True):
             is_token = visible_keys(given[read], config.pad_id, attention_mask, config.positions_of(read))
             positions = jnp.arange(is_token.shape[1])[None]
-            hides_nothing = config.pad_id is None and attention_mask is None
-            mask = padding = Mask(padding_mask(is_token), "full" if hides_nothing else None)
-            if name == "decoder":
-                causal = target_mask(positions, is_token, config.decoder_mask)
-                mask = Mask(causal, "causal" if config.decoder_mask == "causal" else None)
+            padding = Mask(padding_mask(is_token), "full" if config.pad_id is None and attention_mask is None else None)
+            kind: MaskKind | None = "causal" if config.decoder_mask == "causal" else None
+            mask = padding if name == "encoder" else Mask(target_mask(positions, is_token, config.decoder_mask), kind)
             context = Context(mask, positions, is_token, token_types, tap=scoped(tap, name), **encoded)
-            own = getattr(self, name)
-            x = own(given[read], context, reader=own.input or self.reader)
+            x = getattr(self, name)(given[read], context, self.reader(name))
             encoded, attention_mask = {"memory": x, "memory_mask": padding}, None
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, given.get("tokens")))

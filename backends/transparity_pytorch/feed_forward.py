@@ -22,7 +22,6 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(wide, config.embed_dim, bias=bias)
 
     def forward(self, x: Vectors, tap: Tap = identity) -> Vectors:
-        up = self.up(x)
-        activation = ACTIVATIONS[self.config.activation]
+        up, activation = self.up(x), ACTIVATIONS[self.config.activation]
         hidden = gated(self.config, self.gate(x), up) if self.gate is not None else activation(up)
         return tap("output", self.down(tap("hidden", hidden)))

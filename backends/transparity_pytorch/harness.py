@@ -108,8 +108,9 @@ def _decoder_layer(config: TransformerConfig) -> Layer:
     return LAYERS[config.branches](config, has_memory=config.has_encoder)
 
 
-def _attention(query: Any, key: Any, value: Any, mask: Any, **named: Any) -> torch.Tensor:
-    return attention(query, key, value, Mask(mask), **named)
+def _attention(query: Any, key: Any, value: Any, mask: Any, *, config: TransformerConfig, **named: Any) -> torch.Tensor:
+    sinks, given = named.pop("sinks", None), {"mask": Mask(mask), "positions": None, "is_token": None} | named
+    return attention(config, query, key, value, Context(**given), sinks)
 
 
 PARTS: dict[str, Callable[..., Any]] = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transparity.checked import CheckedBackend, DifferentiableForward, Execution, Inputs, check_dtype, check_kind
+from transparity.checked import CheckedBackend, DifferentiableForward, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.sampling import Sampling
@@ -33,8 +33,11 @@ from transparity_pytorch.transformer import Transformer
 class PytorchForward(DifferentiableForward):
     """A `transparity.protocol.Forward` in PyTorch."""
 
+    array = torch.Tensor
+
     def __init__(self, model: Transformer, device: str, mode: str, activations: torch.dtype | None = None) -> None:
         self.model, self.config, self.device = model, model.config, device
+        self.dtype = next(model.parameters()).dtype
         tap = rounding(activations) if activations else identity
 
         def fast(fastest: Transformer, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -57,7 +60,7 @@ class PytorchForward(DifferentiableForward):
     def fastest(self) -> Transformer:
         """The fastest form of the model, for calls without gradients and taps."""
         model = fused_qkv(self.model)
-        can_pack = can_be_packed(next(model.parameters()).dtype, self.device)
+        can_pack = can_be_packed(self.dtype, self.device)
         fastest = packed(model) if can_pack else model
         assert isinstance(fastest, Transformer)
         return fastest
@@ -67,13 +70,9 @@ class PytorchForward(DifferentiableForward):
         return self.traced(self._tensors(inputs))
 
     @torch.no_grad()
-    def _logits(self, inputs: Inputs) -> torch.Tensor:
-        return self.fast(self.fastest, self._tensors(inputs))
-
-    @torch.no_grad()
-    def _logits_into(self, out: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        check_dtype(check_kind("out", out, torch.Tensor), next(self.model.parameters()).dtype)
-        return out.copy_(self._logits(inputs))
+    def _logits(self, inputs: Inputs, out: torch.Tensor | None = None) -> torch.Tensor:
+        logits = self.fast(self.fastest, self._tensors(inputs))
+        return logits if out is None else out.copy_(logits)
 
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float:
         return float(cross_entropy(self._logits(inputs), tensor(targets, None, self.device), self.config.pad_id))
@@ -96,9 +95,6 @@ class PytorchForward(DifferentiableForward):
         model.dropout.eval()
         losses, parameters = train(model, [self._tensors(batch) for batch in batches], training)
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
-
-    def _cached_lengths(self, cache: Any) -> np.ndarray:
-        return to_numpy(cache["lengths"])
 
     @torch.no_grad()
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float64
-from torch import Tensor
 
 from transparity.config import RopeLayout, TransformerConfig
 from transparity_pytorch import scalings
-from transparity_pytorch.shapes import Heads, Positions, RotaryTables
+from transparity_pytorch.shapes import Frequencies, Heads, Positions, RotaryTables
 
 
 def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
@@ -29,7 +27,7 @@ def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
     return torch.cat([*both, rest], dim=-1)
 
 
-SCALINGS: dict[str, Callable[..., Float64[Tensor, " pairs"]]] = {
+SCALINGS: dict[str, Callable[..., Frequencies]] = {
     "none": scalings.plain_frequencies,
     "linear": scalings.linear_frequencies,
     "llama3": scalings.llama3_frequencies,
@@ -40,7 +38,7 @@ SCALINGS: dict[str, Callable[..., Float64[Tensor, " pairs"]]] = {
 
 def rotary_frequencies(
     config: TransformerConfig, device: torch.device | str | None = None, *, beyond: bool = False
-) -> Float64[Tensor, " pairs"]:
+) -> Frequencies:
     """Return the scaled angle per position of each pair, for sequences up to the original length, or `beyond` it."""
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, device, beyond=beyond) if config.rotary_depends_on_length else scaling(config, device)

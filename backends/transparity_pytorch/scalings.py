@@ -5,28 +5,23 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float64
-from torch import Tensor
 
 from transparity.config import TransformerConfig
+from transparity_pytorch.shapes import Frequencies
 
 
-def plain_frequencies(config: TransformerConfig, device: torch.device | str | None = None) -> Float64[Tensor, " pairs"]:
+def plain_frequencies(config: TransformerConfig, device: torch.device | str | None = None) -> Frequencies:
     """theta^(−2 i / features), the angle per position of pair i of the features (Su et al. 2021, §3.2.2)."""
     features = torch.arange(0, config.rotated_dim, 2, dtype=torch.float64, device=device)
     return config.rope_theta ** -(features / config.rotated_dim)
 
 
-def linear_frequencies(
-    config: TransformerConfig, device: torch.device | str | None = None
-) -> Float64[Tensor, " pairs"]:
+def linear_frequencies(config: TransformerConfig, device: torch.device | str | None = None) -> Frequencies:
     """frequency / factor."""
     return plain_frequencies(config, device) / config.rotary_factor
 
 
-def llama3_frequencies(
-    config: TransformerConfig, device: torch.device | str | None = None
-) -> Float64[Tensor, " pairs"]:
+def llama3_frequencies(config: TransformerConfig, device: torch.device | str | None = None) -> Frequencies:
     """(1 − share) · frequency / factor + share · frequency.
 
     An angle that makes at most `rotary_slow_turns` full turns within the original length has the share 0. An angle that
@@ -55,7 +50,7 @@ def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
     return first, last if first != last else last + 0.001
 
 
-def yarn_frequencies(config: TransformerConfig, device: torch.device | str | None = None) -> Float64[Tensor, " pairs"]:
+def yarn_frequencies(config: TransformerConfig, device: torch.device | str | None = None) -> Frequencies:
     """(1 − share) · frequency / factor + share · frequency, where the share falls from 1 to 0 between `yarn_ends`."""
     frequencies = plain_frequencies(config, device)
     first, last = yarn_ends(config)
@@ -66,7 +61,7 @@ def yarn_frequencies(config: TransformerConfig, device: torch.device | str | Non
 
 def longrope_frequencies(
     config: TransformerConfig, device: torch.device | str | None = None, *, beyond: bool = False
-) -> Float64[Tensor, " pairs"]:
+) -> Frequencies:
     """frequency / factor, with the long factors if the sequence is longer than the original length (`beyond`)."""
     factors = config.rotary_long_factors if beyond else config.rotary_short_factors
     return plain_frequencies(config, device) / torch.tensor(factors, dtype=torch.float64, device=device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Float64, Int, Shaped
 from torch import Tensor
 
 Hidden = Float[Tensor, "batch length embed_dim"]
@@ -54,5 +54,6 @@ Source = SourceIds | Pixels | Frames
 Input = Shaped[Tensor, "batch ..."]
 """An input of a model; the inputs have different lengths."""
 
+Frequencies = Float64[Tensor, " pairs"]
 RotaryTables = tuple[Float[Tensor, "#batch 1 length pairs"], Float[Tensor, "#batch 1 length pairs"]]
 """The cosine and sine of every angle by which queries and keys are rotated."""

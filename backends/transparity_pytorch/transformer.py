@@ -13,7 +13,7 @@ from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_pytorch.arithmetic.changes import dropped
 from transparity_pytorch.heads.logits import HEADS
-from transparity_pytorch.heads.pooling import pool
+from transparity_pytorch.heads.pooling import add_head_parts, pool
 from transparity_pytorch.inputs.embedding import embed, embedding_parts
 from transparity_pytorch.layers import LAYERS
 from transparity_pytorch.layers.sequential import normalize
@@ -21,14 +21,12 @@ from transparity_pytorch.masks import padding_mask, target_mask, visible_keys
 from transparity_pytorch.norms.norm import Norm
 from transparity_pytorch.positions.in_attention import contexts_by_kind
 from transparity_pytorch.shapes import Frames, Hidden, Input, IsToken, Pixels, Source, SourceIds, TokenIds
-from transparity_pytorch.state.context import Context, Mask
-from transparity_pytorch.state.tied import tie
+from transparity_pytorch.state.context import Context, Mask, MaskKind
+from transparity_pytorch.state.tied import tie_embeddings
 
 
 class Stack(nn.Module):
     """The embedding, layers and norms of the `encoder` or the `decoder`."""
-
-    token_embedding: nn.Embedding
 
     def __init__(self, name: str, config: TransformerConfig) -> None:
         super().__init__()
@@ -64,14 +62,9 @@ class Transformer(nn.Module):
     """The whole model: the logits of each next token, or the other output that `config.head` names.
 
     Args:
-        inputs: The main inputs, in the order of `config.input_names`, unless they are given by name.
-        source, target: The inputs of an encoder-decoder: tokens; the source may also be frames of audio.
-        tokens, pixels: The input of a model with one stack: tokens, or images for an encoder.
-        others: Inputs of other names (`config.input_names`).
+        inputs, others: The main inputs, such as `source` and `target` (`config.input_names`), in order or by name.
         attention_mask: Zero where the source, or `tokens`, has padding.
         tap: A function that is called with every named activation; its result replaces the activation.
-
-    In training, `dropout` applies to the activations that the configuration names.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -82,19 +75,17 @@ class Transformer(nn.Module):
             self.encoder = Stack("encoder", config)
         if config.has_decoder:
             self.decoder = Stack("decoder", config)
-        if config.has_pooler:
-            self.pooler = nn.Linear(config.embed_dim, config.embed_dim)
-        if config.head_transform:
-            self.head_transform = nn.Linear(config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
-            self.head_norm = Norm(config)
+        if config.has_pooler or config.head_transform:
+            add_head_parts(config, self)
         if config.head in ("logits", "classes"):
             self.head = nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)
-        self.apply(_initialize)
-        if config.shared_embedding:
-            self.decoder.token_embedding = self.encoder.token_embedding
-            tie(self, "decoder.token_embedding.weight", "encoder.token_embedding.weight")
-        if config.has_tied_head:
-            tie(self, "head.weight", f"{config.stacks[-1]}.token_embedding.weight")
+        for name, value in self.named_parameters():  # Glorot's bound (document 003); gains are unchanged
+            if value.ndim > 1:
+                nn.init.xavier_uniform_(value)
+            elif name.endswith(".bias"):
+                nn.init.zeros_(value)
+        if config.shared_embedding or config.has_tied_head:
+            tie_embeddings(config, self)
 
     def forward(
         self,
@@ -110,30 +101,19 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "batch length vocab"] | Hidden | Float[Tensor, "batch features"]:
         config = self.config
         named = {"source": source, "target": target, "tokens": tokens, "pixels": pixels}
-        given = inputs_by_name(config, inputs, named, others)
+        given = inputs_by_name(config, inputs, named | others)
         if self.dropout.training and config.dropout:
             tap = chained(dropped(config.dropout_at, self.dropout), tap)
         encoded: dict[str, Any] = {}
         for name, read in zip(config.stacks, config.input_names, strict=True):
             is_token = visible_keys(given[read], config.pad_id, attention_mask, config.positions_of(read))
             positions = torch.arange(is_token.shape[1], device=is_token.device)[None]
-            hides_nothing = config.pad_id is None and attention_mask is None
-            mask = padding = Mask(padding_mask(is_token), "full" if hides_nothing else None)
-            if name == "decoder":
-                causal = target_mask(positions, is_token, config.decoder_mask)
-                mask = Mask(causal, "causal" if config.decoder_mask == "causal" else None)
+            padding = Mask(padding_mask(is_token), "full" if config.pad_id is None and attention_mask is None else None)
+            kind: MaskKind | None = "causal" if config.decoder_mask == "causal" else None
+            mask = padding if name == "encoder" else Mask(target_mask(positions, is_token, config.decoder_mask), kind)
             context = Context(mask, positions, is_token, token_types, tap=scoped(tap, name), **encoded)
             x = getattr(self, name)(given[read], context)
             encoded, attention_mask = {"memory": x, "memory_mask": padding}, None
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, given.get("tokens")))
         return tap("logits", HEADS[config.head](config, self, x))
-
-
-def _initialize(module: nn.Module) -> None:
-    """Draw matrices uniformly within Glorot's bound (document 003), and set biases to 0; gains are unchanged."""
-    for name, value in module.named_parameters(recurse=False):
-        if value.ndim > 1:
-            nn.init.xavier_uniform_(value)
-        elif name == "bias":
-            nn.init.zeros_(value)

@@ -32,7 +32,11 @@ LARGEST = 2**28
 LARGEST_FILE = 2**23
 """The largest size of cached arrays in bytes; larger arrays are computed anew in every run."""
 
-ROOTS = ("transparity", "transparity_numpy", "transparity_conformance/oracle", "transparity_conformance/report")
+ROOTS = (
+    "transparity",
+    "transparity_numpy",
+    *(f"transparity_conformance/{package}" for package in ("oracle", "report", "storage")),
+)
 """The folders of the code that affects cached results. import-linter ensures that the oracle imports no other code."""
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from transparity.inputs import (
     check_step,
     check_targets,
 )
-from transparity.limits.stored import Lazy
+from transparity.limits.lazy import Lazy
 from transparity.parameters import check_parameters, open_parameters
 from transparity.protocol import Arrays
 from transparity.sampling import Sampling
@@ -42,13 +42,18 @@ class CheckedForward(ABC):
     """A `transparity.protocol.Forward` that checks every argument before it calls the column's own method."""
 
     config: TransformerConfig
+    array: type[Any]
+    """The framework's class of arrays."""
+    dtype: Any
 
     def __call__(self, **tokens: Any) -> dict[str, Any]:
         return self._taps(check_inputs(self.config, tokens))
 
     def logits(self, *, out: Any = None, **tokens: Any) -> Any:
         inputs = check_inputs(self.config, tokens)
-        return self._logits(inputs) if out is None else self._logits_into(check_out(self.config, out, inputs), inputs)
+        if out is not None:
+            check_dtype(check_kind("out", check_out(self.config, out, inputs), self.array), self.dtype)
+        return self._logits(inputs, out)
 
     def loss(self, targets: Any, **tokens: Any) -> float:
         inputs = check_inputs(self.config, tokens)
@@ -108,7 +113,7 @@ class CheckedForward(ABC):
 
     def _checked_lengths(self, cache: Any) -> np.ndarray:
         try:
-            return self._cached_lengths(cache)
+            return np.array(cache["lengths"].tolist())
         except Exception:  # noqa: BLE001 - what is no cache may raise anything
             raise InputError(f"cache is {shown(cache)}; expected the cache that the previous step returned.") from None
 
@@ -119,21 +124,14 @@ class CheckedForward(ABC):
     def _taps(self, inputs: Inputs) -> dict[str, Any]: ...
 
     @abstractmethod
-    def _logits(self, inputs: Inputs) -> Any: ...
-
-    @abstractmethod
-    def _logits_into(self, out: Any, inputs: Inputs) -> Any:
-        """Write the logits into the memory of `out`, which has the shape of the logits, and return them."""
+    def _logits(self, inputs: Inputs, out: Any = None) -> Any:
+        """Return the logits, in the memory of `out` if given, which has their shape and dtype."""
 
     @abstractmethod
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float: ...
 
     @abstractmethod
     def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]: ...
-
-    @abstractmethod
-    def _cached_lengths(self, cache: Any) -> np.ndarray:
-        """Return the number of cached tokens of each row."""
 
     @abstractmethod
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
@@ -258,12 +256,10 @@ def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) 
 Kind = TypeVar("Kind")
 
 
-def check_dtype(out: Kind, dtype: Any) -> Kind:
-    """Return `out` if its dtype is `dtype`; otherwise raise an `InputError` that names both dtypes."""
-    given: Any = out
-    if given.dtype != dtype:
-        raise InputError(f"out has the dtype {given.dtype}; expected {dtype}.")
-    return out
+def check_dtype(out: Any, dtype: Any) -> None:
+    """Raise an `InputError` that names both dtypes unless the dtype of `out` is `dtype`."""
+    if out.dtype != dtype:
+        raise InputError(f"out has the dtype {out.dtype}; expected {dtype}.")
 
 
 def check_kind(name: str, value: Any, kind: type[Kind]) -> Kind:

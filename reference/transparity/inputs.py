@@ -11,6 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import InputError, as_array, is_finite, is_whole, shown
 from transparity.limits.memory import check_fits
+from transparity.parts.tables import INPUTS
 from transparity.taps import lengths_of, logits_shape
 from transparity.text import listed
 from transparity.training import dropout_shapes
@@ -63,17 +64,18 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
     return checked | {name: _checked_further(config, name, given[name], shape) for name in config.further_inputs}
 
 
-def inputs_by_name(
-    config: TransformerConfig, inputs: Sequence[T], named: Mapping[str, T | None], others: Mapping[str, T]
-) -> dict[str, T]:
-    """Return the inputs of a model by name; `inputs` were given by position, `named` and `others` by name.
+def inputs_by_name(config: TransformerConfig, inputs: Sequence[T], named: Mapping[str, T | None]) -> dict[str, T]:
+    """Return the inputs of a model by name; `inputs` were given by position, and `named` by name.
 
-    Raises `InputError` unless each input of `config` is given once, and `others` contains only names of inputs.
+    Raises `InputError` unless each input of `config` is given once, and all others in `named` are other models' inputs
+    with the value None.
     """
-    if unknown := [name for name in others if name not in config.input_names]:
+    others = {"source", "target", *(kind.name for kind in INPUTS.values())}
+    absent = {name for name in others if named.get(name) is None}
+    if unknown := [name for name in named if name not in config.input_names and name not in absent]:
         takes = " and ".join(config.input_names)
         raise InputError(f"The model has no input {listed(unknown)}; it takes {takes}, attention_mask and token_types.")
-    by_name = {name: value for name, value in {**named, **others}.items() if value is not None}
+    by_name = {name: value for name, value in named.items() if value is not None}
     given = dict(zip(config.input_names, inputs, strict=False)) | by_name
     if set(given) != set(config.input_names) or len(given) != len(inputs) + len(by_name):
         passed = f"{len(inputs)} inputs by position and {', '.join(by_name) or 'none'} by name were given"
@@ -173,18 +175,10 @@ def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str
 def check_step(
     config: TransformerConfig, tokens: Any, lengths: Any, source: Any, valid_lengths: Any, attention_mask: Any = None
 ) -> dict[str, Any]:
-    """Check the arguments of a step of cached decoding; raise `InputError` if one of them is wrong.
+    """Return the arguments of `transparity.protocol.Forward.step` as arrays; raise `InputError` if one is wrong.
 
-    Args:
-        config: the model.
-        tokens: (batch, length), the new tokens.
-        lengths: (batch,), the number of tokens already in the cache; None if there is no cache yet.
-        source: (batch, keys), or spectrograms, for the first step of an encoder-decoder.
-        valid_lengths: (batch,), how many of `tokens` are valid in each row; None means all.
-        attention_mask: has the shape of `source` if there is one, else of `tokens`.
-
-    Returns:
-        The arguments by name, as arrays. Absent arguments are None, except that an absent `source` is left out.
+    `lengths` (batch,) are the numbers of tokens in the cache; None means that there is no cache yet. Absent arguments
+    are None, except that an absent `source` is left out.
     """
     _check_can_step(config, lengths is None, source is not None)
     checked = {"tokens": _checked_tokens(config, config.input_names[-1], tokens, called="tokens")}
@@ -230,18 +224,10 @@ def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -
 
 
 def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, lengths: Any = None) -> dict[str, Any]:
-    """Check the prompt of generation; raise `InputError` for a wrong argument, and for a row that is all masked
-    padding.
+    """Return `prompt`, `lengths` and, for an encoder-decoder, `source` as arrays by name.
 
-    Args:
-        config: the model.
-        prompt: (batch, length). The model reads the last `max_length` tokens. None means `bos_id` for each row of the
-            source.
-        source: (batch, keys), or spectrograms, for an encoder-decoder.
-        lengths: (batch,), how many tokens of each row of `prompt` are valid; None means all.
-
-    Returns:
-        `prompt`, `lengths` and, for an encoder-decoder, `source`, as arrays by name.
+    The arguments are explained at `transparity.protocol.Forward.generate`. Raises `InputError` for a wrong argument,
+    and for a row that is all masked padding.
     """
     if not config.has_decoder:
         raise InputError("The model is only an encoder, which cannot generate; expected a model with a decoder.")

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, ParameterError, as_array, shown
 from transparity.limits.files import file_size, read_header
-from transparity.limits.mapped import Mapped, blocks_of
+from transparity.limits.lazy import InBlocks
 from transparity.limits.memory import check_fits
 from transparity.parts.model import model
 from transparity.parts.part import WHOLE, Shapes
@@ -91,12 +91,13 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
     if not isinstance(parameters, Mapping):
         raise ParameterError(f"The parameters are {shown(parameters)}; they should be arrays by name.")
     for name, shape in check_names(config, parameters).items():
-        value = parameters[name]
-        value = value if isinstance(value, Mapped) else as_array(f"Parameter {name!r}", value, ParameterError)
+        given: Any = parameters[name]
+        value: Any = given if isinstance(given, InBlocks) else as_array(f"Parameter {name!r}", given, ParameterError)
         _check_shape(name, value.shape, shape)
         _check_dtype(repr(name), value.dtype.name)
         largest = np.finfo(np.float32).max
-        if not all(-largest <= block.min(initial=0) and block.max(initial=0) <= largest for block in blocks_of(value)):
+        blocks = (part for _, part in value.blocks()) if isinstance(value, InBlocks) else (value,)
+        if not all(-largest <= block.min(initial=0) and block.max(initial=0) <= largest for block in blocks):
             value = np.asarray(value)
             where = tuple(int(index) for index in np.argwhere(~(np.abs(value) <= largest))[0])
             raise ParameterError(f"Parameter {name!r} is {value[where]} at {list(where)}; it should be finite.")

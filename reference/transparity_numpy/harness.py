@@ -17,6 +17,7 @@ from transparity.protocol import Arrays
 from transparity.taps import recording
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.layers.sequential import layer
+from transparity_numpy.mixers import attention
 from transparity_numpy.port import build
 from transparity_numpy.state.context import Context
 from transparity_numpy.transformer import transformer
@@ -86,13 +87,23 @@ def pinned() -> AbstractContextManager[None]:
     return nullcontext()
 
 
-LAYERS = ("layers.EncoderLayer", "layers.DecoderLayer")
+def _attention(query: Any, key: Any, value: Any, mask: Any, *, config: TransformerConfig, **named: Any) -> Any:
+    sinks, given = named.pop("sinks", None), {"mask": mask, "positions": None, "is_token": None} | named
+    return attention.attention(config, query, key, value, Context(**given), sinks)
+
+
+PARTS: dict[str, Callable[..., Any]] = {
+    "layers.EncoderLayer": layer,
+    "layers.DecoderLayer": layer,
+    "mixers.attention.attention": _attention,
+}
+"""Functions that have other names or arguments in this column than in the protocol."""
 
 
 def _named(name: str) -> Callable[..., Any]:
     """Return the NumPy name of a module, such as `attention.self_attention` for `attention.SelfAttention`."""
-    if name in LAYERS:
-        return layer
+    if name in PARTS:
+        return PARTS[name]
     file, _, attribute = name.rpartition(".")
     snake_case = re.sub(r"(?<!^)(?=[A-Z])", "_", attribute).lower()
     found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_numpy.{file}"), snake_case)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity.checked import CheckedBackend, CheckedForward, Execution, Inputs, check_dtype, check_kind
+from transparity.checked import CheckedBackend, CheckedForward, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
 from transparity.protocol import Arrays
@@ -28,6 +28,8 @@ from transparity_numpy.transformer import transformer
 class NumpyForward(CheckedForward):
     """A `transparity.protocol.Forward` in NumPy."""
 
+    array = np.ndarray
+
     def __init__(
         self, config: TransformerConfig, parameters: Arrays, dtype: str, activations: str | None = None
     ) -> None:
@@ -41,11 +43,8 @@ class NumpyForward(CheckedForward):
         transformer(self.config, self.parameters, **inputs, tap=chained(self.tap, recording(taps)))
         return taps
 
-    def _logits(self, inputs: Inputs) -> np.ndarray:
-        return self._logits_into(np.empty(logits_shape(self.config, inputs), self.dtype), inputs)
-
-    def _logits_into(self, out: np.ndarray, inputs: Inputs) -> np.ndarray:
-        check_dtype(check_kind("out", out, np.ndarray), self.dtype)
+    def _logits(self, inputs: Inputs, out: np.ndarray | None = None) -> np.ndarray:
+        out = np.empty(logits_shape(self.config, inputs), self.dtype) if out is None else out
         forward = functools.partial(transformer, self.config, self.fastest, tap=self.tap)
         if can_split(inputs):
             return split_batch(forward, inputs, out)
@@ -58,10 +57,6 @@ class NumpyForward(CheckedForward):
     def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
         losses, parameters = train(self.config, self.parameters, batches, training)
         return losses, {name: value for name, value in parameters.items() if is_learned(name)}
-
-    def _cached_lengths(self, cache: Any) -> np.ndarray:
-        lengths: np.ndarray = cache["lengths"]
-        return lengths
 
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
         capacity = self.config.max_length

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Float64
-from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
 from transparity.config import RopeLayout, TransformerConfig
 from transparity_numpy import scalings
-from transparity_numpy.shapes import Heads, Positions, RotaryTables
+from transparity_numpy.shapes import Frequencies, Heads, Positions, RotaryTables
 
 
 def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
@@ -30,7 +28,7 @@ def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
     return np.concatenate([*both, rest], axis=-1)
 
 
-SCALINGS: dict[str, Callable[..., Float64[Array, " pairs"]]] = {
+SCALINGS: dict[str, Callable[..., Frequencies]] = {
     "none": scalings.plain_frequencies,
     "linear": scalings.linear_frequencies,
     "llama3": scalings.llama3_frequencies,
@@ -39,7 +37,7 @@ SCALINGS: dict[str, Callable[..., Float64[Array, " pairs"]]] = {
 }
 
 
-def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[Array, " pairs"]:
+def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Frequencies:
     """Return the scaled angle per position of each pair, for sequences up to the original length, or `beyond` it."""
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, beyond=beyond) if config.rotary_depends_on_length else scaling(config)

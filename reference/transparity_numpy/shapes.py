@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import Bool, Float, Inexact, Int, Shaped
+from jaxtyping import Bool, Float, Float64, Inexact, Int, Shaped
 from numpy import ndarray as Array
 
 Hidden = Inexact[Array, "batch length embed_dim"]
@@ -60,5 +60,6 @@ Input = Shaped[Array, "batch ..."]
 Parameters = Mapping[str, Any]
 """Arrays by flat name, or the nested parameters of a part of the model."""
 
+Frequencies = Float64[Array, " pairs"]
 RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]]
 """The cosine and sine of every angle by which queries and keys are rotated."""

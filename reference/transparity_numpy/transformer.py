@@ -21,7 +21,7 @@ from transparity_numpy.layers.sequential import normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys
 from transparity_numpy.norms.norm import norm
 from transparity_numpy.positions.in_attention import contexts_by_kind
-from transparity_numpy.shapes import Frames, Hidden, Input, IsToken, Parameters, Pixels, Source, SourceIds, TokenIds
+from transparity_numpy.shapes import Hidden, Input, IsToken, Parameters, Source, SourceIds, TokenIds
 from transparity_numpy.state.context import Context
 
 
@@ -46,29 +46,22 @@ def transformer(
     config: TransformerConfig,
     parameters: Parameters,
     *,
-    source: SourceIds | Frames | None = None,
-    target: TokenIds | None = None,
-    tokens: TokenIds | None = None,
-    pixels: Pixels | None = None,
     attention_mask: IsToken | SourceIds | None = None,
     token_types: TokenIds | None = None,
     tap: Tap = identity,
     training: bool = False,
-    **others: Input,
+    **inputs: Input,
 ) -> Inexact[Array, "batch length vocab"] | Hidden | Inexact[Array, "batch features"]:
     """The whole model: the logits of each next token, or the other output that `config.head` names.
 
     Args:
         parameters: Arrays by flat name. Their dtype is the dtype of the computation, complex128 for the complex step.
-        source, target: The inputs of an encoder-decoder: tokens; the source may also be frames of audio.
-        tokens, pixels: The input of a model with one stack: tokens, or images for an encoder.
-        others: Inputs of other names (`config.input_names`).
+        inputs: The main inputs by name, such as `source` and `target` (`config.input_names`).
         attention_mask: Zero where the source, or `tokens`, has padding.
         tap: A function that is called with every named activation; its result replaces the activation.
     """
     tree = nest(shared(config, parameters))
-    named = {"source": source, "target": target, "tokens": tokens, "pixels": pixels}
-    inputs = inputs_by_name(config, (), named, others)
+    inputs = inputs_by_name(config, (), inputs)
     encoded: dict[str, Any] = {}
     for name, read in zip(config.stacks, config.input_names, strict=True):
         is_token = visible_keys(inputs[read], config.pad_id, attention_mask, config.positions_of(read))

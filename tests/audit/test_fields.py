@@ -10,13 +10,14 @@ import pytest
 from tests.audit.audited import audit_of, changed
 
 from meta.audits.measure import FOLDER
-from transparity.config import FULL, SLIDING, TransformerConfig
+from transparity.config import TransformerConfig
 from transparity_conformance.checking.audit.fields import exercised, shows
 from transparity_conformance.checking.audit.variants import Variant, candidates, differing, variants_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import explicit, written
 from transparity_conformance.checkpoints.families import FAMILIES
+from transparity_conformance.checkpoints.tables.kinds import FULL, SLIDING
 from transparity_conformance.report.audit import Audit, AuditedField
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -27,6 +28,7 @@ from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.oracle.cases import AUDIO, IMAGES
 from transparity_conformance.oracle.probes import probes
+from transparity_conformance.report.fields import parameters_table
 from transparity_conformance.running.process.child import run_together
 
 SMALL = preset("translation").resized(embed_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
@@ -74,6 +76,21 @@ def test_the_manifest_says_what_each_probe_is_for_and_every_shape_and_budget(fol
     assert {value.dtype for value in expected.values()} == {np.dtype(np.float64)}
     assert {value.dtype for value in load_file(folder / "inputs.safetensors").values()} == {np.dtype(np.int32)}
     assert {value.dtype for value in load_file(folder / "parameters.safetensors").values()} == {np.dtype(np.float32)}
+
+
+def test_layers_of_different_widths_are_exported_and_described(tmp_path: Path) -> None:
+    kinds: Any = {"layer_types": ("wide", "narrow", "wide"), "layer_overrides": {"narrow": {"feed_forward_dim": 7}}}
+    config = dataclasses.replace(preset("notes-lm").resized(num_decoder_layers=3), feed_forward_dim=13, **kinds)
+    export_bundle(config, tmp_path)
+    taps = json.loads((tmp_path / "manifest.json").read_text())["probes"]["mixed"]["taps"]
+    widths = {name: shape[-1] for name, shape in taps.items() if name.endswith("feed_forward.hidden")}
+    assert widths == {f"decoder.layers.{i}.feed_forward.hidden": (13, 7, 13)[i] for i in range(3)}
+    assert "decoder.layers.{i}.feed_forward.output" in taps
+    names, shapes, numbers = (list(column.cells) for column in parameters_table(config).columns)
+    rows = dict(zip(names, zip(shapes, numbers, strict=True), strict=True))
+    assert rows["decoder.layers.0,2.feed_forward.up.weight"] == ("(13, 24)", "624")
+    assert rows["decoder.layers.1.feed_forward.up.weight"] == ("(7, 24)", "168")
+    assert rows["decoder.layers.0…2.feed_forward.down.bias"] == ("(24)", "72")
 
 
 @pytest.mark.parametrize("config", [IMAGES, AUDIO], ids=["images", "audio"])

@@ -18,13 +18,13 @@ from safetensors.numpy import load_file, save_file
 from tests.helpers import exported, invoke, run_python
 
 from transparity.config import TransformerConfig
-from transparity.limits import mapped
 from transparity.parameters import parameter_shapes
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.exchange.judging import in_ranges, judge_bundle, not_brought
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.storage import mapped
 from transparity_numpy.port import build
 
 PAGE = Path(__file__).parents[2] / "docs" / "bundles.md"

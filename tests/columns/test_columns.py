@@ -41,7 +41,7 @@ WITHOUT_TWIN = {
         *SHARDED,
     },
     # parameter names of the framework; a key for compiled programs; several devices for the rows of a batch
-    "flax": {"state.parameters", "fast.structure", "fast.sharding", *SHARDED},
+    "flax": {"state.parameters", "state.tied", "fast.structure", "fast.sharding", *SHARDED},
 }
 
 
@@ -56,6 +56,9 @@ MODULES = {
     "mixers.attention": {"attention_projections"},
     "mixers.recurrence": {"recurrence", "chunk_decays", "in_chunks", "in_a_row"},
     "norms.norm": {"initial_gain"},
+    "norms.heads": {"query_key_norms"},
+    "norms.batch": {"add_statistics"},
+    "heads.pooling": {"add_head_parts"},
     "state.context": {"mask"},
     "decoding.steps": {"compiled_prefill"},
     "training.optimization": {"optimizer_of", "optimizer_step"},
@@ -85,7 +88,11 @@ DIFFERENT = {
     "flax inputs.embedding.embed": ("+reader", "a decoder receives the shared table as an argument"),
     "pytorch transformer.stack": ("-name", "a module knows its name"),
     "flax transformer.stack": ("-name +reader", "a module knows its name; a decoder receives the shared table"),
-    "transformer.transformer": ("+inputs", "inputs may be positional, as in other models of the framework"),
+    "pytorch transformer.transformer": (
+        "+inputs +source +target +tokens +pixels",
+        "inputs may be positional, as in other models; torch.export names dynamic shapes by arguments",
+    ),
+    "flax transformer.transformer": ("+inputs", "inputs may be positional, as in other models of the framework"),
     "mixers.attention.self_attention": ("-projections", "a subclass overrides its projections"),
     "inputs.frames.convolved": ("-stride", "the convolution is a module with its own stride"),
     "pytorch mixers.recurrence.causal_convolution": (

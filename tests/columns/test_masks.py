@@ -13,15 +13,16 @@ from hypothesis.extra.numpy import arrays
 from tests.helpers import refused
 
 import transparity_numpy.arithmetic.fused
-from transparity.config import EXACT_MASK_BELOW
+from transparity.config import EXACT_MASK_BELOW, TransformerConfig
 from transparity.errors import InputError
 from transparity.protocol import Backend
-from transparity.taps import Tap, recording
+from transparity.taps import Tap, identity, recording
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.comparison import as_numbers, difference
 from transparity_numpy.mixers.attention import attention
+from transparity_numpy.state.context import Context
 
 PADDING, LENGTH = 3, 6
 # these models use only distances between positions, or count only visible tokens, so padding shifts nothing
@@ -148,10 +149,18 @@ def test_a_block_at_a_time_it_is_the_same(mask: np.ndarray, block: int, hidden: 
     moved = query + STEP * 1j * toward if moves else query
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transparity_numpy.arithmetic.fused, "BLOCK", block)
-        fast = attention(moved, key, value, mask, scale=0.5, masked_score=hidden)
+        fast = attended(moved, key, value, mask, hidden)
     assert fast.dtype == (np.complex128 if moves else np.float64)
     assert difference(fast.real, oracle.expected["context"]) <= oracle.budget("context", "float64")
     assert difference(fast.imag / STEP, oracle.expected["derivative"]) <= oracle.budget("derivative", "float64")
+
+
+def attended(query: Any, key: Any, value: Any, mask: Any, hidden: float, tap: Tap = identity) -> np.ndarray:
+    """Return the reference's attention with a `mask_value` of `hidden`, and scores times 0.5."""
+    given: Any = {"mask": mask, "positions": None, "is_token": None, "tap": tap}
+    scaled: Any = {"attention_scale": "none", "attention_multiplier": 0.5, "mask_value": hidden}
+    config = TransformerConfig(architecture="decoder", target_vocab_size=2, **scaled)
+    return attention(config, query, key, value, Context(**given))
 
 
 def explicit_oracle(arrays: Arrays, mask: np.ndarray, hidden: float) -> Oracle:
@@ -159,7 +168,7 @@ def explicit_oracle(arrays: Arrays, mask: np.ndarray, hidden: float) -> Oracle:
 
     def run(given: Arrays, tap: Tap) -> None:
         query = given["query"] + STEP * 1j * given["toward"]
-        result = attention(query, given["key"], given["value"], mask, scale=0.5, masked_score=hidden, tap=recording({}))
+        result = attended(query, given["key"], given["value"], mask, hidden, recording({}))
         tap("context", result.real)
         tap("derivative", result.imag / STEP)
 
@@ -171,11 +180,11 @@ def test_what_is_hidden_by_little_is_not_left_out() -> None:
     random = np.random.default_rng(1)
     query, key, value = (random.normal(size=(1, HEADS, 4, HEAD_DIM)) for _ in range(3))
     shown = np.tri(4, dtype=bool)[None, None]
-    fast = attention(query, key, value, shown, scale=0.5, masked_score=-1e-20)
-    explicit = attention(query, key, value, shown, scale=0.5, masked_score=-1e-20, tap=recording({}))
+    fast = attended(query, key, value, shown, -1e-20)
+    explicit = attended(query, key, value, shown, -1e-20, recording({}))
     np.testing.assert_array_equal(fast, explicit)
     # under a causal mask, the first query sees only the first key
-    hiding = attention(query, key, value, shown, scale=0.5, masked_score=-1e20)
+    hiding = attended(query, key, value, shown, -1e20)
     first = value[:, :, 0].reshape(1, HEADS * HEAD_DIM)
     np.testing.assert_array_equal(hiding[:, 0], first)
     assert (fast[:, 0] != first).all()

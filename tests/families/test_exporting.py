@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from tests.families.cases import CHANGES
 from tests.helpers import invoke, refused
 
-from transparity.config import TransformerConfig, full_attention_every
+from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import accepted_by, export_checkpoint
@@ -22,6 +22,7 @@ from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import family_called, import_checkpoint
 from transparity_conformance.checkpoints.naming import tensors_of
 from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.checkpoints.tables.kinds import full_attention_every
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters, probes_of
 from transparity_conformance.oracle.reach.models import reach_of, small_system

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import exported
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from transparity.limits.mapped import Mapped
 from transparity_conformance import check
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.storage.mapped import Mapped
 
 BLOCK = (16, 32)
 FLOAT8 = {

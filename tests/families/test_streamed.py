@@ -16,9 +16,7 @@ from safetensors.numpy import save_file
 from tests.helpers import exported
 
 from transparity.config import TransformerConfig
-from transparity.limits import mapped
-from transparity.limits.mapped import Mapped, blocks_of, have_equal_numbers
-from transparity.limits.stored import Lazy, OnDisk, changed, chosen
+from transparity.limits.lazy import Lazy
 from transparity_conformance import check
 from transparity_conformance.checkpoints import importing
 from transparity_conformance.checkpoints.examples import example_config
@@ -30,6 +28,9 @@ from transparity_conformance.oracle.probes import probe_parameters, probes_with
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import given_to, run
+from transparity_conformance.storage import mapped
+from transparity_conformance.storage.mapped import Mapped, blocks_of, have_equal_numbers
+from transparity_conformance.storage.on_disk import OnDisk, changed, chosen
 from transparity_numpy import port
 
 ROWS, WIDTH = 10, 6

@@ -52,7 +52,7 @@ def prefill(
         cache["memory_mask"] = padding_mask(is_token)
         positions = jnp.arange(is_token.shape[1])[None]
         context = Context(Mask(cache["memory_mask"]), positions, is_token)
-        memory = model.encoder(source, context)
+        memory = model.encoder(source, context, model.reader("encoder"))
         for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
             kept["cross_attention"] = cross_attention_cache(layer, memory, context)
     return cache
@@ -101,7 +101,7 @@ def step(
         tap=scoped(tap, "decoder"),
         cache=cache,
     )
-    x = model.decoder(tokens, context, reader=model.reader)
+    x = model.decoder(tokens, context, model.reader("decoder"))
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if valid_lengths is None else valid_lengths)
     x = x if index is None else jnp.take_along_axis(x, index[:, None, None], axis=1)
     return tap("logits", HEADS[config.head](config, model, x))

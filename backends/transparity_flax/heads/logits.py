@@ -12,21 +12,15 @@ from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.precision import apply_softcap
 from transparity_flax.heads.pooling import classes, pooled, transform_for_head
 from transparity_flax.shapes import Vectors
+from transparity_flax.state.tied import tied_logits
 
 
 def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
     """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
     x = transform_for_head(config, model, x) if config.head_transform else x
-    if config.head_input_scale != 1:
-        x = x * config.head_input_scale
-    y = _tied(model, x) if config.has_tied_head else model.head(x)
+    x = x if config.head_input_scale == 1 else x * config.head_input_scale
+    y = tied_logits(config, model, x) if config.has_tied_head else model.head(x)
     return y if config.final_softcap is None else apply_softcap(y, config.final_softcap)
-
-
-def _tied(model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
-    """Return logits with the token embeddings as the head's weight; the bias is the head's own."""
-    y = x @ model.token_embedding.embedding[...].T
-    return y if model.head.bias is None else y + model.head.bias[...]
 
 
 def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:

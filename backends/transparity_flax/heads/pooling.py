@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
 from transparity.config import TransformerConfig
 from transparity_flax.activations import ACTIVATIONS
+from transparity_flax.norms.norm import Norm
 from transparity_flax.shapes import Hidden, PooledState, TokenIds, Vectors
 
 POOLERS: dict[str, Callable[[Array], Array]] = {
@@ -41,6 +43,16 @@ def pool(
         eos = -1 if config.eos_id is None else config.eos_id
         rank = tokens if config.pooling == "largest" else (tokens == eos).astype(int)
     return x[jnp.arange(len(x)), rank.argmax(axis=1)]
+
+
+def add_head_parts(config: TransformerConfig, model: Any, *, rngs: nnx.Rngs) -> None:
+    """Give a model the linear map of its pooled state, and the transform before its head."""
+    width, bias = config.embed_dim, config.head_transform_bias
+    if config.has_pooler:
+        model.pooler = nnx.Linear(width, width, rngs=rngs)
+    if config.head_transform:
+        model.head_transform = nnx.Linear(width, width, use_bias=bias, rngs=rngs)
+        model.head_norm = Norm(config, rngs=rngs)
 
 
 def pooled(config: TransformerConfig, model: Any, x: PooledState) -> PooledState:

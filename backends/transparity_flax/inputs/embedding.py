@@ -31,17 +31,12 @@ INPUTS: dict[str, Callable[..., Any]] = {"tokens": EmbedTokens, "patches": Embed
 """The class for each `config.input_kinds[stack]`."""
 
 
-def embed(stack: str, module: Any, tokens: Source, context: Context, *, reader: EmbedTokens | None = None) -> Hidden:
-    """Return the sum of the input's embedding and, if configured, the embeddings of token types and positions.
-
-    `reader` is the module that embeds the input; None means the stack's own module.
-    """
+def embed(stack: str, module: Any, reader: Any, tokens: Source, context: Context) -> Hidden:
+    """Return the sum of the embeddings: of the input by `reader` and, if configured, of token types and positions."""
     config = module.config.for_stack(stack)
     check_length(config, context.positions.shape[1])
-    x = (module.input if reader is None else reader)(tokens, context.tap)
-    if config.token_scale != 1:
-        x = x * config.token_scale
-    if context.token_types is not None:
-        x = x + module.token_type_embedding.embedding[context.token_types]
+    x = reader(tokens, context.tap)
+    x = x if config.token_scale == 1 else x * config.token_scale
+    x = x if context.token_types is None else x + module.token_type_embedding.embedding[context.token_types]
     add = ADDED.get(config.positions)
     return x if add is None else add(config, module, x, context)

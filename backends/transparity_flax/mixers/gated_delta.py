@@ -22,7 +22,7 @@ from transparity_flax.mixers.recurrence import (
     time_step,
     unpadded,
 )
-from transparity_flax.norms.norm import rms_norm
+from transparity_flax.norms.variants import rms_norm
 from transparity_flax.shapes import Channels, Features, Hidden, PerHead, QueryHeads, RecurrentValues, State
 from transparity_flax.state.cache import update_state
 from transparity_flax.state.context import Context

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flax import nnx
 
 from transparity.config import TransformerConfig
-from transparity_flax.norms.norm import gain, initial_gain, rms_norm
+from transparity_flax.norms.norm import gain, initial_gain
+from transparity_flax.norms.variants import rms_norm
+from transparity_flax.rotary import rotate
 from transparity_flax.shapes import Features, Heads
+from transparity_flax.state.context import Context
 
 
 class HeadNorm(nnx.Module):
@@ -20,9 +25,23 @@ class HeadNorm(nnx.Module):
         return rms_norm(x, gain(self.config, self.scale[...]), self.config.norm_eps)
 
 
+def query_key_norms(config: TransformerConfig, *, rngs: nnx.Rngs) -> tuple[HeadNorm, HeadNorm]:
+    """Return the norms of queries and of keys, over the features of one head or of all heads."""
+    query, key = (config.num_heads, config.key_value_heads) if config.query_key_norm_over == "projection" else (1, 1)
+    return HeadNorm(config, query * config.head_dim, rngs=rngs), HeadNorm(config, key * config.head_dim, rngs=rngs)
+
+
 def query_key_norm(config: TransformerConfig, norm: HeadNorm, x: Heads) -> Heads:
     """Apply an RMS norm to queries or keys, over each head (Qwen 3) or over all heads together (OLMo 2)."""
     if config.query_key_norm_over == "head":
         return norm(x)
     rows = x.swapaxes(1, 2)
     return norm(rows.reshape(*rows.shape[:2], -1)).reshape(rows.shape).swapaxes(1, 2)
+
+
+def normalize_and_rotate(module: Any, name: str, x: Heads, context: Context) -> Heads:
+    """Apply the QK norm and the rotation to the `query` or `key` of attention, as far as they are configured."""
+    config, tap, rotary = module.config, context.tap, context.rotary
+    if config.query_key_norm:
+        x = tap(f"{name}_norm", query_key_norm(config, getattr(module, f"{name}_norm"), x))
+    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, config.rope_layout))

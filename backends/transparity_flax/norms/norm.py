@@ -11,8 +11,8 @@ from jax import Array
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.arithmetic.precision import upcast
-from transparity_flax.norms.batch import batch_norm, statistics
-from transparity_flax.norms.unbiased import layer_norm_unbiased
+from transparity_flax.norms.batch import add_statistics, batch_norm, statistics
+from transparity_flax.norms.variants import layer_norm_unbiased, rms_norm
 from transparity_flax.shapes import Vectors, Weight
 
 
@@ -22,12 +22,6 @@ def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
     centered = wide - wide.mean(axis=-1, keepdims=True)
     variance = (centered * centered).mean(axis=-1, keepdims=True)
     return (centered / jnp.sqrt(variance + eps) * weight + bias).astype(x.dtype)
-
-
-def rms_norm(x: Vectors, weight: Weight, eps: float) -> Vectors:
-    """x / √(mean of x² + eps) · weight, over the features (Zhang and Sennrich 2019, eq. 4)."""
-    wide = upcast(x)
-    return (wide / jnp.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps) * weight).astype(x.dtype)
 
 
 def gain(config: TransformerConfig, weight: Weight) -> Weight:
@@ -58,8 +52,7 @@ class Norm(nnx.Module):
             self.bias = nnx.Param(jnp.zeros(config.embed_dim))
         self.use_running_average = True  # the attribute that nnx's train() and eval() set
         if config.norm == "batch":
-            self.mean = nnx.BatchStat(jnp.zeros(config.embed_dim))
-            self.var = nnx.BatchStat(jnp.ones(config.embed_dim))
+            add_statistics(self, config.embed_dim)
 
     def __call__(self, x: Vectors, tap: Tap = identity) -> Vectors:
         config, affine = self.config, [gain(self.config, self.scale[...])]

@@ -42,8 +42,8 @@ class ShardedForward(FlaxForward):
         return {name: value[: _batch(inputs)] for name, value in super()._taps(inputs).items()}
 
     @in_its_precision
-    def _logits(self, inputs: Inputs) -> jax.Array:
-        return super()._logits(inputs)[: _batch(inputs)]
+    def _logits(self, inputs: Inputs, out: jax.Array | None = None) -> jax.Array:
+        return super()._logits(inputs, out)[: _batch(inputs)]
 
     def _rows(self, values: Inputs, *, training: bool = False) -> dict[str, jax.Array]:
         """Shard inputs or masks over the data ranks, unless a batch norm normalizes by the batch."""

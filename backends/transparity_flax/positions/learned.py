@@ -7,21 +7,16 @@ from typing import Any
 import jax.numpy as jnp
 
 from transparity.config import TransformerConfig
-from transparity_flax.shapes import Hidden, IsToken, Positions, QueryIds
+from transparity_flax.shapes import Hidden, IsToken, Positions
 from transparity_flax.state.context import Context
 
 
 def position_ids(config: TransformerConfig, is_token: IsToken, positions: Positions) -> Positions:
     """Return the row of the position table for each token at `positions`."""
-    if config.position_count == "visible":
-        positions = counted(is_token, positions)
+    if config.position_count == "visible":  # padding gets −1, the row before the first token's row
+        rows = jnp.broadcast_to(positions, (len(is_token), positions.shape[1]))
+        positions = jnp.take_along_axis(jnp.where(is_token, jnp.cumsum(is_token, axis=1), 0), rows, axis=1) - 1
     return positions + config.position_offset
-
-
-def counted(is_token: IsToken, positions: Positions) -> QueryIds:
-    """Return the number of tokens before each position; padding gets −1, the row before the first token's row."""
-    rows = jnp.broadcast_to(positions, (len(is_token), positions.shape[1]))
-    return jnp.take_along_axis(jnp.where(is_token, jnp.cumsum(is_token, axis=1), 0), rows, axis=1) - 1
 
 
 def add_learned(config: TransformerConfig, module: Any, x: Hidden, context: Context) -> Hidden:

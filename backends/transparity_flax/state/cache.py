@@ -22,7 +22,7 @@ from jaxtyping import DTypeLike, Float, Int
 
 from transparity.config import TransformerConfig
 from transparity.parts.tables import MIXERS
-from transparity_flax.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, State, Values
+from transparity_flax.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, Rates, State, Values
 
 Cache = dict[str, Any]
 
@@ -71,9 +71,7 @@ def update_state(cache: Cache, state: State) -> None:
     cache["state"] = state
 
 
-def held_tokens(
-    x: Float[Array, "batch queries heads"], valid_lengths: Lengths | None
-) -> Float[Array, "batch queries heads"]:
+def held_tokens(x: Rates, valid_lengths: Lengths | None) -> Rates:
     """Return `x` with zeros after each row's `valid_lengths`: these fillers must not change the state."""
     if valid_lengths is None:
         return x

@@ -7,7 +7,8 @@ import copy
 import torch
 from torch import nn
 
-from transparity_pytorch.mixers.attention import SelfAttention, normalize_and_rotate, split_heads
+from transparity_pytorch.mixers.attention import SelfAttention, split_heads
+from transparity_pytorch.norms.heads import normalize_and_rotate
 from transparity_pytorch.shapes import Hidden, Keys, Queries, Values
 from transparity_pytorch.state.context import Context
 

@@ -17,8 +17,7 @@ from transparity_pytorch.shapes import Vectors
 def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Tensor, "*batch vocab"]:
     """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
     x = transform_for_head(config, model, x) if config.head_transform else x
-    if config.head_input_scale != 1:
-        x = x * config.head_input_scale
+    x = x if config.head_input_scale == 1 else x * config.head_input_scale
     y = model.head(x)
     return y if config.final_softcap is None else apply_softcap(y, config.final_softcap)
 

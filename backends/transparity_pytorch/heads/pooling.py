@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.activations import ACTIVATIONS
+from transparity_pytorch.norms.norm import Norm
 from transparity_pytorch.shapes import Hidden, PooledState, TokenIds, Vectors
 
 POOLERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -41,6 +42,15 @@ def pool(
         eos = -1 if config.eos_id is None else config.eos_id
         rank = tokens if config.pooling == "largest" else (tokens == eos).int()
     return x[torch.arange(len(x), device=x.device), rank.argmax(dim=1)]
+
+
+def add_head_parts(config: TransformerConfig, model: Any) -> None:
+    """Give a model the linear map of its pooled state, and the transform before its head."""
+    if config.has_pooler:
+        model.pooler = nn.Linear(config.embed_dim, config.embed_dim)
+    if config.head_transform:
+        model.head_transform = nn.Linear(config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
+        model.head_norm = Norm(config)
 
 
 def pooled(config: TransformerConfig, model: Any, x: PooledState) -> PooledState:

@@ -50,9 +50,7 @@ def embed(stack: str, module: Any, tokens: Source, context: Context) -> Hidden:
     (_, function), config = INPUTS[module.config.input_kinds[stack]], module.config.for_stack(stack)
     check_length(config, context.positions.shape[1])
     x = function(config, module, tokens, context.tap)
-    if config.token_scale != 1:
-        x = x * config.token_scale
-    if context.token_types is not None:
-        x = x + module.token_type_embedding(context.token_types)
+    x = x if config.token_scale == 1 else x * config.token_scale
+    x = x if context.token_types is None else x + module.token_type_embedding(context.token_types)
     add = ADDED.get(config.positions)
     return x if add is None else add(config, module, x, context)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from transparity.config import TransformerConfig
@@ -35,15 +37,8 @@ def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
 
 def normed(layer: Layer, name: str, place: str, x: Hidden, context: Context) -> Hidden:
     """Apply the norm at this `place` of the sublayer `name`, if `NORMS_AT` has one there."""
-    config = layer.config
-    norms = NORMS_AT[config.norm_position] if config.attention_norm or name != "self_attention" else {}
+    norms = NORMS_AT[layer.config.norm_position] if layer.config.attention_norm or name != "self_attention" else {}
     return normalize(layer, f"{name}_{norms[place]}", x, context) if place in norms else x
-
-
-def residual(layer: Layer, name: str, x: Hidden, y: Hidden, context: Context) -> Hidden:
-    """x + y, where y is the output of the sublayer `name`, with the norms before and after the sum."""
-    y = normed(layer, name, "between", y, context)
-    return normed(layer, name, "after", add_residual(layer.config, x, y), context)
 
 
 def mix(layer: Layer, x: Hidden, context: Context) -> Hidden:
@@ -63,6 +58,13 @@ def feed(layer: Layer, x: Hidden, context: Context) -> Hidden:
     return layer.feed_forward(x, scoped(context.tap, "feed_forward"))
 
 
+def residual(layer: Layer, name: str, x: Hidden, context: Context, sublayer: Callable[..., Hidden]) -> Hidden:
+    """x + sublayer(x), with the norms before the sublayer, before the sum and after the sum."""
+    y = sublayer(layer, normed(layer, name, "before", x, context), context)
+    y = normed(layer, name, "between", y, context)
+    return normed(layer, name, "after", add_residual(layer.config, x, y), context)
+
+
 class Layer(nn.Module):
     """A mixer, cross-attention if there is an encoder, and a feed-forward, each with its own residual connection.
 
@@ -74,7 +76,8 @@ class Layer(nn.Module):
         super().__init__()
         self.config = config
         self.add_module(config.mixer_scope, MIXERS[config.mixer_name](config))
-        self._add_norms("self_attention", exists=config.attention_norm)
+        if config.attention_norm:
+            self._add_norms("self_attention")
         if has_memory:
             self.cross_attention = CrossAttention(config)
             self._add_norms("cross_attention")
@@ -82,21 +85,17 @@ class Layer(nn.Module):
             self.memory_norm = Norm(config)
         if config.feed_forward_dim:
             self.feed_forward = (MixtureOfExperts if config.num_experts else FeedForward)(config)
-            self._add_norms("feed_forward", exists=config.branches != "parallel-one-norm")
+        if config.feed_forward_dim and config.branches != "parallel-one-norm":
+            self._add_norms("feed_forward")
 
-    def _add_norms(self, sublayer: str, *, exists: bool = True) -> None:
-        if exists:
-            self.add_module(f"{sublayer}_norm", Norm(self.config))
-        if self.config.norm_position == "sandwich":
-            self.add_module(f"{sublayer}_post_norm", Norm(self.config))
+    def _add_norms(self, sublayer: str) -> None:
+        for end in NORMS_AT[self.config.norm_position].values():
+            self.add_module(f"{sublayer}_{end}", Norm(self.config))
 
     def forward(self, x: Hidden, context: Context) -> Hidden:
-        y = normed(self, "self_attention", "before", x, context)
-        x = residual(self, "self_attention", x, mix(self, y, context), context)
+        x = residual(self, "self_attention", x, context, mix)
         if context.memory_mask is not None:
-            y = normed(self, "cross_attention", "before", x, context)
-            x = residual(self, "cross_attention", x, attend_to_memory(self, y, context), context)
+            x = residual(self, "cross_attention", x, context, attend_to_memory)
         if self.config.feed_forward_dim:
-            y = normed(self, "feed_forward", "before", x, context)
-            x = residual(self, "feed_forward", x, feed(self, y, context), context)
+            x = residual(self, "feed_forward", x, context, feed)
         return context.tap("output", x)

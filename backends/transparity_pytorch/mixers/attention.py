@@ -7,14 +7,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transparity.config import Projection, TransformerConfig
-from transparity.taps import Tap, identity
 from transparity_pytorch.arithmetic import fused
 from transparity_pytorch.arithmetic.precision import apply_softcap
-from transparity_pytorch.norms.heads import HeadNorm, query_key_norm
-from transparity_pytorch.rotary import rotate
+from transparity_pytorch.norms.heads import normalize_and_rotate, query_key_norms
 from transparity_pytorch.shapes import Bias, Heads, Hidden, Keys, MaskArray, Memory, Queries, Scores, Sinks, Values
 from transparity_pytorch.state.cache import update
-from transparity_pytorch.state.context import Context, Mask
+from transparity_pytorch.state.context import Context
 
 
 def split_heads(x: Hidden, num_heads: int) -> Heads:
@@ -51,8 +49,8 @@ def attention_scores(
 def attention_weights(scores: Scores, mask: MaskArray, masked_score: float, sinks: Sinks | None = None) -> Scores:
     """softmax(where(mask, scores, masked_score)) over the keys and the head's sink; the sink's weight is then dropped.
 
-    Half the lowest number of the dtype replaces a lower `masked_score`, such as −inf. Masked keys still weigh exactly
-    0. A query whose keys are all masked gets equal weights instead of NaN.
+    Half the dtype's lowest number replaces a lower `masked_score`, such as −inf. Masked keys still weigh exactly 0, and
+    a query whose keys are all masked gets equal weights instead of NaN.
     """
     lowest = torch.finfo(scores.dtype).min / 2
     shown = scores.masked_fill(~mask, max(masked_score, lowest))
@@ -62,24 +60,16 @@ def attention_weights(scores: Scores, mask: MaskArray, masked_score: float, sink
 
 
 def attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    mask: Mask,
-    *,
-    scale: float,
-    masked_score: float,
-    softcap: float | None = None,
-    bias: Bias | None = None,
-    sinks: Sinks | None = None,
-    tap: Tap = identity,
+    config: TransformerConfig, query: Queries, key: Keys, value: Values, context: Context, sinks: Sinks | None = None
 ) -> Float[Tensor, "batch queries attention_dim"]:
     """softmax(mask(query · keyᵀ · scale)) · value, with the heads merged (Vaswani et al. 2017, eq. 1)."""
+    scale, softcap = config.score_scale, config.attention_softcap
+    mask, bias, tap = context.mask, context.bias, context.tap
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-    if fused.applies(tap, masked_score, softcap, query):
+    if fused.applies(tap, config.masked_score, softcap, query):
         return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias, sinks=sinks))
     scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
-    weights = tap("weights", attention_weights(scores, mask.array, masked_score, sinks))
+    weights = tap("weights", attention_weights(scores, mask.array, config.masked_score, sinks))
     return tap("context", merge_heads(weights @ value))
 
 
@@ -96,32 +86,28 @@ class AttentionProjections(nn.Module):
         self.key = nn.Linear(into, keys, bias=config.qkv_bias and config.key_bias)
         self.value = nn.Linear(into, keys, bias=config.qkv_bias)
         if config.query_key_norm:
-            over = (config.num_heads, config.key_value_heads) if config.query_key_norm_over == "projection" else (1, 1)
-            self.query_norm, self.key_norm = (HeadNorm(config, count * config.head_dim) for count in over)
+            self.query_norm, self.key_norm = query_key_norms(config)
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.attention_sinks else None
         if config.attention_gate:
             self.gate = nn.Linear(config.embed_dim, config.context_dim, bias=config.qkv_bias)
         self.output = nn.Linear(config.context_dim, config.embed_dim, bias=config.output_bias)
 
 
-def normalize_and_rotate(module: AttentionProjections, name: str, x: Heads, context: Context) -> Heads:
-    """Apply the QK norm and the rotation to the `query` or `key`, if configured."""
-    config, tap, rotary = module.config, context.tap, context.rotary
-    if config.query_key_norm:
-        x = tap(f"{name}_norm", query_key_norm(config, getattr(module, f"{name}_norm"), x))
-    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, config.rope_layout))
-
-
 def project_query(module: AttentionProjections, x: Hidden, context: Context) -> Queries:
-    query = context.tap("query", project_heads(module.query, x, module.config.num_heads, module.config.projection))
-    return normalize_and_rotate(module, "query", query, context)
+    config = module.config
+    query = context.tap("query", project_heads(module.query, x, config.num_heads, config.projection))
+    if config.query_key_norm or context.rotary:
+        query = normalize_and_rotate(module, "query", query, context)
+    return query
 
 
 def project_key_value(module: AttentionProjections, x: Memory, context: Context) -> tuple[Keys, Values]:
-    num_heads, projection = module.config.key_value_heads, module.config.projection
-    key = context.tap("key", project_heads(module.key, x, num_heads, projection))
-    value = context.tap("value", project_heads(module.value, x, num_heads, projection))
-    return normalize_and_rotate(module, "key", key, context), value
+    config = module.config
+    key = context.tap("key", project_heads(module.key, x, config.key_value_heads, config.projection))
+    value = context.tap("value", project_heads(module.value, x, config.key_value_heads, config.projection))
+    if config.query_key_norm or context.rotary:
+        key = normalize_and_rotate(module, "key", key, context)
+    return key, value
 
 
 class SelfAttention(AttentionProjections):
@@ -135,7 +121,7 @@ class SelfAttention(AttentionProjections):
         query = query if context.temperature is None else query * context.temperature
         if context.cache is not None:
             key, value = update(context.cache, key, value, context.positions)
-        return _attend(self, x, (query, key, value), context)
+        return _attend(self, x, query, key, value, context)
 
 
 class CrossAttention(AttentionProjections):
@@ -150,24 +136,14 @@ class CrossAttention(AttentionProjections):
         else:
             assert context.memory is not None
             key, value = project_key_value(self, context.memory, context)
-        return _attend(self, x, (query, key, value), context)
+        return _attend(self, x, query, key, value, context)
 
 
 def _attend(
-    module: AttentionProjections, x: Hidden, projected: tuple[Tensor, Tensor, Tensor], context: Context
+    module: AttentionProjections, x: Hidden, query: Queries, key: Keys, value: Values, context: Context
 ) -> Hidden:
     """Compute attention, multiply it by the gate of `x` if configured, and apply the output projection."""
-    config = module.config
-    y = attention(
-        *projected,
-        context.mask,
-        scale=config.score_scale,
-        masked_score=config.masked_score,
-        softcap=config.attention_softcap,
-        bias=context.bias,
-        sinks=module.sinks,
-        tap=context.tap,
-    )
-    if config.attention_gate:
+    y = attention(module.config, query, key, value, context, module.sinks)
+    if module.config.attention_gate:
         y = context.tap("gated_context", y * torch.sigmoid(module.gate(x)))
     return context.tap("output", module.output(y))

@@ -20,7 +20,7 @@ from transparity_pytorch.mixers.recurrence import (
     time_step,
     unpadded,
 )
-from transparity_pytorch.norms.norm import rms_norm
+from transparity_pytorch.norms.variants import rms_norm
 from transparity_pytorch.shapes import Channels, Hidden, PerHead, QueryHeads, RecurrentValues, State
 from transparity_pytorch.state.cache import update_state
 from transparity_pytorch.state.context import Context

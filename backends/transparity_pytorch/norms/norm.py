@@ -10,19 +10,14 @@ from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_pytorch.norms.batch import batch_norm, statistics
-from transparity_pytorch.norms.unbiased import layer_norm_unbiased
+from transparity_pytorch.norms.batch import add_statistics, batch_norm, statistics
+from transparity_pytorch.norms.variants import layer_norm_unbiased, rms_norm
 from transparity_pytorch.shapes import Vectors, Weight
 
 
 def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
     """(x − mean) / √(variance + eps) · weight + bias over the features, where the variance uses n, not n − 1."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)
-
-
-def rms_norm(x: Vectors, weight: Weight, eps: float) -> Vectors:
-    """x / √(mean of x² + eps) · weight, over the features (Zhang and Sennrich 2019, eq. 4)."""
-    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def gain(config: TransformerConfig, weight: Weight) -> Weight:
@@ -53,8 +48,7 @@ class Norm(nn.Module):
         if config.has_norm_bias:
             self.bias = nn.Parameter(torch.zeros(config.embed_dim))
         if config.norm == "batch":
-            self.register_buffer("running_mean", torch.zeros(config.embed_dim))
-            self.register_buffer("running_var", torch.ones(config.embed_dim))
+            add_statistics(self, config.embed_dim)
 
     def forward(self, x: Vectors, tap: Tap = identity) -> Vectors:
         config, affine = self.config, [gain(self.config, self.weight)]

@@ -57,9 +57,10 @@ class ShardedForward(PytorchForward):
             return {name: self._all_rows(value, inputs) for name, value in taps.items()}
 
     @torch.no_grad()
-    def _logits(self, inputs: Inputs) -> Tensor:
+    def _logits(self, inputs: Inputs, out: Tensor | None = None) -> Tensor:
         with on_mesh():
-            return self._all_rows(self.root(_called, **self._rows(inputs), tap=self.rounding), inputs)
+            logits = self._all_rows(self.root(_called, **self._rows(inputs), tap=self.rounding), inputs)
+        return logits if out is None else out.copy_(logits)
 
     def _loss_and_gradients(
         self, targets: np.ndarray, inputs: Inputs, masks: Inputs, *, training: bool

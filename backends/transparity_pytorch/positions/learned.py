@@ -5,21 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity_pytorch.shapes import Hidden, IsToken, Positions, QueryIds
+from transparity_pytorch.shapes import Hidden, IsToken, Positions
 from transparity_pytorch.state.context import Context
 
 
 def position_ids(config: TransformerConfig, is_token: IsToken, positions: Positions) -> Positions:
     """Return the row of the position table for each token at `positions`."""
-    if config.position_count == "visible":
-        positions = counted(is_token, positions)
+    if config.position_count == "visible":  # padding gets −1, the row before the first token's row
+        counts = is_token.cumsum(dim=1) * is_token
+        positions = counts.take_along_dim(positions.expand(len(is_token), -1), dim=1) - 1
     return positions + config.position_offset
-
-
-def counted(is_token: IsToken, positions: Positions) -> QueryIds:
-    """Return the number of tokens before each position; padding gets −1, the row before the first token's row."""
-    counts = is_token.cumsum(dim=1) * is_token
-    return counts.take_along_dim(positions.expand(len(is_token), -1), dim=1) - 1
 
 
 def add_learned(config: TransformerConfig, module: Any, x: Hidden, context: Context) -> Hidden:

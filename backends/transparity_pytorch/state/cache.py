@@ -21,7 +21,7 @@ from torch import Tensor
 
 from transparity.config import TransformerConfig
 from transparity.parts.tables import MIXERS
-from transparity_pytorch.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, State, Values
+from transparity_pytorch.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, Rates, State, Values
 
 Cache = dict[str, Any]
 
@@ -76,9 +76,7 @@ def update_state(cache: Cache, state: State) -> None:
     cache["state"].copy_(state)
 
 
-def held_tokens(
-    x: Float[Tensor, "batch queries heads"], valid_lengths: Lengths | None
-) -> Float[Tensor, "batch queries heads"]:
+def held_tokens(x: Rates, valid_lengths: Lengths | None) -> Rates:
     """Return `x` with zeros after each row's `valid_lengths`: these fillers must not change the state."""
     if valid_lengths is None:
         return x

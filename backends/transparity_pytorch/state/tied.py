@@ -6,6 +6,17 @@ from typing import Any
 
 from torch import nn
 
+from transparity.config import TransformerConfig
+
+
+def tie_embeddings(config: TransformerConfig, model: Any) -> None:
+    """Let the stacks share their table of token embeddings, and the head use the last stack's, as configured."""
+    if config.shared_embedding:
+        model.decoder.token_embedding = model.encoder.token_embedding
+        tie(model, "decoder.token_embedding.weight", "encoder.token_embedding.weight")
+    if config.has_tied_head:
+        tie(model, "head.weight", f"{config.stacks[-1]}.token_embedding.weight")
+
 
 def tie(model: nn.Module, name: str, first: str) -> None:
     """Make `name` the same parameter as `first`.

@@ -14,10 +14,11 @@ from typing import Any
 
 from meta.pool.bug import rows
 from meta.trial import Measure, Trial
-from transparity.config import TransformerConfig, full_attention_every
+from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.systems import divisible
+from transparity_conformance.checkpoints.tables.kinds import full_attention_every
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.process.isolation import IsolatedBuild, isolated_build

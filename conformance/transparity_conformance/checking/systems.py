@@ -16,7 +16,6 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.errors import UsageError, shown
-from transparity.limits.files import is_file, is_folder
 from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.importing import Checkpoint
@@ -28,6 +27,7 @@ from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.reach.models import small_system
 from transparity_conformance.report.formatting import count
 from transparity_conformance.running.loading import Limits
+from transparity_conformance.storage.paths import is_file, is_folder
 
 
 @dataclass(frozen=True, eq=False)

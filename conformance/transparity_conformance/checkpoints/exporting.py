@@ -14,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 
 from transparity.config import PER_LAYER, TransformerConfig
 from transparity.errors import TransparityError
-from transparity.limits.mapped import have_equal_numbers
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
 from transparity.text import listed, reason, shown
 from transparity_conformance.checkpoints.importing import Checkpoint, configuration, family_called, import_checkpoint
@@ -22,6 +21,7 @@ from transparity_conformance.checkpoints.naming import called, tensors_of, witho
 from transparity_conformance.checkpoints.reading import CONFIG, WEIGHTS, CheckpointError
 from transparity_conformance.checkpoints.tables.codecs import Family
 from transparity_conformance.checkpoints.tables.rows import Fields
+from transparity_conformance.storage.mapped import have_equal_numbers
 
 
 def export_checkpoint(

@@ -14,7 +14,6 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, ParameterError, TransparityError, is_whole
-from transparity.limits.mapped import LARGE, Mapped, have_equal_numbers
 from transparity.limits.memory import available_memory
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
 from transparity.parts.part import Shapes
@@ -25,6 +24,7 @@ from transparity_conformance.checkpoints.naming import Convert, Part, called, is
 from transparity_conformance.checkpoints.reading import CONFIG, CheckpointError, as_json
 from transparity_conformance.checkpoints.tables.codecs import TOKENS, UNNEEDED, Classifier, Family
 from transparity_conformance.checkpoints.tables.rows import Fields
+from transparity_conformance.storage.mapped import LARGE, Mapped, have_equal_numbers
 
 PARAMETERS = "parameters.safetensors"
 

@@ -18,13 +18,14 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from transparity.errors import TransparityError
-from transparity.limits.files import is_file, is_folder, read_header
-from transparity.limits.mapped import Mapped
+from transparity.limits.files import read_header
 from transparity.limits.memory import check_fits
 from transparity.text import VALUE, reason, safe, shown
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes, refuse_constant
 from transparity_conformance.checkpoints.scaled import BLOCK, MXFP4, Float8, TensorBytes, tensor_bytes
 from transparity_conformance.checkpoints.scaled import DTYPES as FLOAT8
+from transparity_conformance.storage.mapped import Mapped
+from transparity_conformance.storage.paths import is_file, is_folder
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from transparity.limits.stored import chosen
 from transparity_conformance.diagnosis.divergences import Progress, departures_note, divergence_of, explain_all
 from transparity_conformance.diagnosis.explain import Explanation, tap_kind
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
@@ -30,6 +29,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Measured, Report, Verdict
+from transparity_conformance.storage.on_disk import chosen
 
 __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 

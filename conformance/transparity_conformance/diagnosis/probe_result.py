@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from transparity.limits.stored import changed, chosen
 from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.catalogue.sites import reads_tokens
@@ -19,6 +18,7 @@ from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged, judged_gap, padding_at
 from transparity_conformance.report.comparison import gap, share
+from transparity_conformance.storage.on_disk import changed, chosen
 
 MOST_FEATURES = 4096
 """The largest number of features or tokens for which a report lists each error."""

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.limits.mapped import Mapped
 from transparity_conformance.catalogue import PARAMETERS, whole_model
 from transparity_conformance.catalogue.fault import Fault, Hypothesis, WalkState
 from transparity_conformance.diagnosis import thresholds
@@ -25,6 +24,7 @@ from transparity_conformance.oracle.budgets import HALF, rounded_to
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause
+from transparity_conformance.storage.mapped import Mapped
 
 KINDS = {"TF32": "tf32", "bfloat16": "bfloat16", "float16": "float16"}
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.limits.stored import changed
 from transparity.taps import Tap
 from transparity.text import describe_error
 from transparity_conformance import work
@@ -31,6 +30,7 @@ from transparity_conformance.oracle.oracle import Arrays, neighbour
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.variants import variant
 from transparity_conformance.report.comparison import gap
+from transparity_conformance.storage.on_disk import changed
 from transparity_numpy.transformer import transformer
 
 

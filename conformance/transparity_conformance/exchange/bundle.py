@@ -192,12 +192,12 @@ def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
 
 
 def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
-    """Replace the numbers of layers in names by `{i}`, as in `decoder.layers.{i}.output`. Raise `AssertionError` if
-    layers have different shapes, which cannot happen."""
-    found: StoredShapes = {}
+    """Replace the numbers of layers by `{i}`, as in `decoder.layers.{i}.output`, if all layers have the same shape."""
+    alike: dict[str, set[tuple[int, ...]]] = {}
     for name, shape in shapes.items():
-        assert found.setdefault(in_every_layer(name), list(shape)) == list(shape), name
-    return found
+        alike.setdefault(in_every_layer(name), set()).add(shape)
+    collapsed = {name: in_every_layer(name) for name in shapes}
+    return {every if len(alike[every]) == 1 else name: list(shapes[name]) for name, every in collapsed.items()}
 
 
 def check_name(name: str, config: TransformerConfig) -> None:

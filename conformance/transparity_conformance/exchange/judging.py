@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from transparity.limits.files import is_file, is_folder
 from transparity.taps import in_layer
 from transparity_conformance.capabilities.capability import Answers, Capability, ForwardPass, Requests, Way
 from transparity_conformance.capabilities.table import CAPABILITIES, why_not
@@ -25,6 +24,7 @@ from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.oracle.probes import lean
 from transparity_conformance.oracle.reach.vocabulary import unseen_tokens
 from transparity_conformance.report.report import CapabilityResult, Report, Verdict, not_compared, with_capabilities
+from transparity_conformance.storage.paths import is_file, is_folder
 
 TOO_LITTLE = "too little of the forward pass was compared"
 

@@ -18,8 +18,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.inputs import check_inputs, input_form
-from transparity.limits.files import is_folder
-from transparity.limits.stored import Lazy
+from transparity.limits.lazy import Lazy
 from transparity.parameters import check_parameters, parameter_shapes
 from transparity_conformance.checkpoints.exporting import explicit
 from transparity_conformance.checkpoints.files import BundleError, read_bytes
@@ -40,6 +39,7 @@ from transparity_conformance.exchange.manifest import (
 from transparity_conformance.exchange.tensors import FLOATS, filled, read_tensors
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.storage.paths import is_folder
 
 
 def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Progress = ignore_progress) -> Bundle:

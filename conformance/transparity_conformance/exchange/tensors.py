@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from transparity.errors import shown
 from transparity.limits.files import LARGEST_HEADER, read_header
-from transparity.limits.stored import Lazy
+from transparity.limits.lazy import Lazy
 from transparity.text import reason
 from transparity_conformance.checkpoints.files import BundleError, read_bytes
 from transparity_conformance.checkpoints.reading import UNREADABLE

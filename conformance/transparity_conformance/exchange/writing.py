@@ -11,7 +11,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from transparity.config import TransformerConfig
-from transparity.limits.files import is_file
 from transparity.limits.memory import in_bytes
 from transparity.text import reason
 from transparity_conformance.capabilities.table import CAPABILITIES
@@ -34,6 +33,7 @@ from transparity_conformance.exchange.manifest import (
 )
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_with
+from transparity_conformance.storage.paths import is_file
 
 
 def export_bundle(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity.limits.mapped import Mapped
+from transparity_conformance.storage.mapped import Mapped
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.limits.mapped import LARGE, Mapped
 from transparity.taps import Tap
 from transparity_conformance.cache import digest, kept
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
 from transparity_conformance.oracle.near_ties import is_choice, is_of_router
 from transparity_conformance.oracle.variants import variant
 from transparity_conformance.report.comparison import gap, largest, less, share
+from transparity_conformance.storage.mapped import LARGE, Mapped
 from transparity_numpy.harness import function as reference_function
 from transparity_numpy.transformer import transformer
 

@@ -17,14 +17,14 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.config.probe_sizes import feed_forward_width, recurrent_width, shared_expert_width
-from transparity.limits.mapped import LARGE
-from transparity.limits.stored import OnDisk
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
 from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS, NEIGHBOURS_OF_HOT, NEIGHBOURS_OF_RECURRENT
 from transparity_conformance.oracle.cases import text_inputs
 from transparity_conformance.oracle.memory import check_memory
 from transparity_conformance.oracle.oracle import Arrays, Oracle, Room, forward_oracle
+from transparity_conformance.storage.mapped import LARGE
+from transparity_conformance.storage.on_disk import OnDisk
 from transparity_numpy.masks import target_mask, visible_keys
 from transparity_numpy.positions.in_attention import window_mask
 

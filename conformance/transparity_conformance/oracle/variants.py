@@ -35,15 +35,15 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from jaxtyping import Bool, Inexact
+from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity
 from transparity_numpy.mixers.attention import attention as in_blocks
 from transparity_numpy.mixers.attention import attention_scores, merge_heads, repeat_heads
 from transparity_numpy.rotary import rotary_frequencies
 from transparity_numpy.shapes import RotaryTables
+from transparity_numpy.state.context import Context
 
 Formula = Callable[[np.float32, np.ndarray], np.ndarray]
 
@@ -91,9 +91,14 @@ def frequencies(base: float, features: int, index: int, steps: int | None = None
     return FORMULAS[index % len(FORMULAS)](np.float32(base), shares).astype(np.float32)
 
 
+def has_tables(config: TransformerConfig) -> bool:
+    """Return whether a stack computes sines and cosines of positions, for rotary or sinusoidal positions."""
+    return "sinusoidal" in (config.positions, config.encoder_positions) or config.positions == "rotary"
+
+
 def farthest_formula(config: TransformerConfig) -> int:
     """Return the index of the formula whose frequencies have the largest error; 0 without position tables."""
-    if not config.has_tables:
+    if not has_tables(config):
         return 0
     features = config.rotated_dim if config.positions == "rotary" else config.embed_dim
     exact = np.float64(config.rope_theta) ** -(np.arange(0, features, 2) / features)
@@ -143,26 +148,21 @@ def product_in_sequence(
 
 
 def attention(
+    config: TransformerConfig,
     query: Inexact[Array, "batch heads queries head_dim"],
     key: Inexact[Array, "batch key_heads keys head_dim"],
     value: Inexact[Array, "batch key_heads keys head_dim"],
-    mask: Bool[Array, "#batch 1 #queries keys"],
-    *,
-    scale: float,
-    masked_score: float,
-    softcap: float | None = None,
-    bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
+    context: Context,
     sinks: Inexact[Array, " heads"] | None = None,
-    tap: Tap = identity,
 ) -> Inexact[Array, "batch queries attention_dim"]:
     """Compute the reference's `attention`; with more than `PAIRWISE` keys, sum in sequence."""
     if key.shape[2] <= PAIRWISE:
-        named: dict[str, Any] = {"scale": scale, "masked_score": masked_score, "softcap": softcap}
-        return in_blocks(query, key, value, mask, bias=bias, sinks=sinks, tap=tap, **named)
+        return in_blocks(config, query, key, value, context, sinks)
+    tap, scale, softcap = context.tap, config.score_scale, config.attention_softcap
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-    scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
-    masked = scores.dtype.type(max(masked_score, float(np.finfo(scores.dtype).min) / 2))
-    shown = np.where(mask, scores, masked)
+    scores = tap("scores", attention_scores(query, key, scale, softcap, context.bias))
+    masked = scores.dtype.type(max(config.masked_score, float(np.finfo(scores.dtype).min) / 2))
+    shown = np.where(context.mask, scores, masked)
     if sinks is not None:
         shown = np.concatenate([shown, np.broadcast_to(sinks[:, None, None], (*shown.shape[:-1], 1))], axis=-1)
     weights = tap("weights", softmax_in_sequence(shown)[..., : key.shape[2]])

@@ -7,8 +7,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from rich.table import Table
@@ -17,7 +16,7 @@ from transparity.config import FIELD_TYPES, PER_LAYER, TransformerConfig
 from transparity.config.fields import COUNT
 from transparity.parameters import parameter_shapes
 from transparity.presets import departures
-from transparity.taps import in_every_layer, tap_shapes
+from transparity.taps import in_every_layer, in_layer, tap_shapes
 from transparity_conformance.report.terminal import plain_table
 
 BATCH = -1
@@ -117,10 +116,20 @@ def taps_table(config: TransformerConfig) -> Table:
 
 
 def _by_layer(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[tuple[str, tuple[int, ...], int]]:
-    """Yield (name, shape, number of layers); equal layers share a name, such as `decoder.layers.0…3.output`."""
-    counts = Counter(map(in_every_layer, shapes))
-    for name, shape in {in_every_layer(name): shape for name, shape in shapes.items()}.items():
-        yield name.replace("{i}", f"0…{counts[name] - 1}" if counts[name] > 1 else "0"), shape, counts[name]
+    """Yield (name, shape, number of layers); layers with the same shape share a name, such as
+    `decoder.layers.0…3.output`, or `decoder.layers.0,2.output` if the layers between have another shape."""
+    layers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for name, shape in shapes.items():
+        found = in_layer(name)
+        layers.setdefault((in_every_layer(name), shape), []).append(found[1] if found else 0)
+    for (name, shape), numbers in layers.items():
+        yield name.replace("{i}", _ranges(numbers)), shape, len(numbers)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as text, such as `0…2,5`."""
+    runs = [[number for _, number in run] for _, run in itertools.groupby(enumerate(numbers), lambda it: it[1] - it[0])]
+    return ",".join(f"{run[0]}…{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _shown(shape: tuple[int, ...]) -> str:

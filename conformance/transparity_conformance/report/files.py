@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from transparity.errors import TransparityError
-from transparity.limits.files import is_folder
 from transparity.text import reason
+from transparity_conformance.storage.paths import is_folder
 
 if TYPE_CHECKING:
     from transparity_conformance.report.report import Report

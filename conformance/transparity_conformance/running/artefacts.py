@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from transparity.limits.files import is_file, is_folder
+from transparity_conformance.storage.paths import is_file, is_folder
 
 
 @dataclass(frozen=True)

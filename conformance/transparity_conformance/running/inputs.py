@@ -15,9 +15,9 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity.limits.stored import OnDisk
 from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, signature_of
+from transparity_conformance.storage.on_disk import OnDisk
 
 Array = Callable[[np.ndarray], Any]
 """Converts token ids or pixels to an array of a model's framework."""

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import shown
-from transparity.limits.files import file_size, is_file
+from transparity.limits.files import file_size
 from transparity.text import VALUE, reason, safe
 from transparity_conformance.capabilities.port_calls import NOT_FOUND, PortCallError, PortError, call_port, install
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.artefacts import Runtime
+from transparity_conformance.storage.paths import is_file
 
 
 class LoadError(PortError):

@@ -11,7 +11,7 @@ import onnxruntime
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity.limits.files import file_size, is_folder
+from transparity.limits.files import file_size
 from transparity.text import listed
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.listening.record import Record
@@ -20,6 +20,7 @@ from transparity_conformance.running.artefacts import DECODER, ENCODER
 from transparity_conformance.running.inputs import NAMES, OUTPUTS, add_mask
 from transparity_conformance.running.loading import Limits, Listened, LoadError, read_with
 from transparity_conformance.running.onnx_graph import FRAMES, READS, Graph, Nodes, graph_of, weights_dtype
+from transparity_conformance.storage.paths import is_folder
 
 DTYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": bool}
 """The dtype of an input, by its ONNX type; inputs of other types are int64."""

@@ -1,10 +1,6 @@
 """The configuration of a transformer, its validation, and the small sizes at which ports are compared."""
 
-from transparity.config.layer_kinds import FULL as FULL
 from transparity.config.layer_kinds import PER_LAYER as PER_LAYER
-from transparity.config.layer_kinds import SLIDING as SLIDING
-from transparity.config.layer_kinds import full_attention_every as full_attention_every
-from transparity.config.layer_kinds import repeating as repeating
 from transparity.config.transformer_config import EXACT_MASK_BELOW as EXACT_MASK_BELOW
 from transparity.config.transformer_config import FIELD_TYPES as FIELD_TYPES
 from transparity.config.transformer_config import Activation as Activation

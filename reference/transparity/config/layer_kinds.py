@@ -36,23 +36,6 @@ ALIKE = "all"
 """The kind of every layer of a configuration without `layer_types`."""
 
 
-SLIDING, FULL = "sliding_attention", "full_attention"
-"""The usual names of layers with and without a sliding window."""
-
-
-def full_attention_every(layers: int) -> dict[str, Any]:
-    """Return the fields of a model in which each `layers`-th layer has no window; with 2, both kinds alternate."""
-    types = (SLIDING,) * (layers - 1) + (FULL,)
-    return {"layer_types": types, "layer_overrides": {FULL: {"sliding_window": None}}}
-
-
-def repeating(types: Sequence[str]) -> tuple[str, ...]:
-    """Return the shortest list of kinds that, repeated, starts with `types`."""
-    count = len(types)
-    cycles = (tuple(types[:length]) for length in range(1, count + 1))
-    return next((cycle for cycle in cycles if tuple(types) == (cycle * count)[:count]), ())
-
-
 class Overrides(Mapping[str, Any]):
     """An immutable mapping, which makes the configuration that contains it hashable."""
 

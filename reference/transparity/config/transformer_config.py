@@ -28,28 +28,15 @@ from transparity.text import VALUE, listed, reason, safe
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "gelu-quick", "silu"]
-RouterScores = Literal["softmax", "sigmoid"]
-NormKind = Literal["layer", "layer-unbiased", "batch", "rms"]
-NormGain = Literal["weight", "one-plus-weight"]
 NormPosition = Literal["pre", "post", "sandwich", "post-branch"]
 Branches = Literal["sequential", "parallel", "parallel-one-norm"]
-QueryKeyNormOver = Literal["head", "projection"]
 Projection = Literal["full", "shared-per-head"]
-AttentionScale = Literal["head_dim", "embed_dim", "none"]
 MaskOrder = Literal["before-scale", "after-scale"]
 WindowKind = Literal["sliding", "chunked"]
 TargetMask = Literal["causal", "causal-and-padding"]
-Padding = Literal["token", "attention-mask"]
-Positions = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
-EncoderPositions = Literal["as-decoder", "learned", "sinusoidal"]
 Timescales = Literal["exclusive", "inclusive"]
-PositionCount = Literal["all", "visible"]
 RopeLayout = Literal["interleaved", "halves"]
-EmbeddingScale = Literal["none", "embed_dim"]
-Head = Literal["logits", "hidden", "pooled", "classes"]
 Pooling = Literal["first", "mean", "last", "eos", "largest"]
-Pooler = Literal["tanh", "relu", "gelu", "none"]
-HeadScale = Literal["none", "embed_dim"]
 DropoutPlace = Literal[
     "embedding",
     "attention.weights",
@@ -122,7 +109,7 @@ class TransformerConfig:
     (Shazeer et al. 2017). With 0, layers have one feed-forward, and the other fields of experts have no effect."""
     experts_per_token: int = whole(2, 1, 2, 3)
     """Number of experts that each token uses: the experts with the highest scores."""
-    router_scores: RouterScores = "softmax"
+    router_scores: Literal["softmax", "sigmoid"] = "softmax"
     """Scores of the router's logits: the `softmax` over all experts, or each logit's `sigmoid` (DeepSeek-V3)."""
     router_bias: bool = False
     """Whether the router's linear map has a bias."""
@@ -145,11 +132,11 @@ class TransformerConfig:
 
     # Normalization
 
-    norm: NormKind = "layer"
+    norm: Literal["layer", "layer-unbiased", "batch", "rms"] = "layer"
     """`layer`: (x − mean) / √(variance + eps). `layer-unbiased`: (x − mean) / (s + eps), where s is the standard
     deviation with n − 1. `batch`: batch norm over the batch and the positions, with running statistics. `rms`: x /
     √(mean of x² + eps), without a bias (Zhang and Sennrich 2019)."""
-    norm_gain: NormGain = "weight"
+    norm_gain: Literal["weight", "one-plus-weight"] = "weight"
     """Factor of the normalized values: the norm's `weight`, or 1 + its weight (Gemma)."""
     norm_bias: bool = True
     """Whether the norms have biases. An RMS norm never has a bias."""
@@ -199,9 +186,9 @@ class TransformerConfig:
     """Features of each value head. None means the number of features of a key head. Requires `kv_lora_rank`."""
     query_key_norm: bool = False
     """Whether an RMS norm normalizes queries and keys (Qwen 3)."""
-    query_key_norm_over: QueryKeyNormOver = "head"
+    query_key_norm_over: Literal["head", "projection"] = "head"
     """Features that the norm of queries and keys averages over: a `head`, or the whole `projection` (OLMo 2)."""
-    attention_scale: AttentionScale = "head_dim"
+    attention_scale: Literal["head_dim", "embed_dim", "none"] = "head_dim"
     """Size whose square root divides the scores; `none` means that they are not divided."""
     attention_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
     """Additional factor of the scores."""
@@ -229,7 +216,7 @@ class TransformerConfig:
     """Whether masked scores are replaced before or after the scores are scaled."""
     target_mask: TargetMask = "causal"
     """Positions that the decoder's self-attention masks: later positions, or later positions and padding."""
-    padding: Padding = "token"
+    padding: Literal["token", "attention-mask"] = "token"
     """How padding is marked in the tokens of a single stack, or in the source: by the `token` with the id `pad_id`, or
     by an `attention-mask`. A decoder masks `pad_id` only if `target_mask` is `causal-and-padding`; an attention mask
     always applies."""
@@ -274,18 +261,18 @@ class TransformerConfig:
 
     # Positions
 
-    positions: Positions = "learned"
+    positions: Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"] = "learned"
     """`learned` and `sinusoidal` positions are added to the embeddings. `rotary` rotates queries and keys (Su et al.
     2021). `relative` adds to the scores a learned bias for each head and each bucket of distances (Raffel et al. 2020).
     `alibi` subtracts slope · distance from the scores, with one slope per head (Press et al. 2022)."""
-    encoder_positions: EncoderPositions = "as-decoder"
+    encoder_positions: Literal["as-decoder", "learned", "sinusoidal"] = "as-decoder"
     """Positions of the encoder, if they differ from `positions`. Whisper has `sinusoidal` in the encoder only."""
     sinusoidal_timescales: Timescales = "exclusive"
     """Timescales of sinusoidal positions, for pair i of the features. `exclusive`: theta^(2 i / features), all below
     theta. `inclusive`: theta^(i / (features / 2 − 1)), the last one theta itself (tensor2tensor, Whisper)."""
     position_offset: int = whole(0, least=0)
     """Row of the first token in the table of learned positions, which has this many additional rows."""
-    position_count: PositionCount = "all"
+    position_count: Literal["all", "visible"] = "all"
     """Tokens that count as positions: `all`, or only `visible` ones, not padding (RoBERTa, OPT). With `visible`,
     padding has the position before the first."""
     rope_layout: RopeLayout = "interleaved"
@@ -344,7 +331,7 @@ class TransformerConfig:
     """Frames of every spectrogram, an even number. The encoder has half as many positions, whatever `max_length` is."""
     num_token_types: int = whole(0, least=0)
     """Number of token types (BERT's sentences A and B), whose embeddings are added to the token embeddings. 0: none."""
-    embedding_scale: EmbeddingScale = "none"
+    embedding_scale: Literal["none", "embed_dim"] = "none"
     """`embed_dim` means that token embeddings are multiplied by √embed_dim before the positions are added."""
     embedding_multiplier: float = number(1.0, POSITIVE, 1.0, 3.0)
     """Additional factor of the token embeddings (Granite)."""
@@ -352,7 +339,7 @@ class TransformerConfig:
     """Whether the sum of the embeddings is normalized (BERT, BART)."""
     shared_embedding: bool = False
     """Whether the decoder uses the encoder's table of token embeddings."""
-    head: Head = "logits"
+    head: Literal["logits", "hidden", "pooled", "classes"] = "logits"
     """Output of the model. `logits`: logits over the vocabulary. `hidden`: the output of the last layer. `pooled`: one
     state per row. `classes`: logits over classes, a linear map of the pooled state."""
     pooling: Pooling = "first"
@@ -360,7 +347,7 @@ class TransformerConfig:
     tokens that are not padding (Reimers and Gurevych 2019). `last`: the last token that is not padding (the classifier
     of GPT-2). `eos`: the first `eos_id`, or the first position of a row without it (CLIP). `largest`: the token with
     the largest id, the first if there are several (the code of CLIP until 2023)."""
-    pooler: Pooler = "tanh"
+    pooler: Literal["tanh", "relu", "gelu", "none"] = "tanh"
     """Activation after a linear map of the pooled state (BERT: `tanh`, DistilBERT: `relu`). `none`: no linear map."""
     num_classes: int = whole(2, 2, 3, 1)
     """Number of classes if `head` is `classes`."""
@@ -372,7 +359,7 @@ class TransformerConfig:
     """Whether the linear map before the head has a bias."""
     head_bias: bool = True
     """Whether the head has a bias."""
-    head_scale: HeadScale = "none"
+    head_scale: Literal["none", "embed_dim"] = "none"
     """`embed_dim` means that the input of the head is divided by √embed_dim (T5)."""
     head_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
     """Additional factor of the head's input (Granite and Cohere)."""
@@ -571,11 +558,6 @@ class TransformerConfig:
         kinds = self.layer_kinds.values()
         rotated = any(own.positions == "rotary" for own in kinds)
         return self.has_score_bias or rotated or any(own.sliding_window or own.query_temperature for own in kinds)
-
-    @property
-    def has_tables(self) -> bool:
-        """Whether a stack computes sines and cosines of positions, for rotary or sinusoidal positions."""
-        return "sinusoidal" in (self.positions, self.encoder_positions) or self.positions == "rotary"
 
     @property
     def num_positions(self) -> int:

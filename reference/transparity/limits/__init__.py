@@ -1,1 +1,1 @@
-"""Limits on memory, checks of files, and arrays that stay in files."""
+"""Limits on memory, checks of files, and arrays that are not in memory."""

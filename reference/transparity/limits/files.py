@@ -34,23 +34,6 @@ def file_size(path: str | os.PathLike[str], error: type[TransparityError]) -> in
     return found.st_size
 
 
-def is_folder(path: Path) -> bool:
-    """Return whether `path` is a folder; False also for an invalid path."""
-    return _mode(path, stat.S_IFDIR)
-
-
-def is_file(path: Path) -> bool:
-    """Return whether `path` is a regular file; False also for an invalid path."""
-    return _mode(path, stat.S_IFREG)
-
-
-def _mode(path: Path, kind: int) -> bool:
-    try:
-        return stat.S_IFMT(path.stat().st_mode) == kind
-    except (OSError, ValueError):
-        return False
-
-
 def read_header(
     path: str | os.PathLike[str], error: type[TransparityError], most: int = LARGEST_HEADER
 ) -> tuple[int, dict[str, Any]]:

@@ -17,8 +17,7 @@ from transparity_numpy.shapes import Parameters, Vectors
 def logits(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Inexact[Array, "*batch vocab"]:
     """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
     x = transform_for_head(config, parameters, x) if config.head_transform else x
-    if config.head_input_scale != 1:
-        x = x * x.dtype.type(config.head_input_scale)
+    x = x if config.head_input_scale == 1 else x * x.dtype.type(config.head_input_scale)
     weight = parameters[config.stacks[-1]]["token_embedding"] if config.has_tied_head else {}
     y = linear(parameters.get("head", {}) | weight, x)
     return y if config.final_softcap is None else apply_softcap(y, config.final_softcap)

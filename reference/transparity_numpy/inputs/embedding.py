@@ -27,8 +27,7 @@ def embed(stack: str, config: TransformerConfig, parameters: Parameters, tokens:
     config, kind = config.for_stack(stack), config.input_kinds[stack]
     check_length(config, context.positions.shape[1])
     x = INPUTS[kind](config, parameters, tokens, context.tap)
-    if config.token_scale != 1:
-        x = x * x.dtype.type(config.token_scale)
+    x = x if config.token_scale == 1 else x * x.dtype.type(config.token_scale)
     if context.token_types is not None:
         x = x + parameters["token_type_embedding"]["weight"][context.token_types]
     add = ADDED.get(config.positions)

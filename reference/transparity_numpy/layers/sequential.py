@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from transparity.config import TransformerConfig
 from transparity.taps import scoped
 from transparity_numpy.experts import mixture_of_experts
@@ -40,14 +42,6 @@ def normed(
     return normalize(config, parameters, f"{name}_{norms[place]}", x, context) if place in norms else x
 
 
-def residual(
-    config: TransformerConfig, parameters: Parameters, name: str, x: Hidden, y: Hidden, context: Context
-) -> Hidden:
-    """x + y, where y is the output of the sublayer `name`, with the norms before and after the sum."""
-    y = normed(config, parameters, name, "between", y, context)
-    return normed(config, parameters, name, "after", add_residual(config, x, y), context)
-
-
 def mix(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
     """Apply the layer's mixer: self-attention, or the mixer that `config.mixer_name` names."""
     scope = config.mixer_scope
@@ -66,19 +60,29 @@ def feed(config: TransformerConfig, parameters: Parameters, x: Hidden, context: 
     return function(config, parameters["feed_forward"], x, scoped(context.tap, "feed_forward"))
 
 
+def residual(
+    config: TransformerConfig,
+    parameters: Parameters,
+    name: str,
+    x: Hidden,
+    context: Context,
+    sublayer: Callable[..., Hidden],
+) -> Hidden:
+    """x + sublayer(x), with the norms before the sublayer, before the sum and after the sum."""
+    y = sublayer(config, parameters, normed(config, parameters, name, "before", x, context), context)
+    y = normed(config, parameters, name, "between", y, context)
+    return normed(config, parameters, name, "after", add_residual(config, x, y), context)
+
+
 def layer(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
     """A mixer, cross-attention if there is an encoder, and a feed-forward, each with its own residual connection.
 
     With the norms of Vaswani et al. 2017: x = norm(x + self_attention(x)), x = norm(x + cross_attention(x)), and
     x = norm(x + feed_forward(x)). With a cache, `x` has the tokens that follow the cached tokens.
     """
-    given = config, parameters
-    y = normed(*given, "self_attention", "before", x, context)
-    x = residual(*given, "self_attention", x, mix(*given, y, context), context)
+    x = residual(config, parameters, "self_attention", x, context, mix)
     if context.memory_mask is not None:
-        y = normed(*given, "cross_attention", "before", x, context)
-        x = residual(*given, "cross_attention", x, attend_to_memory(*given, y, context), context)
+        x = residual(config, parameters, "cross_attention", x, context, attend_to_memory)
     if config.feed_forward_dim:
-        y = normed(*given, "feed_forward", "before", x, context)
-        x = residual(*given, "feed_forward", x, feed(*given, y, context), context)
+        x = residual(config, parameters, "feed_forward", x, context, feed)
     return context.tap("output", x)

@@ -9,12 +9,10 @@ from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import Projection, TransformerConfig
-from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic import fused
 from transparity_numpy.arithmetic.functional import linear, sigmoid, softmax
 from transparity_numpy.arithmetic.precision import apply_softcap
-from transparity_numpy.norms.heads import query_key_norm
-from transparity_numpy.rotary import rotate
+from transparity_numpy.norms.heads import normalize_and_rotate
 from transparity_numpy.shapes import Bias, Heads, Hidden, Keys, Mask, Memory, Parameters, Queries, Scores, Sinks, Values
 from transparity_numpy.state.cache import update
 from transparity_numpy.state.context import Context
@@ -56,8 +54,8 @@ def attention_scores(
 def attention_weights(scores: Scores, mask: Mask, masked_score: float, sinks: Sinks | None = None) -> Scores:
     """softmax(where(mask, scores, masked_score)) over the keys and the head's sink; the sink's weight is then dropped.
 
-    Half the lowest number of the dtype replaces a lower `masked_score`, such as −inf. Masked keys still weigh exactly
-    0. A query whose keys are all masked gets equal weights instead of NaN.
+    Half the dtype's lowest number replaces a lower `masked_score`, such as −inf. Masked keys still weigh exactly 0, and
+    a query whose keys are all masked gets equal weights instead of NaN.
     """
     lowest = float(np.finfo(scores.dtype).min) / 2
     shown = np.where(mask, scores, scores.dtype.type(max(masked_score, lowest)))
@@ -67,42 +65,26 @@ def attention_weights(scores: Scores, mask: Mask, masked_score: float, sinks: Si
 
 
 def attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    mask: Mask,
-    *,
-    scale: float,
-    masked_score: float,
-    softcap: float | None = None,
-    bias: Bias | None = None,
-    sinks: Sinks | None = None,
-    tap: Tap = identity,
+    config: TransformerConfig, query: Queries, key: Keys, value: Values, context: Context, sinks: Sinks | None = None
 ) -> Inexact[Array, "batch queries attention_dim"]:
     """softmax(mask(query · keyᵀ · scale)) · value, with the heads merged (Vaswani et al. 2017, eq. 1)."""
+    scale, softcap = config.score_scale, config.attention_softcap
+    mask, bias, tap = context.mask, context.bias, context.tap
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-    if fused.applies(tap, masked_score):
+    if fused.applies(tap, config.masked_score):
         return merge_heads(
             fused.attention(query, key, value, mask, scale=scale, softcap=softcap, bias=bias, sinks=sinks)
         )
     scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
-    weights = tap("weights", attention_weights(scores, mask, masked_score, sinks))
+    weights = tap("weights", attention_weights(scores, mask, config.masked_score, sinks))
     return tap("context", merge_heads(weights @ value))
-
-
-def normalize_and_rotate(
-    config: TransformerConfig, parameters: Parameters, name: str, x: Heads, context: Context
-) -> Heads:
-    """Apply the QK norm and the rotation to the `query` or `key`, if configured."""
-    tap, rotary = context.tap, context.rotary
-    if config.query_key_norm:
-        x = tap(f"{name}_norm", query_key_norm(config, parameters[f"{name}_norm"], x))
-    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, config.rope_layout))
 
 
 def project_query(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Queries:
     query = context.tap("query", project_heads(parameters["query"], x, config.num_heads, config.projection))
-    return normalize_and_rotate(config, parameters, "query", query, context)
+    if config.query_key_norm or context.rotary:
+        query = normalize_and_rotate(config, parameters, "query", query, context)
+    return query
 
 
 def project_key_value(
@@ -111,7 +93,9 @@ def project_key_value(
     heads, projection = config.key_value_heads, config.projection
     key = context.tap("key", project_heads(parameters["key"], x, heads, projection))
     value = context.tap("value", project_heads(parameters["value"], x, heads, projection))
-    return normalize_and_rotate(config, parameters, "key", key, context), value
+    if config.query_key_norm or context.rotary:
+        key = normalize_and_rotate(config, parameters, "key", key, context)
+    return key, value
 
 
 def self_attention(
@@ -128,7 +112,7 @@ def self_attention(
     key, value = of_key_value(config, parameters, x, context)
     if context.cache is not None:
         key, value = update(context.cache, key, value, context.positions)
-    return _attend(config, parameters, x, (query, key, value), context)
+    return _attend(config, parameters, x, query, key, value, context)
 
 
 def cross_attention(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
@@ -141,27 +125,20 @@ def cross_attention(config: TransformerConfig, parameters: Parameters, x: Hidden
     else:
         assert context.memory is not None
         key, value = project_key_value(config, parameters, context.memory, context)
-    return _attend(config, parameters, x, (query, key, value), context)
+    return _attend(config, parameters, x, query, key, value, context)
 
 
 def _attend(
     config: TransformerConfig,
     parameters: Parameters,
     x: Hidden,
-    projected: tuple[Array, Array, Array],
+    query: Queries,
+    key: Keys,
+    value: Values,
     context: Context,
 ) -> Hidden:
     """Compute attention, multiply it by the gate of `x` if configured, and apply the output projection."""
-    y = attention(
-        *projected,
-        context.mask,
-        scale=config.score_scale,
-        masked_score=config.masked_score,
-        softcap=config.attention_softcap,
-        bias=context.bias,
-        sinks=parameters.get("sinks"),
-        tap=context.tap,
-    )
+    y = attention(config, query, key, value, context, parameters.get("sinks"))
     if config.attention_gate:
         y = context.tap("gated_context", y * sigmoid(linear(parameters["gate"], x)))
     return context.tap("output", linear(parameters["output"], y))

@@ -9,7 +9,7 @@ from transparity_numpy.arithmetic.functional import as_precise_as, linear, sigmo
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
 from transparity_numpy.mixers.recurrence import by_head, convolve, first_state, log_decay, time_step, unpadded
-from transparity_numpy.norms.norm import rms_norm
+from transparity_numpy.norms.variants import rms_norm
 from transparity_numpy.shapes import (
     Channels,
     Features,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from transparity.config import TransformerConfig
-from transparity_numpy.norms.norm import gain, rms_norm
+from transparity_numpy.norms.norm import gain
+from transparity_numpy.norms.variants import rms_norm
+from transparity_numpy.rotary import rotate
 from transparity_numpy.shapes import Features, Heads, Parameters
+from transparity_numpy.state.context import Context
 
 
 def head_norm(config: TransformerConfig, parameters: Parameters, x: Features) -> Features:
@@ -18,3 +21,13 @@ def query_key_norm(config: TransformerConfig, parameters: Parameters, x: Heads) 
         return head_norm(config, parameters, x)
     rows = x.swapaxes(1, 2)
     return head_norm(config, parameters, rows.reshape(*rows.shape[:2], -1)).reshape(rows.shape).swapaxes(1, 2)
+
+
+def normalize_and_rotate(
+    config: TransformerConfig, parameters: Parameters, name: str, x: Heads, context: Context
+) -> Heads:
+    """Apply the QK norm and the rotation to the `query` or `key` of attention, as far as they are configured."""
+    tap, rotary = context.tap, context.rotary
+    if config.query_key_norm:
+        x = tap(f"{name}_norm", query_key_norm(config, parameters[f"{name}_norm"], x))
+    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, config.rope_layout))

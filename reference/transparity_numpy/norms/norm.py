@@ -11,7 +11,7 @@ from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import cast_like
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.norms.batch import batch_norm, statistics
-from transparity_numpy.norms.unbiased import layer_norm_unbiased
+from transparity_numpy.norms.variants import layer_norm_unbiased, rms_norm
 from transparity_numpy.shapes import Parameters, Vectors, Weight
 
 
@@ -22,13 +22,6 @@ def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
     variance = (centered * centered).mean(axis=-1, keepdims=True)
     y = centered / np.sqrt(variance + wide.dtype.type(eps)) * weight + bias
     return cast_like(y, x, weight, bias)
-
-
-def rms_norm(x: Vectors, weight: Weight, eps: float) -> Vectors:
-    """x / √(mean of x² + eps) · weight, over the features (Zhang and Sennrich 2019, eq. 4)."""
-    wide = upcast(x)
-    size = np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + wide.dtype.type(eps))
-    return cast_like(wide / size * weight, x, weight)
 
 
 def gain(config: TransformerConfig, weight: Weight) -> Weight:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_numpy.shapes import Hidden, IsToken, Parameters, Positions, QueryIds
+from transparity_numpy.shapes import Hidden, IsToken, Parameters, Positions
 from transparity_numpy.state.context import Context
 
 
 def position_ids(config: TransformerConfig, is_token: IsToken, positions: Positions) -> Positions:
     """Return the row of the position table for each token at `positions`."""
-    if config.position_count == "visible":
-        positions = counted(is_token, positions)
+    if config.position_count == "visible":  # padding gets −1, the row before the first token's row
+        rows = np.broadcast_to(positions, (len(is_token), positions.shape[1]))
+        positions = np.take_along_axis(np.where(is_token, np.cumsum(is_token, axis=1), 0), rows, axis=1) - 1
     return positions + config.position_offset
-
-
-def counted(is_token: IsToken, positions: Positions) -> QueryIds:
-    """Return the number of tokens before each position; padding gets −1, the row before the first token's row."""
-    rows = np.broadcast_to(positions, (len(is_token), positions.shape[1]))
-    return np.take_along_axis(np.where(is_token, np.cumsum(is_token, axis=1), 0), rows, axis=1) - 1
 
 
 def add_learned(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:

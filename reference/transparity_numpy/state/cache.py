@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike
 
 from transparity.config import TransformerConfig
 from transparity.parts.tables import MIXERS
-from transparity_numpy.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, State, Values
+from transparity_numpy.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, Rates, State, Values
 
 Cache = dict[str, Any]
 
@@ -72,9 +72,7 @@ def update_state(cache: Cache, state: State) -> None:
     cache["state"] = state
 
 
-def held_tokens(
-    x: Inexact[Array, "batch queries heads"], valid_lengths: Lengths | None
-) -> Inexact[Array, "batch queries heads"]:
+def held_tokens(x: Rates, valid_lengths: Lengths | None) -> Rates:
     """Return `x` with zeros after each row's `valid_lengths`: these fillers must not change the state."""
     if valid_lengths is None:
         return x

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from transparity.config import FIELD_TYPES, TransformerConfig, full_attention_every
+from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.errors import ConfigError, TransparityError
 from transparity_conformance.checkpoints.exporting import explicit, read_beside, written
 from transparity_conformance.checkpoints.importing import family_called
 from transparity_conformance.checkpoints.tables.codecs import TOKENS, Family
+from transparity_conformance.checkpoints.tables.kinds import full_attention_every
 from transparity_conformance.oracle.reach.features import OPERATIONS, is_choice
 from transparity_conformance.report.audit import ABSENT
 

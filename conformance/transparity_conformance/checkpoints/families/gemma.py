@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from transparity.config import FULL, SLIDING, TransformerConfig
+from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.families.llama import EXAMPLE, LAYER, NAMES, PLAIN, WIDE
 from transparity_conformance.checkpoints.naming import weights, without
 from transparity_conformance.checkpoints.tables import kinds as layers
 from transparity_conformance.checkpoints.tables import rows as row
+from transparity_conformance.checkpoints.tables.kinds import FULL, SLIDING
 from transparity_conformance.checkpoints.tables.rotary import ROTARY, rope, rotary, rotary_by_kind, rotary_fields
 from transparity_conformance.checkpoints.tables.rows import Fields
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from transparity.config import FULL, SLIDING, TransformerConfig
+from transparity.config import TransformerConfig
 from transparity.errors import is_number, is_whole
 from transparity_conformance.checkpoints.naming import GATED, Table, fused, linears, projections, weights, without
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.checkpoints.tables import kinds as layers
 from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import OF_THE_LAST_TOKEN, SIZES, Family
+from transparity_conformance.checkpoints.tables.kinds import FULL, SLIDING
 from transparity_conformance.checkpoints.tables.rotary import ORIGINAL, rope, rotary, rotary_fields
 from transparity_conformance.checkpoints.tables.rows import Fields
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import FULL, SLIDING, TransformerConfig
+from transparity.config import TransformerConfig
 from transparity.errors import is_whole
 from transparity_conformance.checkpoints.families.llama import (
     EXAMPLE,
@@ -26,6 +26,7 @@ from transparity_conformance.checkpoints.families.llama import (
 from transparity_conformance.checkpoints.naming import GATED, StoredTensor, Table, linears, weights, without
 from transparity_conformance.checkpoints.tables import kinds as layers
 from transparity_conformance.checkpoints.tables import rows as row
+from transparity_conformance.checkpoints.tables.kinds import FULL, SLIDING
 from transparity_conformance.checkpoints.tables.rotary import rope, rotary
 from transparity_conformance.checkpoints.tables.rows import Fields
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from transparity.config import FULL, SLIDING, TransformerConfig
+from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.families.bert import EXAMPLE
 from transparity_conformance.checkpoints.naming import Table, fused, linears
 from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import Classifier, Family
-from transparity_conformance.checkpoints.tables.kinds import by_kind, kinds_every, layer_kinds, own_layers
+from transparity_conformance.checkpoints.tables.kinds import (
+    FULL,
+    SLIDING,
+    by_kind,
+    kinds_every,
+    layer_kinds,
+    own_layers,
+)
 from transparity_conformance.checkpoints.tables.rotary import rotary_by_kind, written_scaling
 from transparity_conformance.checkpoints.tables.rows import Fields
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import FULL, TransformerConfig
+from transparity.config import TransformerConfig
 from transparity.errors import is_number
 from transparity_conformance.checkpoints.families.llama import LAYER, PLAIN, WIDE
 from transparity_conformance.checkpoints.families.mixtral import (
@@ -27,7 +27,7 @@ from transparity_conformance.checkpoints.naming import StoredTensor, Table, by_g
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import SIZES, Family
-from transparity_conformance.checkpoints.tables.kinds import by_both, kinds_every, own_layers
+from transparity_conformance.checkpoints.tables.kinds import FULL, by_both, kinds_every, own_layers
 from transparity_conformance.checkpoints.tables.rotary import rope, rotary, rotary_fields
 from transparity_conformance.checkpoints.tables.rows import Fields
 

@@ -15,7 +15,6 @@ from typing import Self
 
 import numpy as np
 
-from transparity.limits.stored import chosen as chosen_of
 from transparity_conformance.catalogue.fault import Hypothesis, groups
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments, still_wrong
@@ -25,6 +24,7 @@ from transparity_conformance.diagnosis.search.search import Search
 from transparity_conformance.diagnosis.segment import Combination, Segment, segment_of
 from transparity_conformance.diagnosis.thresholds import DEEPEST, PAIR
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.storage.on_disk import chosen as chosen_of
 
 Taps = Mapping[str, Mapping[str, np.ndarray]]
 """The activations of a port, by probe and tap."""

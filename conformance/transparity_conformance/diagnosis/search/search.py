@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from transparity.limits.mapped import BLOCK
 from transparity_conformance.catalogue import hypotheses, whole_model, widest
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock
@@ -19,6 +18,7 @@ from transparity_conformance.diagnosis.search.fitting import Fittable, by_size, 
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
 from transparity_conformance.diagnosis.thresholds import BEAM, NO_EXPLANATION, WALKS
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.storage.mapped import BLOCK
 
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
 """Common faults. If several faults explain a difference equally well, the search prefers a common fault."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import FULL, SLIDING, MaskOrder, repeating
+from transparity.config import MaskOrder
+from transparity_conformance.checkpoints.tables.kinds import FULL, SLIDING, repeating
 from transparity_conformance.identify.fitting.parts import Parts
 from transparity_conformance.identify.fitting.structure import Attention, before, softmaxes
 from transparity_conformance.identify.fitting.subject import FittedModel, RecordedCall

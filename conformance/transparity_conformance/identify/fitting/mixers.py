@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import FULL, repeating
 from transparity.taps import recording
+from transparity_conformance.checkpoints.tables.kinds import FULL, repeating
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, RecordedCall
 from transparity_conformance.identify.fitting.values.convolutions import Convolution
 from transparity_conformance.identify.fitting.values.found import FoundFields

@@ -15,7 +15,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from transparity.config import TransformerConfig
 from transparity.config.probe_sizes import most_experts
-from transparity.limits.mapped import BLOCK
+from transparity_conformance.storage.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
 Directions = tuple[np.ndarray, ...]

@@ -32,6 +32,7 @@ from transparity_numpy.masks import target_mask
 from transparity_numpy.mixers import attention as of_reference
 from transparity_numpy.mixers.attention import repeat_heads
 from transparity_numpy.positions.in_attention import score_bias, window_mask
+from transparity_numpy.state.context import Context
 from transparity_numpy.transformer import transformer
 
 BLOCK = 128
@@ -109,21 +110,22 @@ def _in_blocks(whole: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """Return the attention function `whole`, applied to one block of queries at a time."""
 
     def attention(
+        config: TransformerConfig,
         query: np.ndarray,
         key: np.ndarray,
         value: np.ndarray,
-        mask: Rows | np.ndarray,
-        *,
-        bias: Rows | np.ndarray | None = None,
-        **named: Any,
+        context: Context,
+        sinks: np.ndarray | None = None,
     ) -> np.ndarray:
+        mask, bias = context.mask, context.bias
         key, value, length = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1]), query.shape[2]
         parts = []
         for begin in range(0, length, BLOCK):
             queries = slice(begin, min(begin + BLOCK, length))
-            keys = _seen_keys(mask, queries, key.shape[2], named["masked_score"])
-            seen, near = part(mask, queries, keys), None if bias is None else part(bias, queries, keys)
-            parts.append(whole(query[:, :, queries], key[:, :, keys], value[:, :, keys], seen, bias=near, **named))
+            keys = _seen_keys(mask, queries, key.shape[2], config.masked_score)
+            near = None if bias is None else part(bias, queries, keys)
+            given = context._replace(mask=part(mask, queries, keys), bias=near)
+            parts.append(whole(config, query[:, :, queries], key[:, :, keys], value[:, :, keys], given, sinks))
         return np.concatenate(parts, axis=1)
 
     return attention

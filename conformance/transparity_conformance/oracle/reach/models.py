@@ -17,7 +17,6 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.config.probe_sizes import PROBE_SIZES
-from transparity.limits.mapped import LARGE
 from transparity.presets import preset
 from transparity.taps import Tap, identity, lengths_of
 from transparity_conformance.cache import kept_arrays
@@ -34,8 +33,9 @@ from transparity_conformance.oracle.reach.thresholds import (
     longest_length,
     thresholds,
 )
-from transparity_conformance.oracle.variants import IN_BLOCKS, IN_SEQUENCE
+from transparity_conformance.oracle.variants import IN_BLOCKS, IN_SEQUENCE, has_tables
 from transparity_conformance.report.comparison import gap
+from transparity_conformance.storage.mapped import LARGE
 from transparity_numpy.transformer import transformer
 
 VOCABULARY = 2**16 + 3
@@ -59,7 +59,7 @@ class LogitsOracle(Oracle):
     def __init__(self, config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> None:
         self.kind, given = "", dict(inputs)
         # Position tables cause most of the error at late positions.
-        self.has_tables = config.has_tables
+        self.has_tables = has_tables(config)
         self.points = NEIGHBOURS_OF_RECURRENT if config.is_recurrent else 0
 
         def run(arrays: Arrays, tap: Tap) -> None:

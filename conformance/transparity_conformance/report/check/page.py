@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from transparity.limits.files import is_file
 from transparity.taps import in_every_layer, in_layer
 from transparity.text import listed
 from transparity_conformance.report.causes import meanings, page_of
@@ -32,6 +31,7 @@ from transparity_conformance.report.check.view import CheckView, notes_on
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import format_share, height, scientific, template
 from transparity_conformance.report.report import VERBS, Measured, Report, environment
+from transparity_conformance.storage.paths import is_file
 
 MOST_BARS = 128
 """The largest number of bars; if there are more positions, each bar shows the largest error of several."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import shown
-from transparity.limits.mapped import Mapped
 from transparity.taps import lengths_of
 from transparity.text import MESSAGE, VALUE, listed, safe
 from transparity_conformance.capabilities.port_calls import (
@@ -32,6 +31,7 @@ from transparity_conformance.running.process.isolation import RemotePort
 from transparity_conformance.running.process.ranks import isolated_of
 from transparity_conformance.running.process.recording import listen_once
 from transparity_conformance.running.process.wire import MISSHAPEN
+from transparity_conformance.storage.mapped import Mapped
 
 Port = Callable[..., Callable[..., Any]]
 """A function `build(config, parameters)`, which returns `forward(source=…, target=…)` or `forward(tokens=…)`."""

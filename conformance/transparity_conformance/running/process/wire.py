@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from transparity.limits.stored import OnDisk
 from transparity.text import VALUE, safe
 from transparity_conformance.listening.backward import Backward
 from transparity_conformance.listening.operation import LONGEST_PATH, Operation, Source
 from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.storage.on_disk import OnDisk
 
 HEADER = struct.Struct("<QQ")
 """The header of an answer: the number of bytes of JSON, and the number of bytes of arrays."""

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from transparity.limits.mapped import Mapped
 from transparity.text import safe, shown
 from transparity_conformance.capabilities import port_calls
 from transparity_conformance.listening.backward import Backward
@@ -32,6 +31,7 @@ from transparity_conformance.running.inputs import taps_in
 from transparity_conformance.running.loading import Listened, LoadError, load_artefact, load_port
 from transparity_conformance.running.process import wire
 from transparity_conformance.running.process.recording import listen_once
+from transparity_conformance.storage.mapped import Mapped
 
 
 class Worker:

@@ -38,6 +38,12 @@ def drawn() -> tuple[Arrays, np.ndarray]:
     return arrays, mask
 
 
+def scored(scale: float, mask_value: float) -> TransformerConfig:
+    """Return a configuration whose attention multiplies scores by `scale`, and replaces masked scores."""
+    scaled: dict[str, Any] = {"attention_scale": "none", "attention_multiplier": scale, "mask_value": mask_value}
+    return TransformerConfig(architecture="decoder", target_vocab_size=2, **scaled)
+
+
 @claim(dtypes=("float64", "float32"), harness=True)
 def split_and_merge_heads(bench: Bench) -> Iterator[ClaimEvidence]:
     """Splitting gives each head consecutive features, and merging the heads restores the input exactly."""
@@ -54,9 +60,8 @@ def function(bench: Bench) -> Iterator[ClaimEvidence]:
     """Attention of random queries, keys and values agrees for every mask value, on the traced and the fast path."""
     arrays, mask = drawn()
     for hidden in HIDDEN:
-        named = {"scale": 0.7, "masked_score": hidden}
         case, masked = f"masked scores {hidden:g}", arrays | {"mask": mask}
-        yield bench.same(case, "mixers.attention.attention", masked, "context", **named)
+        yield bench.same(case, "mixers.attention.attention", masked, "context", config=scored(0.7, hidden))
         masked = {"scores": 4 * arrays["query"] @ arrays["key"].swapaxes(-1, -2), "mask": mask}
         yield bench.same(case, "mixers.attention.attention_weights", masked, "weights", masked_score=hidden)
 
@@ -102,7 +107,7 @@ def _attended_by_reference(mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
 
 def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, **named: Any) -> Any:
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
-    named |= {"scale": 0.7, "masked_score": -math.inf, "bias": arrays.get("bias"), "sinks": arrays.get("sinks")}
+    named |= {"config": scored(0.7, -math.inf), "bias": arrays.get("bias"), "sinks": arrays.get("sinks")}
     return attention(query, key, value, mask, **named)
 
 

@@ -20,6 +20,7 @@ from transparity_conformance.oracle.probes import probe_parameters, scoped_param
 from transparity_conformance.report.comparison import ClaimEvidence, as_numbers
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
+from transparity_conformance.suite.claims.attention import scored
 from transparity_conformance.suite.claims.layers import BATCH, KEYS, QUERIES, module_oracle
 from transparity_numpy.harness import module as reference_module
 
@@ -244,7 +245,7 @@ def jax_dot_product_attention(bench: Bench) -> Iterator[ClaimEvidence]:
     shapes = {"query": (BATCH, 3, QUERIES, 4), "key": (BATCH, 3, KEYS, 4), "value": (BATCH, 3, KEYS, 4)}
     arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     mask = padding(KEYS)
-    oracle = function_oracle("mixers.attention.attention", arrays | {"mask": mask}, scale=0.5, masked_score=-1e9)
+    oracle = function_oracle("mixers.attention.attention", arrays | {"mask": mask}, config=scored(0.5, -1e9))
     query, key, value = (array.swapaxes(1, 2) for array in arrays.values())
     attend = jax.jit(functools.partial(jax.nn.dot_product_attention, mask=mask, scale=0.5))
     theirs = attend(query, key, value)

@@ -175,7 +175,7 @@ def layer(bench: Bench) -> Iterator[ClaimEvidence]:
 @claim(topic="normalization", harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[ClaimEvidence]:
     """Document 003's norm divides by (standard deviation + eps); the variance is the sum of squares / (n − 1)."""
-    yield from at_every_spread(bench, "norms.unbiased.layer_norm_unbiased")
+    yield from at_every_spread(bench, "norms.variants.layer_norm_unbiased")
 
 
 @claim(topic="normalization", harness=True)

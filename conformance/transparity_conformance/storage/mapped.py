@@ -10,6 +10,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from safetensors import safe_open
 
+from transparity.limits.lazy import InBlocks
+
 BLOCK = 2**23
 """The number of elements in a block; they take 64 MB in float64."""
 
@@ -35,7 +37,7 @@ def have_equal_numbers(one: Any, other: Any) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(blocks_of(one), blocks_of(other), strict=True))
 
 
-class Mapped(NDArrayOperatorsMixin):
+class Mapped(NDArrayOperatorsMixin, InBlocks):
     """A matrix in a safetensors file, which NumPy treats as an array.
 
     Products, row look-ups and casts read at most one block at a time. Any other operation reads the whole matrix.

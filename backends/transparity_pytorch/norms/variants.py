@@ -1,8 +1,9 @@
-"""The layer norm that divides by s + eps, where the standard deviation s uses n − 1."""
+"""The RMS norm, and the layer norm that divides by s + eps, where the standard deviation s uses n − 1."""
 
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.shapes import Vectors, Weight
@@ -13,3 +14,8 @@ def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) ->
     wide = upcast(x)
     deviation, mean = torch.std_mean(wide, dim=-1, correction=1, keepdim=True)
     return ((wide - mean) / (deviation + eps) * weight + bias).to(x.dtype)
+
+
+def rms_norm(x: Vectors, weight: Weight, eps: float) -> Vectors:
+    """x / √(mean of x² + eps) · weight, over the features (Zhang and Sennrich 2019, eq. 4)."""
+    return F.rms_norm(x, weight.shape, weight, eps)

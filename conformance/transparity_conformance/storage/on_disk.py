@@ -1,14 +1,16 @@
-"""Mappings from names to arrays that are not in memory: arrays on disk, or recomputed each time they are read."""
+"""Mappings from names to arrays on disk, and changes of such mappings that read no array."""
 
 from __future__ import annotations
 
 import functools
 import tempfile
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
+
+from transparity.limits.lazy import Lazy
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -31,25 +33,6 @@ class _Room:
         if (count := self.file.readinto(value.reshape(-1).view(np.uint8))) != value.nbytes:
             raise OSError(f"a temporary file ends after {count} of {value.nbytes} bytes")
         return value
-
-
-class Lazy(Mapping[str, np.ndarray]):
-    """Arrays by name that are recomputed each time they are read."""
-
-    def __init__(self, names: Collection[str], make: Callable[[str], np.ndarray]) -> None:
-        self.places: dict[str, Callable[[], np.ndarray]] = {name: functools.partial(make, name) for name in names}
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.places[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.places
 
 
 class OnDisk(Lazy, MutableMapping[str, np.ndarray]):

@@ -1,0 +1,23 @@
+"""Whether an untrusted path is a file or a folder."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether `path` is a folder; False also for an invalid path."""
+    return _mode(path, stat.S_IFDIR)
+
+
+def is_file(path: Path) -> bool:
+    """Return whether `path` is a regular file; False also for an invalid path."""
+    return _mode(path, stat.S_IFREG)
+
+
+def _mode(path: Path, kind: int) -> bool:
+    try:
+        return stat.S_IFMT(path.stat().st_mode) == kind
+    except (OSError, ValueError):
+        return False

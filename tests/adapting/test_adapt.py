@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.fitting import small_recurrent, small_vision
+from tests.fitting import small_vision
+from tests.fitting.test_models import mamba2, whisper
 from tests.helpers import invoke
 
 from meta.adapting.measure import ALIKE, GPT2, LLAMA, PORTS, broken
@@ -209,8 +210,8 @@ def own(make: Callable[[], Any], **fields: Any) -> Adapted:
             "to_patch.weight.view(-1, P, P, C).permute(0, 3, 1, 2)",
         ),
         (small_vision.PlainViT, "encoder.position_embedding.weight", "pos.view(-1, D)"),
-        (small_vision.Whisper, "encoder.first_convolution.weight", "conv1.weight.view(-1, 3*M)"),
-        (small_vision.Whisper, "encoder.second_convolution.weight", "conv2.weight.view(-1, 3*D)"),
+        (whisper, "encoder.first_convolution.weight", "model.encoder.conv1.weight.view(-1, 3*M)"),
+        (whisper, "encoder.second_convolution.weight", "model.encoder.conv2.weight.view(-1, 3*D)"),
     ],
 )
 def test_the_front_of_a_model_of_images_or_audio_is_matched(make: Any, parameter: str, line: str) -> None:
@@ -225,14 +226,12 @@ adapted_once = functools.cache(own)
 
 @pytest.mark.long
 def test_the_packed_maps_of_mamba_2_are_matched() -> None:
-    result = own(functools.partial(small_recurrent.MambaLM, groups=2))
+    lines, mixer = (result := own(mamba2)).adapter.lines, "backbone.layers.{i}.mixer"
     assert result.is_proved, result
     scope = "decoder.layers.{i}.recurrence"
-    assert result.adapter.lines[f"{scope}.gate.weight"] == "layers.{i}.in_proj.weight[0:R*V]"
-    assert (
-        result.adapter.lines[f"{scope}.decay.weight"] == "layers.{i}.in_proj.weight[R*V+R*V+G*S+G*S:R*V+R*V+G*S+G*S+R]"
-    )
-    assert result.adapter.lines[f"{scope}.key_convolution.bias"] == "layers.{i}.conv.bias[R*V:R*V+G*S]"
+    assert lines[f"{scope}.gate.weight"] == f"{mixer}.in_proj.weight[0:R*V]"
+    assert lines[f"{scope}.decay.weight"] == f"{mixer}.in_proj.weight[R*V+R*V+G*S+G*S:R*V+R*V+G*S+G*S+R]"
+    assert lines[f"{scope}.key_convolution.bias"] == f"{mixer}.conv1d.bias[R*V:R*V+G*S]"
 
 
 def test_a_wrong_front_is_not_proved() -> None:

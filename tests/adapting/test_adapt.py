@@ -24,9 +24,9 @@ from transparity_conformance.checking.adapting import contradicting, summary
 from transparity_conformance.identify.adapting.adapt import Adapted, adapt, proof_of
 from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.proof import Proof, own_probes
-from transparity_conformance.running.adapters.adapter import Adapter, read_adapter
+from transparity_conformance.running.adapters.adapter import Adapter
 from transparity_conformance.running.adapters.model import Make, made_by
-from transparity_conformance.running.adapters.notation import AdapterError, line_of
+from transparity_conformance.running.adapters.notation import AdapterError
 from transparity_conformance.running.frameworks.modules import tensors_of
 
 SAMPLE = (
@@ -48,15 +48,6 @@ SAMPLE = (
     "torch-transformer",
     "numbered",
 )
-
-PORT = """
-from meta.adapting.measure import PORTS
-
-
-def Model(config):
-    return PORTS["meta-llama"][0](config)
-"""
-
 
 adapted = functools.cache(measured)
 
@@ -129,14 +120,6 @@ def _is_caught(proof: Callable[[Adapter], Proof], adapter: Adapter) -> bool:
         return True
 
 
-@pytest.mark.long
-def test_a_port_of_fewer_layers_does_not_give_its_last_norm_to_the_missing_one(tmp_path: Path) -> None:
-    found = adapt(broken(tmp_path, "nanogpt", "in layers:", "in list(layers)[:-1]:"), GPT2).found
-    assert found.lost_at == "decoder.layers.1.self_attention.scores"
-    assert "transformer.ln_f.weight" not in found.lines.values()
-    assert "decoder.layers.1.self_attention_norm.weight" in found.unsettled
-
-
 def test_a_port_that_is_lost_at_once_is_asked_about_everything(tmp_path: Path) -> None:
     result = adapt(broken(tmp_path, "nanogpt", "x + self.get_submodule(", "x * self.get_submodule("), GPT2)
     assert result.found.lost_at == "decoder.embedding"
@@ -175,24 +158,6 @@ def test_a_bias_that_the_port_has_not_is_named() -> None:
     absent = [name for name, line in result.adapter.lines.items() if line == ""]
     assert absent == ["decoder.layers.{i}.self_attention.output.bias"]
     assert not result.is_settled
-
-
-@pytest.mark.long
-def test_the_command_writes_a_file_that_check_takes(tmp_path: Path) -> None:
-    port, file = tmp_path / "model.py", tmp_path / "adapter.toml"
-    port.write_text(PORT, encoding="utf-8")
-    found = invoke("adapt", f"{port}:Model", "--family", "llama", "--out", file)
-    assert found.exit_code == 0, found.output
-    assert "proved" in found.output
-    assert line_of("decoder.layers.1.feed_forward.gate.weight", read_adapter(file).lines) == (
-        "layers.1.feed_forward.w1.weight"
-    )
-    checked = invoke("check", f"{port}:Model", "--family", "llama", "--adapter", file)
-    assert checked.exit_code == 0, checked.output
-    assert "agrees with" in checked.output
-    file.write_text(file.read_text(encoding="utf-8").replace(".permute(0, 2, 1, 3)", ""), encoding="utf-8")
-    checked = invoke("check", f"{port}:Model", "--family", "llama", "--adapter", file)
-    assert checked.exit_code == 1, checked.output
 
 
 def own(make: Callable[[], Any], **fields: Any) -> Adapted:

@@ -94,41 +94,6 @@ def test_a_model_for_inference_has_no_gradients_to_compare(way: str, tmp_path: P
     assert len(lines(report)) == 1 and lines(report)[0].endswith(NO_GRAPH)
 
 
-class Packed(torch.nn.Module):
-    """A model with one transposed matrix for queries, keys and values, under a name of its own."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.inner = [model]  # a list, so that the inner parameters are not registered
-        self.names = list(dict(model.named_parameters()))
-        packed = {name for name in self.names if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))}
-        weights = dict(model.named_parameters())
-        self.own = torch.nn.ParameterDict()
-        for layer in range(len(model.model.layers)):
-            rows = [weights[name] for name in self._projections(layer)]
-            self.own[f"packed_{layer}"] = torch.nn.Parameter(torch.cat(rows).T.contiguous().detach().clone())
-        self.sizes = [len(weights[name]) for name in self._projections(0)]
-        self.others = [name for name in self.names if name not in packed]
-        for index, name in enumerate(self.others):
-            self.own[f"other_{index}"] = torch.nn.Parameter(weights[name].detach().clone())
-
-    def _projections(self, layer: int) -> list[str]:
-        return [f"model.layers.{layer}.self_attn.{each}_proj.weight" for each in "qkv"]
-
-    def forward(self, input_ids: Any) -> Any:
-        (model,) = self.inner
-        state = {name: self.own[f"other_{index}"] for index, name in enumerate(self.others)}
-        for layer in range(len(model.model.layers)):
-            parts = self.own[f"packed_{layer}"].T.split(self.sizes)
-            state |= dict(zip(self._projections(layer), parts, strict=True))
-        return torch.func.functional_call(model, state, (input_ids,), {"use_cache": False}).logits
-
-
-def test_parameters_of_other_names_and_forms_are_told_by_their_numbers(tmp_path: Path) -> None:
-    report = checked(tmp_path / "model", Packed)
-    assert (report.verdict, claim(report), lines(report)) == ("agrees", "agrees", []), as_text([report])
-
-
 @pytest.mark.long
 def test_the_gradient_of_a_tied_table_is_the_sum_over_its_copies(tmp_path: Path) -> None:
     def untied(model: Any) -> Any:

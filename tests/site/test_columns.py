@@ -99,6 +99,7 @@ def test_a_value_is_what_the_statement_computed(seen: dict[LINES, Seen]) -> None
     assert text[line - 1].lstrip().startswith("weights = tap(")
 
 
+@pytest.mark.long
 def test_most_statements_that_assign_or_return_have_a_value(seen: dict[LINES, Seen]) -> None:
     for subject in ("mixers/attention", "masks", "rotary", "norms/norm", "layers/sequential", "transformer"):
         text = Path(COLUMN, f"{subject}.py").read_text(encoding="utf-8")

@@ -102,6 +102,7 @@ def test_what_is_drawn_is_wrong_where_the_fault_is_and_not_before(shown: dict[st
             assert min(map(order.index, wrong)) >= min(map(order.index, run.hypothesis.sites)), name
 
 
+@pytest.mark.long
 def test_without_a_fault_no_bar_is_over_its_budget_and_a_result_that_is_not_finite_is_told(
     shown: dict[str, list[Run]],
 ) -> None:
@@ -115,6 +116,7 @@ def test_without_a_fault_no_bar_is_over_its_budget_and_a_result_that_is_not_fini
     assert run.probe.oracle.budget("logits", PRECISION) > 0
 
 
+@pytest.mark.long
 def test_a_missing_causal_mask_shows_from_length_2_on(shown: dict[str, list[Run]]) -> None:
     (single,) = (run for run in shown["causal-missing"] if run.probe.name == "one")
     assert f"| {single.probe.purpose} | {single.share('logits'):.2f}: it does not show |" in section(
@@ -132,6 +134,7 @@ def darkest(drawn: str) -> str:
     return str(found)
 
 
+@pytest.mark.long
 def test_the_heat_maps_are_darkest_where_the_result_or_a_head_is_most_wrong(shown: dict[str, list[Run]]) -> None:
     run = shown["causal-missing"][0]
     error = np.abs(run.wrong["logits"] - run.probe.oracle.expected["logits"]).max(axis=-1)

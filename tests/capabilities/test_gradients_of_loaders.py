@@ -183,8 +183,8 @@ def compared(folder: Path, *, is_stopped: bool) -> CapabilityResult:
         inner = Transformer(given.config, rngs=nnx.Rngs(0))
         load_parameters(inner, given.parameters, np.float32)
         if is_stopped:
-            attention: Any = inner.decoder.layers[1].self_attention
-            attention.query = Stopped(attention.query)
+            layer: Any = inner.decoder.layers[1]
+            layer.self_attention.query = Stopped(layer.self_attention.query)
         return Port(inner)
 
     probe = probes_with(given.config, given.parameters, "llama")["mixed"]

@@ -38,11 +38,11 @@ def shared() -> Iterator[IsolatedBuild]:
         yield build
 
 
-def checked(build: IsolatedBuild, name: str) -> Report:
+def checked(build: IsolatedBuild, name: str, **options: Any) -> Report:
     group = group_of(build)
     assert group is not None
     group.load(f"{PORTS}:{name}")
-    return check(build, "notes-lm", logits_only=True)
+    return check(build, "notes-lm", logits_only=True, **options)
 
 
 def children_of(groups_of: set[int]) -> list[str]:
@@ -98,7 +98,7 @@ def test_an_answer_that_is_none_is_one_sentence(shared: IsolatedBuild, name: str
 
 
 def test_a_replica_that_is_off_on_one_rank_diverges_though_the_first_is_right(shared: IsolatedBuild) -> None:
-    report = checked(shared, "off")
+    report = checked(shared, "off", quick=True)
     assert report.verdict == "diverges"
     assert [cause.mistake for fault in report.faults for cause in fault.causes] == ["replicas-differ"]
     assert "ranks 0 and 2 have different values of the replica logits" in report.faults[0].causes[0].says

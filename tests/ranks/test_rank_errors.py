@@ -99,6 +99,7 @@ def test_an_answer_that_is_none_is_one_sentence(shared: IsolatedBuild, name: str
 
 def test_a_replica_that_is_off_on_one_rank_diverges_though_the_first_is_right(shared: IsolatedBuild) -> None:
     report = checked(shared, "off", quick=True)
+    assert "RANK" not in os.environ, "the checker has no rank itself"
     assert report.verdict == "diverges"
     assert [cause.mistake for fault in report.faults for cause in fault.causes] == ["replicas-differ"]
     assert "ranks 0 and 2 have different values of the replica logits" in report.faults[0].causes[0].says
@@ -152,7 +153,6 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     [("quiet", "agrees", "they wrote no file"), ("twice", "diverges", "bias-on-every-rank")],
 )
 def test_a_program_is_run_on_every_rank_and_on_one(does: str, verdict: str, says: str, program: str) -> None:
-    assert "RANK" not in os.environ, "the checker has no rank itself"
     code, report, _ = ran("--command", f"{program} {does}", "--ranks", "2", "--preset", "notes-lm")
     assert (code, report["ranks"]["one_rank"]) == (verdict == "diverges", verdict)
     assert says in "\n".join([*report["not_compared"], *(fault["causes"][0]["mistake"] for fault in report["faults"])])

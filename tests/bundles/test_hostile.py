@@ -176,7 +176,7 @@ FILES: dict[str, Row] = {
         for name, size in {
             "max_length": 2**31 - 1,
             "source_vocab_size": 2**31 - 1,
-            "num_decoder_layers": 10_000,
+            "num_decoder_layers": 1_000,
             "feed_forward_dim": 2**31 - 1,
             "embed_dim": 2**30,
         }.items()

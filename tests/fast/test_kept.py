@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.check.test_check_report import PORT
 from tests.helpers import invoke, run_python
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -32,14 +33,6 @@ from transparity_conformance.oracle.reach.models import LogitsOracle
 from transparity_conformance.oracle.undetermined import hidden_positions
 from transparity_conformance.running.process.isolation import isolated_build
 from transparity_numpy.training.loss import cross_entropy
-
-PORT = """
-from transparity_numpy.port import build as of_reference
-
-def build(config, parameters):
-    forward = of_reference(config, parameters)
-    return lambda **tokens: forward(**tokens)["logits"]
-"""
 
 CONFIG = preset("notes-lm").resized()
 HIDDEN = preset("translation").resized()

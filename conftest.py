@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     if find_spec("transparity") is None:
         raise pytest.UsageError(ABSENT)
     parser.addoption("--every-case", action="store_true", help="Run long tests, and all cases of every test.")
-    parser.addoption("--deferred", action="store_true", help="Also run the tests of tests/deferred.json.")
+    parser.addoption("--deferred", action="store_true", help="Also run deferred tests and claims.")
     parser.addoption("--quick", action="store_true", help="Run one case of each test that takes little time.")
     parser.addoption("--record-durations", action="store_true", help="Write tests/durations.json.")
     parser.addoption("--benchmark", action="store_true", help="Run the benchmarks, and no tests unless they are named.")
@@ -121,6 +121,16 @@ LONG_CLAIMS = (
 """Parts of the names of claims that are long tests. For most long claims, a shorter claim makes a part of the same
 comparisons. Claims about `torch.compile` and about JAX without compilation have no shorter claim."""
 
+OF_FLOAT64 = ("layers.decoder_layer", "layers.encoder_layer", "forward.fast_logits", "generation.greedy")
+OF_FLOAT16 = (*OF_FLOAT64, "feed_forward.module", "attention.function")
+TWICE = tuple(
+    f"{claim}-flax-{dtype}-jit"
+    for dtype, claims in (("float64", (*OF_FLOAT64, "decoding.ragged_rows")), ("float16", OF_FLOAT16))
+    for claim in claims
+)
+"""Names of claims that `nox -s tests` defers, because it checks them in float32. In these two precisions, it checks the
+claims about precision, and shorter claims about the same functions."""
+
 ALWAYS = "decoding.single_row-flax-float32-eager"
 """The only claim about JAX without compilation that `nox -s tests` checks."""
 
@@ -174,8 +184,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seconds = {item: known.get(name_of(item.nodeid)[0], {}).get(name_of(item.nodeid)[1], 0.0) for item in items}
     if not config.getoption("--every-case") and not any("::" in argument for argument in config.args):
         kept = set(_of_session(items, seconds, quick=config.getoption("--quick")))
-        late = set() if config.getoption("--deferred") else deferred()
-        kept = {item for item in kept if item.nodeid not in late}
+        if not config.getoption("--deferred"):
+            late = deferred()
+            kept = {item for item in kept if item.nodeid not in late and not any(map(item.nodeid.count, TWICE))}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     together: defaultdict[str, float] = defaultdict(float)

@@ -87,7 +87,7 @@ def install_alone(session: nox.Session, group: str) -> None:
 def conformance(session: nox.Session) -> None:
     """Test every claim about every backend, and print the agreement matrix (the main job)."""
     install(session, "test")
-    suite = ["conformance/transparity_conformance", "-m", "not slow"]
+    suite = ["conformance/transparity_conformance", "-m", "not slow", "--deferred"]
     session.run("pytest", *suite, *PARALLEL, *session.posargs, env=quickly(session))
 
 

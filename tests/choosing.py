@@ -2,7 +2,7 @@
 
 | `python -m tests.choosing` | |
 |---|---|
-| `record` | runs the tests, and records the lines of each into `build/lines/`; claims are left out, they always run |
+| `record` | runs the tests, and records the lines of each into `build/lines/`; claims are left out |
 | `choose` | writes `tests/deferred.json`, the tests that only `nox -s nightly` runs |
 | `mutants` | changes lines of the checker, and prints the changes that only a deferred test notices |
 

@@ -13,10 +13,7 @@ import torch
 from tests.listening.common import is_same
 
 from meta.independent.model import Model
-from meta.pool.bug import View
-from meta.pool.judge import is_named, is_placed, place_of, says
-from meta.pool.port import pool, port_with
-from meta.pool.trials import Trial
+from meta.pool.port import port_with
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.capabilities.decoding.steps import StepRequest
@@ -64,29 +61,6 @@ def test_more_experts_that_are_chosen_are_found_where_what_follows_is_made_from_
     assert wrong(row, found) == {"feed_forward.router_chosen"}
     chosen = [value for tap, value in found.items() if tap.endswith("router_chosen")]
     assert chosen and all(np.all(each.sum(-1) == 3) for each in chosen)
-
-
-RIGHT: list[tuple[str, str, View, str]] = [
-    ("bloom", "embedding-scale-unwanted", "operations", ""),
-    ("modern-bert", "embedding-scale-unwanted", "operations", ""),
-    ("deepseek", "latent-norm-eps-small", "taps", ""),
-    ("qwen3-next", "gated-norm-delta-eps", "taps", ""),
-    ("mamba2", "gated-norm-ssm-eps", "taps", ""),
-    ("notes-lm", "dropout-active-embedding", "operations", "decoder.embedding"),
-    ("notes-lm", "dropout-active-weights", "operations", "decoder.layers.0.self_attention.weights"),
-    ("notes-lm", "dropout-active-sublayer", "operations", "decoder.layers.0.self_attention.output"),
-]
-"""The model, the bug, what the checker sees of the port, and the tap at which dropout is reported. A factor before a
-norm changes the result only through eps."""
-
-
-@pytest.mark.parametrize(("case", "id", "view", "place"), RIGHT, ids=str)
-def test_a_cause_that_operations_tell_is_named_and_placed(case: str, id: str, view: View, place: str) -> None:
-    bugs = (pool()[id],)
-    answer = Trial("fault", case, bugs, view).run()
-    assert is_named(bugs, answer) and is_placed(bugs, answer), says(answer)
-    assert all(fault["causes"] for fault in answer["faults"])
-    assert not place or place_of(answer["faults"][0]) == place
 
 
 LINES = {

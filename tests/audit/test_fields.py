@@ -68,13 +68,6 @@ def test_every_number_of_a_scaling_shows(number: str) -> None:
     assert shows(dataclasses.replace(scaled, before=ignoring), "float32")
 
 
-def test_a_default_of_its_own_for_a_missing_field_is_wrong(tmp_path: Path) -> None:
-    load = changed('c.get("rms_norm_eps", 1e-6)', 'c.get("rms_norm_eps", 1e-5)', tmp_path)
-    audit = audit_of(load, "llama", tmp_path, with_fields=True)
-    (wrong,) = (each for each in of(audit, "rms_norm_eps") if each.outcome != "followed")
-    assert (wrong.value, wrong.outcome) == ("absent", "wrong")
-
-
 @pytest.mark.long
 def test_the_fields_of_a_port_that_is_wrong_by_itself_wait(tmp_path: Path) -> None:
     load = changed("x = x + self.attention(self.norm1(x)", "x = x - self.attention(self.norm1(x)", tmp_path)

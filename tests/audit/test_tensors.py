@@ -142,13 +142,6 @@ def test_a_bias_of_zeros_that_no_file_has_is_no_fault(tmp_path: Path) -> None:
     assert faults(load, "qwen2", tmp_path) == {}
 
 
-def test_a_layer_that_has_the_weights_of_another_is_told_as_one(tmp_path: Path) -> None:
-    wrong = 'state |= {n.replace("blocks.0.", "blocks.1."): p for n, p in state.items() if n.startswith("blocks.0.")}'
-    found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
-    assert len(found) == 9
-    assert {each.says for each in found.values()} == {"never read: the port uses the tensors of layers.0 instead"}
-
-
 def test_a_tensor_that_the_family_does_not_need_is_not_left_out() -> None:
     config = example_config("bert")
     file = tensor_file("bert", config, "float32")

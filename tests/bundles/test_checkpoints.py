@@ -182,8 +182,13 @@ BUGS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_fault_is_found_in_its_layer_and_has_its_cause(bug: str, written: Path, tmp_path: Path) -> None:
+def test_a_fault_is_found_in_its_layer_and_has_its_cause(
+    bug: str, size: str, written: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if size == "large":
+        request.getfixturevalue("all_are_large")
     change, layer = BUGS[bug]
     report = compared(written, answered(written / "bundle", written / "checkpoint", **change), tmp_path / "a")
     assert report["verdict"] == "diverges" and layer in report["first_divergence"]
@@ -269,15 +274,6 @@ def test_the_script_of_the_page_answers_for_transformers(written: Path, tmp_path
     report = compared(written, load_file(answers), tmp_path / "a")
     assert report["verdict"] == "agrees"
     assert {item["tap"] for item in report["taps"]} == {"logits", "decoder.layers.0.output"}
-
-
-@pytest.mark.usefixtures("all_are_large")
-def test_a_fault_in_a_large_checkpoint_has_its_cause(tmp_path: Path) -> None:
-    written = bundled(tmp_path)
-    wrong = answered(written / "bundle", written / "checkpoint", parameters=exchange)
-    report = compared(written, wrong, tmp_path / "a")
-    assert report["verdict"] == "diverges" and "layers.1.feed_forward" in report["first_divergence"]
-    assert report["faults"][0]["causes"]
 
 
 def test_a_bundle_is_as_large_as_its_probes_and_not_as_its_checkpoint(tmp_path: Path) -> None:

@@ -13,25 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.bundles.test_bundle_sections import SMALL, answer
+from tests.bundles.test_bundle_sections import SMALL
 from tests.contract.test_hostile_files import LIES, entry, header
-from tests.helpers import tiny
 
-from meta.fuzz.strategies import damaged, examples
 from transparity.errors import TransparityError
 from transparity_conformance.exchange import manifest as manifests
-from transparity_conformance.exchange.bundle import ACTUAL, Bundle, bundle_probes
-from transparity_conformance.exchange.judging import judge_bundle
+from transparity_conformance.exchange.bundle import ACTUAL
 from transparity_conformance.exchange.manifest import MANIFEST, SECTIONS, digest, files_of, own_digest
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.exchange.writing import export_bundle
-from transparity_conformance.report.comparison import difference
 
 MEGABYTES = 300
 """The largest permitted growth of memory."""
-
-DAMAGED, JUDGED = 200, 20
-"""The number of damaged answers, of which `--every-case` tries ten times as many, and of judged ones."""
 
 Tensors = dict[str, np.ndarray]
 Change = Callable[[Path], object]
@@ -183,7 +176,7 @@ FILES: dict[str, Row] = {
         for name, size in {
             "max_length": 2**31 - 1,
             "source_vocab_size": 2**31 - 1,
-            "num_decoder_layers": 10_000,
+            "num_decoder_layers": 1_000,
             "feed_forward_dim": 2**31 - 1,
             "embed_dim": 2**30,
         }.items()
@@ -304,45 +297,3 @@ def test_answers_that_are_none_are_refused_in_one_sentence(sectioned: Path, tmp_
     rows = {name: (change, "") for name, (change, _) in ANSWERS.items()}
     cut = not_refused(rows, sectioned, tmp_path / "cut", lambda folder: read_actual(folder / ACTUAL, bundle, cut=True))
     assert not cut
-
-
-# with two features, a layer norm returns only signs, so gradients through it would be mostly rounding
-CONFIG = tiny(max_length=3, embed_dim=4)
-
-
-@pytest.fixture(scope="module")
-def exported_small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
-    folder = tmp_path_factory.mktemp("tiny") / "bundle"
-    probes = {name: probe for name, probe in bundle_probes("config", CONFIG).items() if name in ("one", "mixed")}
-    bundle = export_bundle(CONFIG, folder, probes, sections=SECTIONS)
-    save_file(answer(folder), folder / ACTUAL)
-    return folder, bundle
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("file", "cut"), [("expected.safetensors", True), (ACTUAL, False)])
-def test_damaged_answers_are_refused_or_judged(
-    file: str, cut: bool, tmp_path: Path, exported_small: tuple[Path, Bundle], pytestconfig: pytest.Config
-) -> None:
-    folder, bundle = exported_small
-    path, right, judged, refused = tmp_path / ACTUAL, load_file(folder / file), 0, 0
-    shutil.copy(folder / file, path)
-    assert judge_bundle(bundle, read_actual(path, bundle)).verdict == "agrees"
-    count = DAMAGED * (10 if pytestconfig.getoption("--every-case") else 1)
-    for changed in examples(damaged((folder / file).read_bytes()), count):
-        path.write_bytes(changed)
-        try:
-            said = read_actual(path, bundle, cut=cut)
-        except TransparityError:
-            refused += 1
-            continue
-        flat = {f"{probe}/{name}": value for probe, of in said.items() for name, value in of.items()}
-        assert all(value.shape == right[name].shape for name, value in flat.items())
-        if judged < JUDGED:
-            judged += 1
-            report = judge_bundle(bundle, said, budget=0)
-            budget = max([*(tap.budget for tap in report.measured), *(claim.budget for claim in report.claims), 0])
-            with np.errstate(invalid="ignore"):  # a changed number may be a signaling NaN
-                near = all(difference(flat[name], right[name]) <= 2 * budget for name in flat)
-            assert near or report.verdict != "agrees"
-    assert min(judged, refused) >= JUDGED // 2

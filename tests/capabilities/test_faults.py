@@ -1,9 +1,10 @@
-"""Test that every fault of every capability is found and named; correct ports agree, and malformed answers do not."""
+"""Test wrong answers of capabilities: an unknown fault has no name, a number is fitted, and a wrong form diverges. The
+pool `independent` measures how often the checker names known faults."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,22 +17,13 @@ from transparity_conformance.capabilities.capability import BuiltPort, Capabilit
 from transparity_conformance.capabilities.decoding.generation import BEAMS, GENERATION
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.faults import (
-    BEAM_FAULTS,
-    CACHE_FAULTS,
     FAULTS,
-    GREEDY_FAULTS,
-    LOSS_FAULTS,
-    OPTIMIZER_FAULTS,
-    RAGGED_FAULTS,
-    SAMPLING_FAULTS,
     Edited,
-    SimulatedFault,
     edited,
 )
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
 from transparity_conformance.capabilities.table import compare_capability
-from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import CapabilityResult
@@ -49,10 +41,7 @@ Build = Callable[[TransformerConfig, Arrays], Any]
 TRAINED = dataclasses.replace(preset("notes-lm"), qkv_bias=True)
 """A configuration with key biases, whose gradients are 0; parameters with zero gradients must not hide a fault."""
 
-CONFIGS = {name: preset(name).resized() for name in PRESETS} | {
-    "trained": TRAINED,
-    **{family: example_config(family) for family in ("llama", "qwen3_next", "mamba2")},
-}
+CONFIGS = {name: preset(name).resized() for name in PRESETS} | {"trained": TRAINED}
 
 
 class Offering:
@@ -104,37 +93,6 @@ def generating(simulate: Simulate, *, greedy_too: bool = False) -> Build:
     return offering(make)
 
 
-def searching(simulate: Simulate) -> Build:
-    def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
-        def search(
-            prompt: np.ndarray, steps: int, beams: int, source: np.ndarray | None = None, length_penalty: float = 0.0
-        ) -> tuple[np.ndarray, np.ndarray]:
-            named: dict[str, Any] = {"length_penalty": length_penalty, "source": source}
-            searched: tuple[np.ndarray, np.ndarray] = simulate(config, parameters, prompt, steps, beams, **named)
-            return searched
-
-        return {"beam_search": search}
-
-    return offering(make)
-
-
-def stepping(simulate: Simulate) -> Build:
-    """Return a port with simulated steps, whose cache is the list of tokens so far."""
-
-    def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
-        def step(tokens: np.ndarray, cache: Any, source: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
-            shown, sizes = ({"source": source} if source is not None else {}, ()) if cache is None else cache
-            name = config.input_names[-1]
-            shown = shown | {name: np.concatenate([*([shown[name]] if name in shown else []), tokens], 1)}
-            sizes = (*sizes, tokens.shape[1])
-            logits = simulate(config, forward.parameters, shown, sizes)
-            return logits[:, -tokens.shape[1] :].astype(np.float32), (shown, sizes)
-
-        return {"step": step}
-
-    return offering(make)
-
-
 def learning(how: Simulate) -> Build:
     def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
         given = {name: value.astype(np.float32) for name, value in parameters.items()}
@@ -154,64 +112,6 @@ def found_in(row: Capability, build: Build, name: str, dtype: str = "float32") -
     return compare_capability(row, BuiltPort(build, port), ForwardPass({"mixed": probe}, logits, dtype))
 
 
-OF_ROTATIONS = [
-    how.says for how in CACHE_FAULTS if how.says.startswith(("queries begin at position 0", "keys are kept before"))
-]
-OF_STATES = [how.says for how in CACHE_FAULTS if how.id == "cache-state"]
-CACHED = ["translation", "pre-norm", "notes-lm", "notes-attention", "shared-heads", "llama", "qwen3_next", "mamba2"]
-
-
-def shows(how: SimulatedFault, name: str) -> bool:
-    config = CONFIGS[name]
-    needs = {
-        "padding in the cache is visible": config.has_decoder and config.decoder_mask == "causal-and-padding",
-        "padding in the source is visible": config.has_encoder and config.pad_id is not None,
-        **dict.fromkeys(OF_ROTATIONS, config.positions == "rotary"),
-        **dict.fromkeys(OF_STATES, name == "qwen3_next" or (name == "mamba2" and how.says == OF_STATES[0])),
-    }
-    if name in ("llama", "qwen3_next", "mamba2") and how.says not in (*OF_ROTATIONS, *OF_STATES):
-        return False
-    if not config.has_decoder or (how.id == "generation-stop" and config.eos_id is None):  # rows never end
-        return False
-    return needs.get(how.says, True)
-
-
-def distinct(faults: Iterable[SimulatedFault]) -> list[SimulatedFault]:
-    found: dict[str, SimulatedFault] = {}
-    for how in faults:
-        found.setdefault(how.says, how)
-    return list(found.values())
-
-
-TABLES: dict[str, tuple[Capability, Sequence[SimulatedFault], Callable[[Simulate], Build], list[str]]] = {
-    "loss": (LOSS, LOSS_FAULTS, with_loss, ["translation", "notes-lm"]),
-    "generate": (GENERATION, GREEDY_FAULTS, lambda how: generating(how, greedy_too=True), list(PRESETS)),
-    "generate.sampling": (GENERATION, SAMPLING_FAULTS, generating, ["notes-lm"]),
-    "generate.lengths": (GENERATION, RAGGED_FAULTS, generating, ["translation"]),
-    "beam_search.length_penalty": (BEAMS, BEAM_FAULTS, searching, ["translation"]),
-    "step": (STEPS, distinct(CACHE_FAULTS), stepping, CACHED),
-    "train": (TRAINING, OPTIMIZER_FAULTS, learning, ["trained"]),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("claim", TABLES)
-def test_every_fault_is_named(claim: str, pytestconfig: pytest.Config) -> None:
-    row, faults, build, names = TABLES[claim]
-    every = pytestconfig.getoption("--every-case")
-    for number, how in enumerate(faults):
-        acting = [name for name in names if shows(how, name)]
-        assert acting, how.says
-        for name in acting if every else [acting[number % len(acting)]]:
-            assert_named(claim, how, found_in(row, build(how.simulate), name))
-
-
-def test_a_fault_of_each_kind_is_named() -> None:
-    for claim, (row, faults, build, names) in TABLES.items():
-        if claim != "train":  # training takes long
-            assert_named(claim, faults[1], found_in(row, build(faults[1].simulate), names[0]))
-
-
 def test_every_edit_has_one_place_in_the_reference() -> None:
     faults = [how for name, row in FAULTS.items() if name != "sharding" for how in row]
     assert all(isinstance(how.simulate, Edited) and how.simulate.edits and how.simulate.run for how in faults)
@@ -219,12 +119,6 @@ def test_every_edit_has_one_place_in_the_reference() -> None:
         edited((("cross entropy", ""),), "training.loss.cross_entropy")
     with pytest.raises(ValueError, match="2 times; expected once"):
         edited((("config.filling_id", ""),), "decoding.generation.generate")
-
-
-def assert_named(claim: str, how: SimulatedFault, found: CapabilityResult) -> None:
-    fault = found.faults[-1]
-    said = (fault.where, [cause.says for cause in fault.causes], fault.indistinguishable)
-    assert said == (claim, [how.says], ()), how.says
 
 
 UNKNOWN: dict[str, tuple[Capability, Build, str, str]] = {

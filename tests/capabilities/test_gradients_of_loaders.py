@@ -94,41 +94,6 @@ def test_a_model_for_inference_has_no_gradients_to_compare(way: str, tmp_path: P
     assert len(lines(report)) == 1 and lines(report)[0].endswith(NO_GRAPH)
 
 
-class Packed(torch.nn.Module):
-    """A model with one transposed matrix for queries, keys and values, under a name of its own."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.inner = [model]  # a list, so that the inner parameters are not registered
-        self.names = list(dict(model.named_parameters()))
-        packed = {name for name in self.names if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))}
-        weights = dict(model.named_parameters())
-        self.own = torch.nn.ParameterDict()
-        for layer in range(len(model.model.layers)):
-            rows = [weights[name] for name in self._projections(layer)]
-            self.own[f"packed_{layer}"] = torch.nn.Parameter(torch.cat(rows).T.contiguous().detach().clone())
-        self.sizes = [len(weights[name]) for name in self._projections(0)]
-        self.others = [name for name in self.names if name not in packed]
-        for index, name in enumerate(self.others):
-            self.own[f"other_{index}"] = torch.nn.Parameter(weights[name].detach().clone())
-
-    def _projections(self, layer: int) -> list[str]:
-        return [f"model.layers.{layer}.self_attn.{each}_proj.weight" for each in "qkv"]
-
-    def forward(self, input_ids: Any) -> Any:
-        (model,) = self.inner
-        state = {name: self.own[f"other_{index}"] for index, name in enumerate(self.others)}
-        for layer in range(len(model.model.layers)):
-            parts = self.own[f"packed_{layer}"].T.split(self.sizes)
-            state |= dict(zip(self._projections(layer), parts, strict=True))
-        return torch.func.functional_call(model, state, (input_ids,), {"use_cache": False}).logits
-
-
-def test_parameters_of_other_names_and_forms_are_told_by_their_numbers(tmp_path: Path) -> None:
-    report = checked(tmp_path / "model", Packed)
-    assert (report.verdict, claim(report), lines(report)) == ("agrees", "agrees", []), as_text([report])
-
-
 @pytest.mark.long
 def test_the_gradient_of_a_tied_table_is_the_sum_over_its_copies(tmp_path: Path) -> None:
     def untied(model: Any) -> Any:
@@ -189,38 +154,27 @@ def test_numbers_are_found_as_rows_and_columns() -> None:
     assert not found_by_rows(wanted, {"twice": np.concatenate([packed, packed])})
 
 
+class Stopped(nnx.Module):
+    """A layer whose result has no gradient."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+
+    def __call__(self, x: Any) -> Any:
+        return jax.lax.stop_gradient(self.layer(x))
+
+
 class Port(nnx.Module):
-    """A model with one argument and query kernels with the axes (embed, heads, head_dim)."""
+    """A model with one argument."""
 
-    def __init__(self, inner: Transformer, change: Callable[[Any], Any]) -> None:
-        self.inner, self.change = inner, change
-        self.queries = nnx.List(
-            [
-                nnx.Param(self._kernel(layer)[...].reshape(inner.config.embed_dim, -1, inner.config.head_dim))
-                for layer in range(2)
-            ]
-        )
-        for layer in range(2):
-            del self._query(layer).kernel
-
-    def _query(self, layer: int) -> Any:
-        found: Any = self.inner.decoder.layers[layer]
-        return found.self_attention.query
-
-    def _kernel(self, layer: int) -> Any:
-        return self._query(layer).kernel
+    def __init__(self, inner: Transformer) -> None:
+        self.inner = inner
 
     def __call__(self, tokens: Any) -> Any:
-        for layer, query in enumerate(self.queries):
-            flat = self.change(query[...].reshape(query.shape[0], -1))
-            self._query(layer).kernel = nnx.Param(flat)
-        logits = self.inner(tokens=tokens)
-        for layer in range(2):
-            del self._query(layer).kernel
-        return logits
+        return self.inner(tokens=tokens)
 
 
-def compared(folder: Path, change: Callable[[Any], Any]) -> CapabilityResult:
+def compared(folder: Path, *, is_stopped: bool) -> CapabilityResult:
     config = example_config("llama")
     export_checkpoint("llama", config, probe_parameters(config, 3), folder)
     given = import_checkpoint(folder)
@@ -228,7 +182,10 @@ def compared(folder: Path, change: Callable[[Any], Any]) -> CapabilityResult:
     def load(folder: str) -> Any:
         inner = Transformer(given.config, rngs=nnx.Rngs(0))
         load_parameters(inner, given.parameters, np.float32)
-        return Port(inner, change)
+        if is_stopped:
+            layer: Any = inner.decoder.layers[1]
+            layer.self_attention.query = Stopped(layer.self_attention.query)
+        return Port(inner)
 
     probe = probes_with(given.config, given.parameters, "llama")["mixed"]
     with loaded_here(load, "llama") as build:
@@ -238,13 +195,13 @@ def compared(folder: Path, change: Callable[[Any], Any]) -> CapabilityResult:
 
 @pytest.mark.long
 def test_gradients_of_a_loaded_module_agree(tmp_path: Path) -> None:
-    found = compared(tmp_path / "model", lambda value: value)
+    found = compared(tmp_path / "model", is_stopped=False)
     assert [(claim.id, claim.verdict) for claim in found.claims if claim.id == "gradients"] == [("gradients", "agrees")]
     assert not [line for line in found.not_compared if line.startswith("gradients")], found.not_compared
 
 
 def test_a_value_whose_gradient_is_stopped_diverges(tmp_path: Path) -> None:
-    found = compared(tmp_path / "model", jax.lax.stop_gradient)
+    found = compared(tmp_path / "model", is_stopped=True)
     assert found.faults[-1].where.endswith("self_attention.query.weight")
 
 

@@ -11,11 +11,9 @@ import pytest
 from tests.capabilities.test_faults import first_probe, found_in, generating, offering
 
 from transparity.config import TransformerConfig
-from transparity.protocol import Backend
 from transparity.sampling import Sampling
 from transparity_conformance import check
 from transparity_conformance.capabilities.decoding.generation import (
-    BEAMS,
     GENERATION,
     simulated_beams,
     simulated_tokens,
@@ -28,7 +26,6 @@ from transparity_conformance.capabilities.decoding.teacher_forcing import (
     true_scores,
 )
 from transparity_conformance.capabilities.faults import BEAM_FAULTS
-from transparity_conformance.capabilities.learning.training import TRAINING
 from transparity_conformance.capabilities.requests import (
     Request,
     beam_requests,
@@ -49,15 +46,6 @@ def test_what_is_asked_of_beams_is_no_tie(preset: str) -> None:
     for request in (*beam_requests(first_probe(preset)).first, *penalty_requests(first_probe(preset)).first):
         tokens, _ = simulated_beams(beam_search, request)
         assert margins(request).min() > 10 * true_scores(request, tokens).budget("scores", "float32")
-
-
-def test_our_backends_agree_in_all_that_they_do(backend: Backend) -> None:
-    rows = {GENERATION: "notes-lm", BEAMS: "notes-lm", TRAINING: "trained"}
-    for row, name in rows.items():
-        found = found_in(row, lambda config, parameters: backend(config, parameters, dtype="float32"), name)
-        assert (found.faults, found.not_compared) == ((), ())
-        expected = [(way.claim, "agrees") for way in row.ways]
-        assert [(claim.id, claim.verdict) for claim in found.claims] == expected
 
 
 def takes_no_keywords(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -81,14 +81,6 @@ def test_describe_takes_any_configuration(tmp_path: Path) -> None:
     assert refused(invoke("describe", path)) == f"{path} is not JSON: it is not UTF-8."
 
 
-@pytest.mark.long
-def test_any_configuration_is_checked(tmp_path: Path) -> None:
-    path, answers = tmp_path / "mine.json", tmp_path / "answers.json"
-    path.write_text(preset("notes-lm").resized(num_decoder_layers=1).to_json())
-    assert invoke("check", REFERENCE, "--config", path, "--json", answers).exit_code == 0
-    assert [report["preset"] for report in json.loads(answers.read_text())] == ["config"]
-
-
 def test_a_port_imports_modules_of_its_folder(ports: Path) -> None:
     (ports.parent / "main_port.py").write_text("from ports import right as build\n")
     assert invoke("check", f"{ports.parent / 'main_port.py'}:build", "--preset", "notes-lm").exit_code == 0
@@ -136,13 +128,6 @@ def test_a_bundle_is_exported_and_compared(tmp_path: Path) -> None:
     assert (report["preset"], report["verdict"], report["dtype"]) == ("notes-lm", "agrees", "bfloat16")
     shutil.copy(folder / "expected.safetensors", folder / "manifest.json")
     assert "is not JSON" in refused(invoke("compare", folder, folder / "expected.safetensors"))
-
-
-def test_a_program_is_checked(tmp_path: Path) -> None:
-    script = tmp_path / "port.py"
-    script.write_text("import shutil, sys\nshutil.copy(sys.argv[1] + '/expected.safetensors', sys.argv[2])\n")
-    command = f"'{sys.executable}' '{script}'"
-    assert invoke("check", "--command", command, "--preset", "notes-lm").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -161,11 +161,8 @@ def test_a_preset_that_does_not_exist(name: Any) -> None:
 def test_a_size_that_resized_cannot_use(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"^embed_dim is "):
         CONFIG.resized(embed_dim=value)
-
-
-def test_a_size_that_no_configuration_has() -> None:
     with pytest.raises(ConfigError, match=r"^resized\(\) was given heads, which no configuration has\.$"):
-        CONFIG.resized(heads=3)
+        CONFIG.resized(heads=value)
 
 
 def test_a_decoder_has_all_its_relative_buckets_for_one_direction() -> None:

@@ -22,22 +22,17 @@ AT_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_sl
 
 @AT_ANY_SPEED
 @given(configs())
-def test_json_gives_back_the_same_configuration(config: TransformerConfig) -> None:
+def test_json_gives_back_the_same_configuration_and_is_json_to_everyone(config: TransformerConfig) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
     assert TransformerConfig.from_json(config.to_json()) == config
+    assert set(json.loads(config.to_json(), parse_constant=refuse)) == set(FIELD_TYPES)
 
 
 @for_each("config", [*CASES.values(), IMAGES, AUDIO])
 def test_json_gives_back_every_case(config: TransformerConfig) -> None:
     assert TransformerConfig.from_json(config.to_json()) == config
-
-
-@AT_ANY_SPEED
-@given(configs())
-def test_json_is_json_to_everyone(config: TransformerConfig) -> None:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    assert set(json.loads(config.to_json(), parse_constant=refuse)) == set(FIELD_TYPES)
 
 
 def test_minus_infinity_has_a_name_in_json() -> None:
@@ -52,17 +47,14 @@ def test_fields_that_json_leaves_out_have_their_defaults() -> None:
     assert config == TransformerConfig(architecture="decoder", target_vocab_size=9)
 
 
-def test_a_configuration_is_frozen() -> None:
+def test_a_configuration_is_frozen_and_a_key() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         preset("translation").embed_dim = 8  # type: ignore[misc]
-
-
-def test_a_configuration_is_a_key() -> None:
     assert len({preset(name) for name in PRESETS} | {preset(name) for name in PRESETS}) == len(PRESETS)
 
 
 @for_each("name", PRESETS)
-def test_resized_changes_sizes_alone(name: str) -> None:
+def test_resized_changes_only_sizes_and_tells_axes_apart(name: str) -> None:
     config, small = preset(name), preset(name).resized()
     sizes = {"source_vocab_size", "target_vocab_size", "max_length", "embed_dim", "num_heads", "feed_forward_dim"}
     sizes |= {"num_encoder_layers", "num_decoder_layers"}
@@ -70,36 +62,21 @@ def test_resized_changes_sizes_alone(name: str) -> None:
     assert {field for field in before if before[field] != after[field]} <= sizes
     assert small.feed_forward_dim * config.embed_dim == config.feed_forward_dim * small.embed_dim
     assert small.num_heads > 1
-
-
-@for_each("name", PRESETS)
-def test_resized_tells_axes_apart(name: str) -> None:
-    small = preset(name).resized()
-    sizes = [small.max_length, small.embed_dim, small.num_heads, small.head_dim]
-    sizes += [small.stack_vocab_size(small.input_stack(stack)) for stack in small.input_names]
-    assert len(set(sizes)) == len(sizes)
-
-
-@for_each("name", PRESETS)
-def test_resized_takes_sizes_by_name(name: str) -> None:
-    small = preset(name).resized(embed_dim=20, num_heads=5, max_length=7, dropout=0.5)
-    assert (small.embed_dim, small.num_heads, small.max_length, small.dropout) == (20, 5, 7, 0.5)
+    axes = [small.max_length, small.embed_dim, small.num_heads, small.head_dim]
+    axes += [small.stack_vocab_size(small.input_stack(stack)) for stack in small.input_names]
+    assert len(set(axes)) == len(axes)
+    named = config.resized(embed_dim=20, num_heads=5, max_length=7, dropout=0.5)
+    assert (named.embed_dim, named.num_heads, named.max_length, named.dropout) == (20, 5, 7, 0.5)
 
 
 def test_what_a_document_does_by_mistake_is_said() -> None:
-    assert "masked scores are replaced by -1e-20, which hides nothing (paper: −∞, §3.2.3)" in departures(
-        preset("walkthrough")
-    )
+    hides = "masked scores are replaced by -1e-20, which hides nothing (paper: −∞, §3.2.3)"
     scaled = "scores are divided by √embed_dim = 22.6, not by √head_dim = 8 (§3.2.1)"
-    assert scaled in departures(preset("translation"))
-    assert scaled not in departures(preset("walkthrough"))
+    said = {name: departures(preset(name)) for name in ("walkthrough", "translation")}
+    assert hides in said["walkthrough"] and scaled in said["translation"] and scaled not in said["walkthrough"]
 
 
 PAPER = dataclasses.replace(preset("pre-norm"), norm="layer", norm_position="post", memory_norm=False, final_norm=False)
-
-
-def test_the_paper_does_not_depart_from_itself() -> None:
-    assert departures(PAPER) == []
 
 
 DEPARTS: dict[str, list[Any]] = {
@@ -138,6 +115,7 @@ DEPARTS: dict[str, list[Any]] = {
 @for_each(("field", "value"), [(field, value) for field in DEPARTS for value in DEPARTS[field]])
 def test_what_is_otherwise_than_in_the_paper_is_said_once(field: str, value: Any) -> None:
     changes: dict[str, Any] = {field: value}
+    assert departures(PAPER) == []
     assert len(departures(dataclasses.replace(PAPER, **changes))) == 1
 
 
@@ -188,14 +166,10 @@ def test_configurations_with_kinds_of_layers_are_hashable_and_json() -> None:
     assert dataclasses.replace(GEMMA_3, layer_overrides={"full": {"rope_theta": 1e6}}) != GEMMA_3
 
 
-def test_kinds_that_differ_in_nothing_are_none() -> None:
+def test_kinds_that_differ_in_nothing_are_none_and_a_probe_has_a_layer_of_each_kind() -> None:
     assert dataclasses.replace(GEMMA_3, layer_overrides={}).layer_types == ()
     assert dataclasses.replace(GEMMA_3, layer_overrides={"full": {"rope_theta": 1e4}}).layer_types == ()
-    twice = dataclasses.replace(GEMMA_3, layer_types=GEMMA_3.layer_types * 2)
-    assert twice == GEMMA_3
-
-
-def test_a_probe_has_a_layer_of_each_kind() -> None:
+    assert dataclasses.replace(GEMMA_3, layer_types=GEMMA_3.layer_types * 2) == GEMMA_3
     small = GEMMA_3.resized()
     assert small.layer_types == ("sliding", "full")
     assert small.for_layer("decoder", 1).rope_theta == 1e6

@@ -116,7 +116,7 @@ def text_of(folder: str, *names: str) -> str:
 def mentioned(text: str) -> frozenset[str]:
     """Return the attributes, quoted words and keywords in a text."""
     return frozenset(
-        word for form in (r"\.(\w+)", r"[\"'](\w+)(?=[\"'])", r"(\w+)=") for word in re.findall(form, text)
+        word for form in (r"\.(\w++)", r"[\"'](\w++)(?=[\"'])", r"\b(\w++)=") for word in re.findall(form, text)
     )
 
 

@@ -38,19 +38,12 @@ DANGEROUS = {
 
 
 @for_each("text", DANGEROUS.values())
-def test_text_is_one_printable_line(text: str) -> None:
-    line = safe(text, 80)
-    assert line.isprintable()
-    assert len(line) <= 80
+def test_text_is_one_printable_line_and_an_error_is_one_printable_sentence(text: str) -> None:
+    line, says = safe(text, 80), str(TransparityError(f"{text} is no file; expected another."))
+    assert line.isprintable() and says.isprintable()
+    assert len(line) <= 80 and len(says) <= SENTENCE
     assert safe(line, 80) == line, "`safe` must not change its own output"
     assert line.encode()
-
-
-@for_each("text", DANGEROUS.values())
-def test_an_error_is_one_printable_sentence(text: str) -> None:
-    says = str(TransparityError(f"{text} is no file; expected another."))
-    assert says.isprintable()
-    assert len(says) <= SENTENCE
     assert says.endswith("; expected another.")
 
 
@@ -66,9 +59,9 @@ def test_a_report_is_printable_in_every_form(tmp_path: Path, text: str) -> None:
     assert "<script>alert" not in as_html([report])
 
 
-def test_words_are_as_they_were() -> None:
-    assert safe("embed_dim is 7 – √embed_dim would be right.") == "embed_dim is 7 – √embed_dim would be right."
-    assert safe("日本語 naïve") == "日本語 naïve"
+@for_each("words", ["embed_dim is 7 – √embed_dim would be right.", "日本語 naïve"])
+def test_words_are_as_they_were(words: str) -> None:
+    assert safe(words) == words
 
 
 class Stranger:
@@ -131,13 +124,10 @@ def test_a_usual_value_is_its_repr(value: Any) -> None:
     assert shown(value) == repr(value)
 
 
-def test_the_reason_of_an_error_is_one_clause() -> None:
+def test_the_reason_of_an_error_is_one_clause_and_of_many_names_the_first_are_listed() -> None:
     assert reason(OSError(36, "File name too long", "x" * 1000)) == "File name too long"
     assert reason(ValueError("one. two. three.")) == "one"
     assert reason(ValueError()) == "ValueError"
-
-
-def test_of_many_names_the_first_are_listed() -> None:
     assert listed(["a", "b"]) == "a, b"
     assert listed([f"n{i}" for i in range(1000)]) == "n0, n1, n2, n3, n4, n5, … (994 more)"
 

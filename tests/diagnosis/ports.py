@@ -11,27 +11,20 @@ from transparity.config import TransformerConfig
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.transformer import transformer
 
-Carry = Callable[[TransformerConfig, Arrays], Arrays]
-"""Maps the configuration and the correct parameters to the parameters that change."""
-
 Change = Callable[[TransformerConfig, str, np.ndarray], np.ndarray]
 """Maps the configuration, a tap and its value to a new value."""
 
 
 def port(
-    carry: Carry = lambda config, parameters: {},
     change: Change = lambda config, name, value: value,
     shown: Change = lambda config, name, value: value,
 ) -> Callable[..., Any]:
     """Return the `build` of a port with changes.
 
-    `carry` changes parameters, `change` the values that the port computes with, and `shown` only the returned
-    values.
+    `change` changes the values that the port computes with, and `shown` only the returned values.
     """
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Mapping[str, np.ndarray]]:
-        changed = parameters | carry(config, parameters)
-
         def forward(**tokens: Any) -> Mapping[str, np.ndarray]:
             taps = Arrays()
 
@@ -40,7 +33,7 @@ def port(
                 taps[name] = shown(config, name, value)
                 return value
 
-            transformer(config, changed, tap=tap, **tokens)
+            transformer(config, parameters, tap=tap, **tokens)
             return taps
 
         return forward

@@ -4,13 +4,12 @@ accepted as such a form, and no right value is reported next to another fault.""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.diagnosis.ports import Carry, Change, port
+from tests.diagnosis.ports import Change, port
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
@@ -20,7 +19,6 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.locate import is_equivalent
 from transparity_conformance.diagnosis.thresholds import EQUIVALENT_ULPS
 from transparity_conformance.oracle.budgets import epsilon
-from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes
 from transparity_conformance.oracle.undetermined import right_mask, undetermined_positions
@@ -89,44 +87,6 @@ def test_only_what_is_wrong_is_reported(change: Change, wrong: set[str]) -> None
     assert report.verdict == "diverges"
     assert {fault.where.rpartition(".")[2] for fault in report.faults} <= wrong
     assert {fault.where.split(".")[2] for fault in report.faults} == {"0", "1"}
-
-
-def test_scores_that_are_scaled_later_agree() -> None:
-    report = check(port(shown=unscaled), config=example_config("llama"))
-    assert report.verdict == "agrees"
-    assert "decoder.layers.0.self_attention.scores has an equivalent form" in " ".join(report.notes)
-
-
-READERS = {"self_attention_norm": ("query", "key", "value"), "feed_forward_norm": ("gate", "up")}
-CONFIG = dataclasses.replace(CASES["llama"], tied_head=False)
-
-
-def folded(skipped: str = "") -> Carry:
-    """Return a change that multiplies norm gains into the next weights, except the gain `skipped`."""
-
-    def carry(config: TransformerConfig, parameters: Arrays) -> Arrays:
-        changed = Arrays()
-        for name in [name for name in parameters if name.endswith("_norm.weight")]:
-            scope, norm = name.removesuffix(".weight").rpartition(".")[::2]
-            readers = [f"{scope}.{norm.removesuffix('_norm')}.{role}.weight" for role in READERS.get(norm, ())]
-            for reader in ["head.weight"] if norm == "final_norm" else readers:
-                if reader != skipped:
-                    changed[reader] = (parameters[reader].astype(np.float64) * parameters[name]).astype(np.float32)
-            changed[name] = np.ones_like(parameters[name])
-        return changed
-
-    return carry
-
-
-def test_gains_folded_into_the_weights_agree() -> None:
-    report = check(port(folded()), config=CONFIG)
-    assert report.verdict == "agrees", [(fault.where, fault.causes) for fault in report.faults]
-    assert any("self_attention_norm has an equivalent form" in note for note in report.notes)
-
-
-@pytest.mark.parametrize("skipped", ["decoder.layers.1.feed_forward.up.weight", "head.weight"])
-def test_a_gain_that_is_folded_nowhere_is_missing(skipped: str) -> None:
-    assert check(port(folded(skipped)), config=CONFIG, budget=0).verdict == "diverges"
 
 
 Weigh = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]

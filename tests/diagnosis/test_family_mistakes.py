@@ -48,30 +48,12 @@ PAIRS: list[tuple[str, tuple[str, ...], View]] = [
 ]
 """Pairs of faults, some with a fitted value or an equivalent fault, and faults outside the catalogue."""
 
-SINGLE: list[tuple[str, str, View]] = [
-    *(
-        ("notes-lm", id, view)
-        for id in (
-            *("weight-duplicated-query", "weight-swapped-query-key", "norm-duplicated-self-attention"),
-            *("norm-swapped-two-sublayers", "packed-order-laid-by-head", "layer-shared-first"),
-        )
-        for view in ("taps", "logits")
-    ),
-    *(
-        ("vit", f"patch-{id}", "taps")
-        for id in ("order-columns", "layout-columns-of-pixels", "layout-channels-last", "layout-blue-first")
-    ),
-]
-
 
 @pytest.mark.parametrize(
     "trial",
     [
-        *(
-            Trial("pair" if len(ids) == 2 else "uncatalogued", case, tuple(pool()[id] for id in ids), view)
-            for case, ids, view in PAIRS
-        ),
-        *(Trial("fault", case, (pool()[id],), view) for case, id, view in SINGLE),
+        Trial("pair" if len(ids) == 2 else "uncatalogued", case, tuple(pool()[id] for id in ids), view)
+        for case, ids, view in PAIRS
     ],
     ids=str,
 )

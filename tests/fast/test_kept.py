@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.check.test_check_report import PORT
 from tests.helpers import invoke, run_python
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -32,14 +33,6 @@ from transparity_conformance.oracle.reach.models import LogitsOracle
 from transparity_conformance.oracle.undetermined import hidden_positions
 from transparity_conformance.running.process.isolation import isolated_build
 from transparity_numpy.training.loss import cross_entropy
-
-PORT = """
-from transparity_numpy.port import build as of_reference
-
-def build(config, parameters):
-    forward = of_reference(config, parameters)
-    return lambda **tokens: forward(**tokens)["logits"]
-"""
 
 CONFIG = preset("notes-lm").resized()
 HIDDEN = preset("translation").resized()
@@ -287,8 +280,11 @@ SAYS = """
 import os
 
 def build(config, parameters):
-    import jax
-    raise RuntimeError(f"{len(jax.devices())} devices, {len(os.environ.get('XLA_FLAGS', '').split())} flags")
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    if flags:
+        import jax
+        jax.devices()  # JAX ends the process if it does not know a flag
+    raise RuntimeError(f"{len(flags)} flags")
 """
 
 
@@ -304,9 +300,9 @@ def test_only_small_models_are_compiled_without_slow_passes(tmp_path: Path, monk
         return str(raised.value)
 
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    assert f"{len(cache.QUICKLY)} flags" in said(is_small=True) and "0 flags" in said(is_small=False)
+    assert f" {len(cache.QUICKLY)} flags" in said(is_small=True) and " 0 flags" in said(is_small=False)
     monkeypatch.setenv("XLA_FLAGS", "")
-    assert "0 flags" in said(is_small=True)
+    assert " 0 flags" in said(is_small=True)
     monkeypatch.setattr(cache, "KNOW_FLAGS", ("0.0.",))
     assert cache.quickly() == {}
 
@@ -336,22 +332,33 @@ def load(folder):
 """
 
 
-def test_only_small_models_are_computed_with_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expect one thread in the checker and in the port, and the user's own number to replace it."""
-    (tmp_path / "says.py").write_text(SAYS_THREADS)
-    (tmp_path / "config.json").write_text(CONFIG.to_json())
+@pytest.mark.parametrize(
+    ("port", "options", "number", "of_port", "of_numpy"),
+    [
+        ("build", ("--preset", "notes-lm"), "", "1", ["[1]"]),
+        ("build", ("--preset", "notes-lm"), "2", "2", ["[2]", "[1]"]),  # or as many as the machine has
+        ("build", ("--config", "config.json"), "", "None", None),
+        ("load", ("--family", "llama", "--set", "vocab_size=99"), "", "None", None),
+    ],
+)
+def test_only_small_models_are_computed_with_one_thread(
+    port: str,
+    options: tuple[str, ...],
+    number: str,
+    of_port: str,
+    of_numpy: list[str] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Expect one thread in the checker and in the port, and the user's own `number` to replace it."""
+    monkeypatch.chdir(tmp_path)
+    Path("says.py").write_text(SAYS_THREADS)
+    Path("config.json").write_text(CONFIG.to_json())
     for name in threads.THREADS:
         monkeypatch.delenv(name, raising=False)
-
-    def said(*options: str, port: str = "build", **variables: str) -> tuple[str, str]:
-        told = run_python("-c", THREADS, f"{tmp_path}/says.py:{port}", *options, **variables).stdout
-        return told.partition("the port has ")[2].split()[0].rstrip("."), told.partition("NumPy has ")[2].strip()
-
-    ours, of_numpy = said("--config", f"{tmp_path}/config.json")
-    assert ours == "None"
-    assert said("--family", "llama", "--set", "vocab_size=99", port="load")[0] == "None"
-    assert said("--preset", "notes-lm") == ("1", "[1]")
-    assert said("--preset", "notes-lm", OMP_NUM_THREADS="2") == ("2", "[2]" if of_numpy != "[1]" else "[1]")
+    told = run_python("-c", THREADS, f"says.py:{port}", *options, **{"OMP_NUM_THREADS": number} if number else {})
+    assert told.stdout.partition("the port has ")[2].split()[0].rstrip(".") == of_port
+    assert of_numpy is None or told.stdout.partition("NumPy has ")[2].strip() in of_numpy
 
 
 def test_small_models_use_one_thread_in_the_process_of_a_caller(monkeypatch: pytest.MonkeyPatch) -> None:

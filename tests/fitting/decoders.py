@@ -190,6 +190,14 @@ class Cached(GPT):
         return super().forward(tokens)
 
 
+class Chat(GPT):
+    """A GPT that returns the logits of the last token unless it is given targets."""
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Any:
+        logits, _ = super().forward(idx)
+        return (logits[:, [-1]], None) if targets is None else (logits, F.cross_entropy(logits.mT, targets))
+
+
 class PaddedRows(GPT):
     """A GPT that masks padding in the rows of the scores."""
 

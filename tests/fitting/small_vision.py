@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Image encoders and a Whisper; some reshape patches, and some have one linear layer for query, key and value."""
+"""Image encoders: some reshape patches, and all have one linear layer for query, key and value."""
 
 import torch
 import torch.nn.functional as F
@@ -60,76 +60,6 @@ class TimmViT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)[:, 0])
-
-
-def sinusoids(length, channels):
-    scales = torch.exp(-torch.log(torch.tensor(10000.0)) / (channels // 2 - 1) * torch.arange(channels // 2))
-    angles = torch.arange(length)[:, None] * scales[None]
-    return torch.cat([angles.sin(), angles.cos()], 1)
-
-
-class Attention(nn.Module):
-    def __init__(self, d, heads):
-        super().__init__()
-        self.heads = heads
-        self.query, self.key = nn.Linear(d, d), nn.Linear(d, d, bias=False)
-        self.value, self.out = nn.Linear(d, d), nn.Linear(d, d)
-
-    def forward(self, x, xa=None, causal=False):
-        y = x if xa is None else xa
-        q, k, v = (
-            f(s).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for f, s in zip((self.query, self.key, self.value), (x, y, y), strict=True)
-        )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        return self.out(y.transpose(1, 2).flatten(2))
-
-
-class Residual(nn.Module):
-    def __init__(self, d, heads, cross):
-        super().__init__()
-        self.attn, self.attn_ln = Attention(d, heads), nn.LayerNorm(d)
-        self.cross_attn = Attention(d, heads) if cross else None
-        self.cross_attn_ln = nn.LayerNorm(d) if cross else None
-        self.mlp, self.mlp_ln = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d)), nn.LayerNorm(d)
-
-    def forward(self, x, xa=None):
-        x = x + self.attn(self.attn_ln(x), causal=self.cross_attn is not None)
-        if self.cross_attn is not None:
-            x = x + self.cross_attn(self.cross_attn_ln(x), xa)
-        return x + self.mlp(self.mlp_ln(x))
-
-
-class Whisper(nn.Module):
-    """A Whisper like OpenAI's: sinusoids in a buffer, keys without a bias, a tied head."""
-
-    act = staticmethod(F.gelu)
-
-    def __init__(self, mels=5, positions=7, vocab=37, context=11, d=24, heads=3):
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv1d(mels, d, 3, padding=1), nn.Conv1d(d, d, 3, stride=2, padding=1)
-        self.register_buffer("positional_embedding", sinusoids(positions, d))
-        self.blocks = nn.ModuleList(Residual(d, heads, cross=False) for _ in range(2))
-        self.ln_post = nn.LayerNorm(d)
-        self.token_embedding = nn.Embedding(vocab, d)
-        self.positions = nn.Parameter(torch.randn(context, d))
-        self.decoder_blocks = nn.ModuleList(Residual(d, heads, cross=True) for _ in range(2))
-        self.ln = nn.LayerNorm(d)
-
-    def forward(self, mel, tokens):
-        x = self.act(self.conv2(self.act(self.conv1(mel)))).permute(0, 2, 1)
-        assert x.shape[1:] == self.positional_embedding.shape, "incorrect audio shape"
-        x = x + self.positional_embedding
-        for block in self.blocks:
-            x = block(x)
-        xa, x = self.ln_post(x), self.token_embedding(tokens) + self.positions[: tokens.shape[-1]]
-        for block in self.decoder_blocks:
-            x = block(x, xa)
-        return self.ln(x) @ self.token_embedding.weight.T
-
-
-class ReluWhisper(Whisper):
-    act = staticmethod(F.relu)
 
 
 class NormedViT(PlainViT):

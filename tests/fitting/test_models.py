@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers as hub
-from tests.fitting import decoders, forms, small_recurrent, small_vision
+from tests.fitting import decoders, forms, small_vision
 from tests.fitting.decoders import CONFIG
 
 from meta.adapting import arrays, encoders
@@ -84,13 +84,13 @@ def qwen3_moe(**fields: Any) -> Any:
     return hub.Qwen3MoeForCausalLM(hub.Qwen3MoeConfig(**sizes, **fields))
 
 
-def qwen3_next(**fields: Any) -> Any:
+def qwen3_next(model: Any = hub.Qwen3NextForCausalLM, **fields: Any) -> Any:
     sizes: dict[str, Any] = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 3, "intermediate_size": 44}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "partial_rotary_factor": 0.4}
     sizes |= {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 5}
     sizes |= {"linear_value_head_dim": 7, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
     sizes |= {"full_attention_interval": 2, "layer_types": None, "shared_expert_intermediate_size": 28}
-    return hub.Qwen3NextForCausalLM(hub.Qwen3NextConfig(**sizes | fields))
+    return model(hub.Qwen3NextConfig(**sizes | fields))
 
 
 def mamba2() -> Any:
@@ -119,12 +119,12 @@ def classes_of_gpt2() -> Any:
     return lambda ids: model(ids).logits
 
 
-def whisper() -> Any:
+def whisper(model: Any = hub.WhisperForConditionalGeneration) -> Any:
     sizes: dict[str, Any] = {"encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
     sizes |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "vocab_size": 37, "d_model": 24}
     sizes |= {"num_mel_bins": 5, "max_source_positions": 7, "max_target_positions": 11, "decoder_start_token_id": 35}
     tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 36)
-    return hub.WhisperForConditionalGeneration(hub.WhisperConfig(**sizes, **tokens))
+    return model(hub.WhisperConfig(**sizes, **tokens))
 
 
 def of_maps(*, bias: bool) -> Found:
@@ -167,12 +167,6 @@ MODELS: dict[str, Found] = {
     "Llama": Found(lambda: hub.LlamaForCausalLM(hub.LlamaConfig(**LLAMA)), {}, differs=OF_HUB, is_whole=True),
     "T5": Found(t5, {}, differs=OF_HUB, is_whole=True),
     "Gemma 2": Found(gemma2, {}, differs=OF_HUB, is_whole=True),
-    "Mamba-2": Found(
-        small_recurrent.MambaLM,
-        rows(("mixer", "feed_forward_dim", *RECURRENT, "convolution_bias"), ("state-space", 0, 4, 1, 5, 12, 3, True)),
-        is_whole=True,
-        untold={"time_step_max": "no time step is long enough to reach a bound"},
-    ),
     "a plain ViT": Found(
         small_vision.PlainViT,
         rows((*PATCHES, "head", "num_classes"), (2, 3, False, 16, "mean", "classes", 5)),
@@ -220,26 +214,20 @@ LONG: dict[str, Found] = {
     "heads and rows in NumPy": Found(functools.partial(arrays.pico, CONFIG), like(ARRAYS, "mask_value", "mask_order")),
     "flax.nnx": Found(functools.partial(arrays.flax, CONFIG), like(ARRAYS, "mask_value", "mask_order")),
     "flax.linen": Found(forms.linen, like(ARRAYS, "mask_value", "mask_order")),
+    "all logits only with targets": Found(decoders.Chat, like(ARRAYS)),
     "the longest input": Found(forms.Short, {"max_length": 37}),
     "experts by themselves": Found(lambda: module(example_config("mixtral")), {}, template="mixtral", differs=()),
     "nn.Transformer": Found(
         functools.partial(encoders.Torch, TRANSLATION), like(TRANSLATION, "mask_value", "mask_order")
     ),
-    "bounds of time steps": Found(
-        functools.partial(small_recurrent.MambaLM, groups=2, limits=(0.3, 0.8)),
-        {"time_step_min": 0.3, "time_step_max": 0.8, "recurrent_key_heads": 2},
-        is_whole=True,
-    ),
-    "gated delta networks": Found(
-        small_recurrent.Hybrid,
-        {"mixer": "attention", "layer_types": ("linear_attention", "linear_attention", "full_attention")}
-        | rows((*RECURRENT, "convolution_bias", "gated"), (4, 2, 5, 7, 4, False, True)),
-        is_whole=True,
-    ),
     "maps by themselves": of_maps(bias=False),
     "maps with biases": of_maps(bias=True),
     "Mamba-2 of transformers": Found(
-        mamba2, {"time_step_min": 0.4, "time_step_max": 0.9}, "mamba2", differs=("padding",), is_whole=True
+        mamba2,
+        {"time_step_min": 0.4, "time_step_max": 0.9, "recurrent_key_heads": 2},
+        "mamba2",
+        differs=("padding",),
+        is_whole=True,
     ),
     "Qwen3-Next, dense": Found(
         lambda: qwen3_next(mlp_only_layers=[0, 1, 2]),
@@ -261,8 +249,9 @@ LONG: dict[str, Found] = {
     "the last token is pooled": Found(
         classes_of_gpt2, {"head": "classes", "pooling": "last", "pad_id": 3, "num_classes": 5}, is_whole=True
     ),
-    "Whisper": Found(small_vision.Whisper, WHISPER | {"key_bias": False, "tied_head": True}, is_whole=True),
-    "Whisper of transformers": Found(whisper, WHISPER, "whisper", differs=("pad_id",)),
+    "Whisper": Found(
+        whisper, WHISPER | {"key_bias": False, "tied_head": True}, "whisper", differs=("pad_id",), is_whole=True
+    ),
     "a usual eps": Found(lambda: decoders.rms(1e-6), {"norm_eps": 1e-6}),
     **{f"eps {eps}": Found(functools.partial(decoders.rms, eps), {"norm_eps": eps}) for eps in (1e-7, 1e-8, 3e-9)},
     "a buffer": Found(decoders.buffered, {"num_heads": 3}),
@@ -303,7 +292,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "half": (forms.Half, PortError, "build it with dtype float32"),
     "two towers": (forms.Pair, PortError, r"takes images \(pixel_values\) and token ids .* each tower separately"),
     "another activation": (
-        small_vision.ReluWhisper,
+        lambda: whisper(forms.ReluWhisper),
         FitError,
         "expected Whisper's: two convolutions of width 3 with strides 1 and 2, bias and GELU",
     ),
@@ -326,7 +315,7 @@ REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
     "a wider result": (decoders.narrow, FitError, "Layer 1 of the decoder does not end with a feed-forward"),
     "scaled positions": (decoders.scaled, PortError, r"wpe\.weight are multiplied by 0\.25 before they are added"),
     "no correction": (
-        small_recurrent.uncorrected,
+        lambda: qwen3_next(forms.HalfCorrected, mlp_only_layers=[0, 1, 2]),
         FitError,
         r"neither a gated delta network .* nor Mamba-2: neither rule",
     ),

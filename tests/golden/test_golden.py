@@ -192,7 +192,8 @@ def main() -> None:
 
 SLOW = (
     *("recorded: ", "fixed, wrong", "form: transposed, wrong", "sizes: length 17 of", "sizes: batch 5 of", "fixed: 4"),
-    *("fixed: vocabulary", "history: after loss", "history: after generate", "history: after train"),
+    *("sizes: length 513", "sizes: many heads", "sizes: the last token", "tokens: uint8", "tokens: int16"),
+    *("fixed: vocabulary", "fixed: head_dim", "history: after loss", "history: after generate", "history: after train"),
 )
 """The beginnings of names of ports that only `nox -s nightly` checks; each has a quicker port of its kind."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -236,16 +235,3 @@ def test_an_exception_is_the_port_s_own_with_its_own_line(port: ModuleType) -> N
         raised.append(traceback.extract_tb(caught.value.__traceback__)[-1])
     assert (raised[0].filename, raised[0].lineno) == (raised[1].filename, raised[1].lineno)
     assert Path(raised[1].filename).name == "numpy_port.py"
-
-
-def test_a_port_of_a_framework_is_heard_as_without_numpy() -> None:
-    import torch
-
-    def forward() -> np.ndarray:
-        x = torch.ones(3, 3) @ torch.ones(3, 3)
-        return x.numpy()
-
-    _, alone = listen(forward, "pytorch")
-    _, together = listen(forward)
-    assert [each.name for each in together] == [each.name for each in alone]
-    assert "torch" in sys.modules

@@ -273,7 +273,7 @@ def test_lines_are_the_same_whether_numpy_is_listened_to_or_not() -> None:
 
     _, alone = listen(lambda: forward(IDS), "pytorch")
     _, together = listen(lambda: forward(IDS))
-    assert [each.source for each in alone] == [each.source for each in together]
+    assert [(each.name, each.source) for each in alone] == [(each.name, each.source) for each in together]
     assert texts(alone[-2:], __file__) == [".add(1)", ".softmax(  # over features"]
 
 

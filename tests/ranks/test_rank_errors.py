@@ -38,11 +38,11 @@ def shared() -> Iterator[IsolatedBuild]:
         yield build
 
 
-def checked(build: IsolatedBuild, name: str) -> Report:
+def checked(build: IsolatedBuild, name: str, **options: Any) -> Report:
     group = group_of(build)
     assert group is not None
     group.load(f"{PORTS}:{name}")
-    return check(build, "notes-lm", logits_only=True)
+    return check(build, "notes-lm", logits_only=True, **options)
 
 
 def children_of(groups_of: set[int]) -> list[str]:
@@ -98,7 +98,8 @@ def test_an_answer_that_is_none_is_one_sentence(shared: IsolatedBuild, name: str
 
 
 def test_a_replica_that_is_off_on_one_rank_diverges_though_the_first_is_right(shared: IsolatedBuild) -> None:
-    report = checked(shared, "off")
+    report = checked(shared, "off", quick=True)
+    assert "RANK" not in os.environ, "the checker has no rank itself"
     assert report.verdict == "diverges"
     assert [cause.mistake for fault in report.faults for cause in fault.causes] == ["replicas-differ"]
     assert "ranks 0 and 2 have different values of the replica logits" in report.faults[0].causes[0].says
@@ -110,10 +111,6 @@ def test_code_that_does_not_run_on_one_rank_is_compared_with_the_reference_alone
     assert report.ranks is not None
     assert report.ranks.one_rank == "inconclusive"
     assert any("more than one rank" in line for line in report.not_compared)
-
-
-def test_the_checker_has_no_rank_itself() -> None:
-    assert "RANK" not in os.environ
 
 
 PROGRAM = """
@@ -151,16 +148,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{sys.executable} program.py {{bundle}} {{actual}}"
 
 
-def test_a_program_is_run_on_every_rank_and_on_one(program: str) -> None:
-    code, report, _ = ran("--command", f"{program} quiet", "--ranks", "2", "--preset", "notes-lm")
-    assert (code, report["ranks"]["one_rank"]) == (0, "agrees")
-    assert any("they wrote no file" in line for line in report["not_compared"])
-
-
-def test_what_a_program_does_on_every_rank_is_named(program: str) -> None:
-    code, report, _ = ran("--command", f"{program} twice", "--ranks", "2", "--preset", "notes-lm")
-    assert (code, report["ranks"]["one_rank"]) == (1, "diverges")
-    assert report["faults"][0]["causes"][0]["mistake"] == "bias-on-every-rank"
+@pytest.mark.parametrize(
+    ("does", "verdict", "says"),
+    [("quiet", "agrees", "they wrote no file"), ("twice", "diverges", "bias-on-every-rank")],
+)
+def test_a_program_is_run_on_every_rank_and_on_one(does: str, verdict: str, says: str, program: str) -> None:
+    code, report, _ = ran("--command", f"{program} {does}", "--ranks", "2", "--preset", "notes-lm")
+    assert (code, report["ranks"]["one_rank"]) == (verdict == "diverges", verdict)
+    assert says in "\n".join([*report["not_compared"], *(fault["causes"][0]["mistake"] for fault in report["faults"])])
 
 
 def test_a_program_that_fails_on_a_rank_names_it(program: str) -> None:

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Llama and a GPT-2 with a mask and a cache, written for an export; options plant mistakes."""
+"""A Llama with a mask and a cache, written for an export; options plant mistakes."""
 
 import json
 import warnings
@@ -11,9 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 
-class Model(torch.nn.Module):
-    """The base class of both models: weights by the hub's names, embeddings, mask, cache, layers and head."""
-
+class Llama(torch.nn.Module):
     def __init__(self, folder, dtype=torch.float32, **options):
         super().__init__()
         self.cfg = json.loads(Path(folder, "config.json").read_text()) | options
@@ -30,11 +28,11 @@ class Model(torch.nn.Module):
         if attention_mask is not None:
             padded = (attention_mask == 0)[:, None, None, :]
             hidden = hidden | (padded.transpose(2, 3) if self.cfg.get("masks_queries") else padded)
-        x, present = self.embed(input_ids, positions), []
-        for i in range(self.layers):
+        x, present = self.w["model.embed_tokens.weight"][input_ids], []
+        for i in range(self.cfg["num_hidden_layers"]):
             x, key, value = self.layer(i, x, positions, hidden, past[2 * i : 2 * i + 2])
             present += [key, value]
-        logits = self.head(x).float()
+        logits = F.linear(self.norm("model.norm", x), self.w["lm_head.weight"]).float()
         return (logits, *present) if past else logits
 
     def attend(self, q, k, v, hidden, past):
@@ -48,17 +46,8 @@ class Model(torch.nn.Module):
         mixed = weights @ values
         return mixed.transpose(1, 2).flatten(2), k, v
 
-
-class Llama(Model):
-    @property
-    def layers(self):
-        return self.cfg["num_hidden_layers"]
-
     def norm(self, name, x):
         return self.w[f"{name}.weight"] * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.cfg["rms_norm_eps"])
-
-    def embed(self, ids, positions):
-        return self.w["model.embed_tokens.weight"][ids]
 
     def heads(self, name, x):
         return F.linear(x, self.w[f"{name}.weight"]).unflatten(-1, (-1, self.cfg["head_dim"])).transpose(1, 2)
@@ -81,45 +70,11 @@ class Llama(Model):
         x = x + F.linear(mixed, self.w[f"{at}.self_attn.o_proj.weight"])
         h = self.norm(f"{at}.post_attention_layernorm", x)
         gate, up = (F.linear(h, self.w[f"{at}.mlp.{each}_proj.weight"]) for each in ("gate", "up"))
-        return x + F.linear(F.silu(gate) * up, self.w[f"{at}.mlp.down_proj.weight"]), k, v
-
-    def head(self, x):
-        return F.linear(self.norm("model.norm", x), self.w["lm_head.weight"])
-
-
-class GPT2(Model):
-    @property
-    def layers(self):
-        return self.cfg["n_layer"]
-
-    def norm(self, name, x):
-        weight, bias = (self.w[f"transformer.{name}.{leaf}"] for leaf in ("weight", "bias"))
-        return F.layer_norm(x, weight.shape, weight, bias, self.cfg["layer_norm_epsilon"])
-
-    def linear(self, name, x):
-        return x @ self.w[f"transformer.{name}.weight"] + self.w[f"transformer.{name}.bias"]
-
-    def embed(self, ids, positions):
-        return self.w["transformer.wte.weight"][ids] + self.w["transformer.wpe.weight"][positions]
-
-    def layer(self, i, x, positions, hidden, past):
-        parts = self.linear(f"h.{i}.attn.c_attn", self.norm(f"h.{i}.ln_1", x)).chunk(3, -1)
-        q, k, v = (part.unflatten(-1, (self.cfg["n_head"], -1)).transpose(1, 2) for part in parts)
-        mixed, k, v = self.attend(q, k, v, hidden, past)
-        x = x + self.linear(f"h.{i}.attn.c_proj", mixed)
-        up = self.linear(f"h.{i}.mlp.c_fc", self.norm(f"h.{i}.ln_2", x))
-        gelu = F.gelu(up, approximate="none" if self.cfg.get("exact_gelu") else "tanh")
-        return x + self.linear(f"h.{i}.mlp.c_proj", gelu), k, v
-
-    def head(self, x):
-        return F.linear(self.norm("ln_f", x), self.w["transformer.wte.weight"])
-
-
-FAMILIES = {"llama": Llama, "gpt2": GPT2}
+        gate = F.gelu(gate) if self.cfg.get("gelu") else F.silu(gate)
+        return x + F.linear(gate * up, self.w[f"{at}.mlp.down_proj.weight"]), k, v
 
 
 def export(
-    family: str,
     folder: Path,
     path: Path,
     *,
@@ -129,7 +84,7 @@ def export(
     **options: Any,
 ) -> Path:
     """Export a graph with the usual input names; unless `fixed`, batch size and length are dynamic."""
-    model = FAMILIES[family](folder, **options)
+    model = Llama(folder, **options)
     ids, free = torch.randint(0, 30, (2, 5)), {0: "batch", 1: "length"}
     given, names, axes = [ids], ["input_ids"], {"input_ids": free, "logits": free}
     outputs = ["logits"]
@@ -141,11 +96,9 @@ def export(
         given.append(torch.arange(5)[None].expand(2, 5))
         names.append("position_ids")
         axes["position_ids"] = free
-    for i in range(model.layers if cached else 0):
-        heads = model.cfg.get("num_key_value_heads", model.cfg.get("n_head"))
+    for i in range(model.cfg["num_hidden_layers"] if cached else 0):
         for part in ("key", "value"):
-            width = model.cfg.get("head_dim") or model.cfg["n_embd"] // heads
-            given.append(torch.zeros(2, heads, 3, width))
+            given.append(torch.zeros(2, model.cfg["num_key_value_heads"], 3, model.cfg["head_dim"]))
             names.append(f"past_key_values.{i}.{part}")
             outputs.append(f"present.{i}.{part}")
             axes |= {names[-1]: {0: "batch", 2: "past"}, outputs[-1]: {0: "batch", 2: "total"}}

@@ -54,7 +54,7 @@ def right(kind: str, root: Path) -> tuple[Path, Path]:
     folder = root / f"{kind}-checkpoint"
     exported("llama", folder, **sizes)
     if kind == "onnx":
-        return export("llama", folder, root / "model.onnx", cached=True), folder
+        return export(folder, root / "model.onnx", cached=True), folder
     if kind == "gguf":
         return write("llama", folder, root / "model.gguf", TYPES.Q4_0), folder
     return folder, folder

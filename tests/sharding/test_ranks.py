@@ -56,10 +56,6 @@ def stuck(state: State) -> None:
     time.sleep(60)
 
 
-def test_a_rank_knows_its_number(two: Ranks) -> None:
-    assert two.do(number) == [0, 1]
-
-
 def test_the_error_of_all_ranks_is_raised_and_they_go_on(two: Ranks) -> None:
     with pytest.raises(InputError, match="refused"):
         two.do(refusing)

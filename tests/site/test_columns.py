@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from docs.site.figures import figure, heat_map
-from docs.site.pages import ROOT, SUBJECTS, column_page
+from docs.site.pages import ROOT, SUBJECTS
 from docs.site.side_by_side import columns
 from docs.site.side_by_side.aligning import aligned
-from docs.site.side_by_side.columns import COLUMNS, Columns, column_pages, plain_pages
+from docs.site.side_by_side.columns import COLUMNS
 from docs.site.side_by_side.probe import COLUMN, LINES, Seen, models, tokens, watched
 from docs.site.side_by_side.sources import Definition, definitions
 
@@ -62,49 +61,21 @@ def test_a_comment_stays_with_its_statement() -> None:
     assert [statement.comments for statement in found] == [(), ("# one",), ("# two", "# three")]
 
 
-def test_rows_have_each_statement_once_in_its_order() -> None:
+def test_rows_have_each_statement_once_in_its_order_and_statements_that_correspond_share_one() -> None:
     one, other, third = ["def f():", "a = 1", "b = 2", "return b"], ["def f():", "b = 2", "return b"], ["return c"]
     assert aligned([one, other, third]) == [(0, 0, None), (1, None, None), (2, 1, None), (3, 2, 0)]
-    for subject in SUBJECTS:
-        found = [definitions((ROOT / folder / f"{subject}.py").read_text()) for folder in COLUMNS.values()]
-        for name in found[0]:
-            texts = [[part.text for part in column[name].statements] if name in column else [] for column in found]
-            rows = aligned(texts)
-            for index, text in enumerate(texts):
-                assert [row[index] for row in rows if row[index] is not None] == list(range(len(text)))
-
-
-def test_statements_that_correspond_share_a_row() -> None:
-    found = [
-        definitions((ROOT / folder / "mixers/attention.py").read_text())["attention"] for folder in COLUMNS.values()
-    ]
-    texts = [[statement.text for statement in definition.statements] for definition in found]
-    for row in aligned(texts):
-        assert None not in row
+    found = [definitions((ROOT / folder / "mixers/attention.py").read_text()) for folder in COLUMNS.values()]
+    texts = [[statement.text for statement in column["attention"].statements] for column in found]
+    for row in (rows := aligned(texts)):
         starts = {text[index].split("(")[0] for text, index in zip(texts, row, strict=True) if index is not None}
-        assert len(starts) == 1
+        assert None not in row and len(starts) == 1
+    for index, text in enumerate(texts):
+        assert [row[index] for row in rows] == list(range(len(text)))
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[LINES, Seen]:
     return watched()
-
-
-@pytest.mark.long
-def test_a_changed_source_changes_its_page(monkeypatch: pytest.MonkeyPatch, seen: dict[LINES, Seen]) -> None:
-    def pages() -> dict[str, str]:
-        columns._definitions.cache_clear()
-        return column_pages(Columns(seen, {})) | {f"plain {name}": text for name, text in plain_pages().items()}
-
-    before, read = pages(), columns._source
-    monkeypatch.setattr(
-        columns, "_source", lambda *which: read(*which).replace("key.transpose(-2, -1) * scale", "key.mT * scale")
-    )
-    after = pages()
-    columns._definitions.cache_clear()
-    changed = {name for name in before if before[name] != after[name]}
-    assert changed == {column_page("mixers/attention"), f"plain {column_page('mixers/attention')}"}
-    assert "mT" in after[column_page("mixers/attention")]
 
 
 def test_every_tap_has_a_value_on_a_page(seen: dict[LINES, Seen]) -> None:
@@ -128,6 +99,7 @@ def test_a_value_is_what_the_statement_computed(seen: dict[LINES, Seen]) -> None
     assert text[line - 1].lstrip().startswith("weights = tap(")
 
 
+@pytest.mark.long
 def test_most_statements_that_assign_or_return_have_a_value(seen: dict[LINES, Seen]) -> None:
     for subject in ("mixers/attention", "masks", "rotary", "norms/norm", "layers/sequential", "transformer"):
         text = Path(COLUMN, f"{subject}.py").read_text(encoding="utf-8")
@@ -150,10 +122,3 @@ def test_every_claim_that_a_page_shows_exists() -> None:
         assert "| `" in columns._agreement(subject), subject
     assert "| `positions.alibi_slopes` |" in columns._agreement("positions")
     assert columns._agreement("state/context") == ""
-
-
-def test_headings_are_in_order(seen: dict[LINES, Seen]) -> None:
-    for page in column_pages(Columns(seen, {})).values():
-        levels = [len(match) for match in re.findall(r"(?m)^(#+) ", page)]
-        assert levels[0] == 1
-        assert all(after <= before + 1 for before, after in pairwise(levels))

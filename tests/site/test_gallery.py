@@ -20,13 +20,10 @@ from transparity_conformance.diagnosis.walk import walk
 QUICK = next(each for each in diagnoses() if each.port == "inverse_rotation")
 
 
-def test_every_port_of_the_folder_is_in_the_table_and_there_are_ten() -> None:
+def test_every_port_of_the_folder_is_in_the_table_and_its_cause_has_a_page() -> None:
     assert sorted(each.port for each in diagnoses()) == sorted(path.stem for path in FOLDER.glob("*.py"))
     assert len(diagnoses()) == 10
     assert (ROOT / "docs/gallery.md").read_text(encoding="utf-8").count(PLACE) == 1
-
-
-def test_every_cause_has_a_page() -> None:
     assert [each.cause for each in diagnoses() if not (ROOT / f"docs/causes/{each.cause}.md").exists()] == []
 
 
@@ -105,32 +102,26 @@ def test_what_is_drawn_is_wrong_where_the_fault_is_and_not_before(shown: dict[st
             assert min(map(order.index, wrong)) >= min(map(order.index, run.hypothesis.sites)), name
 
 
-def test_without_a_fault_no_bar_is_over_its_budget(shown: dict[str, list[Run]]) -> None:
+@pytest.mark.long
+def test_without_a_fault_no_bar_is_over_its_budget_and_a_result_that_is_not_finite_is_told(
+    shown: dict[str, list[Run]],
+) -> None:
     run = shown["causal-missing"][0]
     assert 'class="over"' in by_tap(run)
     right = Run(run.probe, Hypothesis(run.hypothesis.fault), walk(run.probe, {}))
     assert 'class="over"' not in by_tap(right)
     assert "Error by activation: 0 of" in by_tap(right)
+    broken = dataclasses.replace(run, wrong={**run.wrong, "logits": run.wrong["logits"] * np.nan})
+    assert "not finite" in section([broken])
+    assert run.probe.oracle.budget("logits", PRECISION) > 0
 
 
-def test_a_missing_causal_mask_does_not_show_at_length_1(shown: dict[str, list[Run]]) -> None:
+@pytest.mark.long
+def test_a_missing_causal_mask_shows_from_length_2_on(shown: dict[str, list[Run]]) -> None:
     (single,) = (run for run in shown["causal-missing"] if run.probe.name == "one")
-    assert single.share("logits") < 1
     assert f"| {single.probe.purpose} | {single.share('logits'):.2f}: it does not show |" in section(
         shown["causal-missing"]
     )
-
-
-def test_the_heat_map_is_darkest_where_the_result_is_most_wrong(shown: dict[str, list[Run]]) -> None:
-    run = shown["causal-missing"][0]
-    error = np.abs(run.wrong["logits"] - run.probe.oracle.expected["logits"]).max(axis=-1)
-    row, column = np.unravel_index(error.argmax(), error.shape)
-    darkest = re.search(r'class="h8" d="([^"]*)"', by_position(run))
-    assert darkest
-    assert f"M{column} {row}h1" in darkest[1]
-
-
-def test_a_missing_causal_mask_shows_from_length_2_on(shown: dict[str, list[Run]]) -> None:
     by_its_length = at_each_length(shown["causal-missing"])
     assert [run.share("logits") > 1 for run in by_its_length] == [False, *[True] * (len(by_its_length) - 1)]
     drawn = by_length(by_its_length)
@@ -138,18 +129,19 @@ def test_a_missing_causal_mask_shows_from_length_2_on(shown: dict[str, list[Run]
     assert "lengths above the tolerance: 2, 4" in drawn
 
 
-def test_the_map_of_heads_is_darkest_where_a_head_is_most_wrong(shown: dict[str, list[Run]]) -> None:
+def darkest(drawn: str) -> str:
+    (found,) = re.findall(r'class="h8" d="([^"]*)"', drawn)[:1]
+    return str(found)
+
+
+@pytest.mark.long
+def test_the_heat_maps_are_darkest_where_the_result_or_a_head_is_most_wrong(shown: dict[str, list[Run]]) -> None:
+    run = shown["causal-missing"][0]
+    error = np.abs(run.wrong["logits"] - run.probe.oracle.expected["logits"]).max(axis=-1)
+    row, column = np.unravel_index(error.argmax(), error.shape)
+    assert f"M{column} {row}h1" in darkest(by_position(run))
     run = next(run for runs_ in shown.values() for run in runs_ if by_head(run))
     tap, drawn = by_head(run) or ("", "")
     error = np.abs(run.wrong[tap] - run.probe.oracle.expected[tap]).max(axis=(0, 3))
     head, position = np.unravel_index(error.argmax(), error.shape)
-    darkest = re.search(r'class="h8" d="([^"]*)"', drawn)
-    assert darkest
-    assert f"M{position} {head}h1" in darkest[1]
-
-
-def test_a_result_that_is_not_finite_is_told(shown: dict[str, list[Run]]) -> None:
-    run = shown["causal-missing"][0]
-    broken = dataclasses.replace(run, wrong={**run.wrong, "logits": run.wrong["logits"] * np.nan})
-    assert "not finite" in section([broken])
-    assert run.probe.oracle.budget("logits", PRECISION) > 0
+    assert f"M{position} {head}h1" in darkest(drawn)

@@ -13,7 +13,8 @@ from transparity_conformance.report.formatting import count, some
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
-"""Outcomes, the most important first. A field with several tried values has the most important of their outcomes."""
+"""Outcomes, the most important first. A field for which several values are tried gets the first of their outcomes.
+"""
 
 ABSENT = "absent"
 """The value that stands for a removed field."""
@@ -43,7 +44,7 @@ class AuditedField(Compared):
 
     @property
     def counted(self) -> Outcome:
-        """The outcome. If the port refuses a config.json without the field, which is right, return `followed`."""
+        """The outcome; `followed` if the port rightly refuses a config.json without the field."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 

@@ -29,9 +29,12 @@ class Coverage:
     batches: tuple[int, ...] = ()
     """The batch sizes of the calls."""
     calls: int = 0
-    """The number of calls of one object. To find hidden state, each is compared with the same call of a new object."""
+    """The number of calls of the port's object. To find hidden state, each call is compared with the same call of a new
+    object.
+    """
     features: tuple[str, ...] = ()
-    """The configuration fields that at least one compared call exercises: another value would change its result."""
+    """The configuration fields that at least one compared call exercises: another value would change its result.
+    """
     untested: tuple[str, ...] = ()
     """Fields and probes that no compared call exercises, with reasons. If any exist, the verdict is not `agrees`."""
     sizes: tuple[str, ...] = ()

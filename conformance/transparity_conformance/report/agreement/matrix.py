@@ -57,7 +57,7 @@ class Cell:
 
     @cached_property
     def worst(self) -> ClaimEvidence | None:
-        """The comparison that uses the largest share of its budget; None if every case should break the claim."""
+        """The comparison that uses the largest share of its budget; None if the claim should break in every case."""
         return max((group.worst for group in self.groups if not group.breaks), key=badness, default=None)
 
     @property

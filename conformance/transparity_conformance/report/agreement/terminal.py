@@ -36,7 +36,9 @@ def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> T
 
 
 def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
-    """Return the lines of each column's header; only the first of several neighboring columns names their backend."""
+    """Return the lines of each column's header; of neighboring columns, only a backend's first column names the
+    backend.
+    """
     headers: dict[Column, list[str]] = {}
     somewhere, family = any(column.device != "cpu" for column in columns), ""
     for column in columns:
@@ -47,7 +49,7 @@ def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
 
 
 def _column_texts(matrix: Matrix, column: Column, header: list[str]) -> dict[str, Text]:
-    """Return the right-aligned cells of a column by claim, with space for footnote marks; the key "" is the header."""
+    """Map each claim to the column's right-aligned cell, with space for footnote marks; the key "" has the header."""
     cells = {claim: matrix.row(claim)[column] for claim in matrix.claims}
     marks = {claim: matrix.mark(claim, cell) for claim, cell in cells.items()}
     room = max(map(len, marks.values()), default=0)

@@ -72,7 +72,7 @@ class Agreement:
 
     @property
     def lists(self) -> dict[str, Sequence[str]]:
-        """The lists below the matrix, by their headings."""
+        """A mapping from headings to the lists that appear below the matrix."""
         fewer = f"{FEWER} Fewer cases than in another column"
         return {fewer: _fewer_cases(self.matrix), "Not compared": _reasons(self.not_compared), "Skipped": self.skipped}
 

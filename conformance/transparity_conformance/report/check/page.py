@@ -91,7 +91,7 @@ def _heat_map(report: Report) -> list[dict[str, Any]]:
     cells = {(item.tap, item.probe): item for item in report.measured}
     rows, before, is_red = [], tuple[Any, ...](), False
     for tap in dict.fromkeys(item.tap for item in report.measured):
-        # A gap separates layers, and the part of a stack outside its layers.
+        # A gap separates the rows of different layers, and of activations outside of layers.
         part = (in_layer(tap) or (tap,))[:2]
         shown = [cells.get((tap, probe)) for probe in _probes(report)]
         is_first = not is_red and any(cell and cell.segment_share > 1 for cell in shown)
@@ -111,7 +111,7 @@ def _shade(error: float, budget: float) -> dict[str, Any]:
 
 
 def _profiles(report: Report) -> list[dict[str, Any]]:
-    """Return bars for each kind of activation: the errors of single steps by layer, and end-to-end errors by axis."""
+    """Return bars for each kind of activation: the error that each layer adds, and the total error along each axis."""
     layers = shares_by_layer(report.measured)
     worst: dict[str, Measured] = {}
     patterns = dict.fromkeys(in_every_layer(item.tap) for item in report.measured)

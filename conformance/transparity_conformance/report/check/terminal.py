@@ -40,7 +40,7 @@ MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
 BARS = "▁▂▃▄▅▆▇█"
 
 WIDTH = 80
-"""The number of columns for which the layout of results is made."""
+"""The width of a terminal, in columns, for which results are laid out."""
 
 MOST_FINDINGS = 12
 MOST_OPEN = 4
@@ -86,7 +86,7 @@ class Headline:
 
 
 def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> RenderableType:
-    """Return the result of one check. For several checks, return each distinct result that disagrees, and a summary."""
+    """Return the result of one check or, for several checks, each distinct result that disagrees, and a summary."""
     if len(reports) == 1:
         return answer(reports[0], verbose=verbose)
     shown: dict[Any, list[Report]] = {}
@@ -174,7 +174,7 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
 
 
 def _code(lines: Sequence[PortLine], before: str, *, around: bool) -> Iterator[RenderableType]:
-    """Yield each line with its place, and carets below the wrong part; with `around`, also the lines around it."""
+    """Yield each line with its place, and carets below the wrong part. `around` adds the neighboring lines."""
     shown = lines[: MOST_PLACES if around else 1]
     others = "".join(f", {line.place}" for line in lines[len(shown) :][:MOST_PLACES])
     for line in shown:
@@ -305,7 +305,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Tabl
 
 
 def _profile(finding: Finding) -> Iterator[Text]:
-    """Yield bars of the errors along each axis; skip an axis with too many bars, or with only wrong ones."""
+    """Yield bars of the errors along each axis; skip an axis that is too long, or wrong everywhere."""
     budget = finding.worst.budget
     for axis, errors in finding.profile.items():
         if (drawn := bars(errors, budget)) and "·" in drawn:

@@ -58,7 +58,7 @@ class CheckView:
 
     @property
     def first_divergence(self) -> str:
-        """The first activation beyond its budget; empty if a finding names it or the findings explain all."""
+        """The first activation beyond its budget; empty if a finding names it, or if findings explain everything."""
         first = self.report.first_divergence
         is_named = first in {fault.where for fault in self.report.faults} or bool(remedy(self.report))
         return "" if is_named else first or ""
@@ -132,7 +132,7 @@ def one_line_a_reason(lines: Sequence[str]) -> list[str]:
 
 
 def each_kind_once(lines: Iterable[str]) -> list[str]:
-    """Keep one of several lines that differ only in numbers or in the probe, and add the number of the others."""
+    """Merge lines that differ only in numbers or in the probe: keep the first, and append the number of the others."""
     kinds: dict[str, list[str]] = {}
     for line in lines:
         kinds.setdefault(re.sub(r"\d+|(?<=on the probe )\w+", "#", line), []).append(line)

@@ -78,7 +78,9 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the sections in order, including other sections that they need. Raise `BundleError` for unknown names."""
+    """Return the names of the sections, and of sections that they need, in the order of `CAPABILITIES`. Raise
+    `BundleError` for unknown names.
+    """
     for name in sections:
         if name not in CAPABILITIES:
             raise BundleError(f"There is no section {name!r}; the sections of a bundle are {', '.join(CAPABILITIES)}.")

@@ -29,7 +29,7 @@ from transparity_conformance.report.report import CapabilityResult, Report, Verd
 TOO_LITTLE = "too little of the forward pass was compared"
 
 NO_TOKEN = -1
-"""The number that fills columns after the end of a row, because a tensor is rectangular."""
+"""The number that fills a row after its last token, because all rows of a tensor have the same length."""
 
 
 def compare(
@@ -194,7 +194,7 @@ def _judge_way(
 
 
 def _trimmed(name: str, value: np.ndarray) -> np.ndarray:
-    """Remove unused columns at the end of tokens; return other values unchanged."""
+    """Remove the last columns of tokens if they contain only `NO_TOKEN`; return other values unchanged."""
     if not name.endswith("/tokens"):
         return value
     used = np.flatnonzero((value != NO_TOKEN).any(axis=0))

@@ -132,8 +132,8 @@ class Nodes:
     def add_to(self, record: Record, values: Mapping[str, np.ndarray], given: str = "") -> None:
         """Record the operations on floating-point numbers, given the results of all nodes.
 
-        A node on other dtypes only connects the operations before and after it. If the record already has operations,
-        the input `given` is the result of the last operation.
+        A node with other dtypes is not recorded; it only connects the operations before and after it. If the record
+        already has operations, the input `given` is the result of the last operation.
         """
         comes_from: dict[str, Origins] = {given: (len(record.operations) - 1,)} if record.operations else {}
         for number, node in enumerate(self.nodes, 1):

@@ -6,8 +6,8 @@
 
 A line is a tensor's name, followed by any of `.T`, `.view(…)`, `.permute(…)` and `[…]`, with the same meaning as in
 PyTorch. The selected elements are reshaped to the parameter's shape. Sizes are numbers, letters (`SIZES`), and sums,
-differences, products and quotients. `{n}` stands for any number, and the tensors with all these numbers are stacked.
-`{i}` is a layer's number, in the line and in the parameter's name. No other code is evaluated.
+differences, products and quotients. `{n}` stands for any number: the tensors whose names differ only in this number are
+stacked. `{i}` is a layer's number, in the line and in the parameter's name. No other code is evaluated.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
 
 
 def parted(text: str, names: Shapes) -> tuple[str, str]:
-    """Split a line into a tensor's name and the steps after the name. A name in `names` may itself end like a step."""
+    """Split a line into a tensor's name and the steps after the name. A step may also be part of the tensor's name;
+    `names` decides.
+    """
     if text in names:
         return text, ""
     found = STEPS.fullmatch(text.strip())

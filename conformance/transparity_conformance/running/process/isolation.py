@@ -245,7 +245,9 @@ def _keep_track(process: ProcessGroup, value: Any) -> None:
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of the item of a method's result that stays in the port's process, such as a cache; or None."""
+    """Return the index of the item, such as a cache, that stays in the port's process when a method returns; None if no
+    item stays.
+    """
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

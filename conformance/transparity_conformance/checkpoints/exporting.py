@@ -1,4 +1,4 @@
-"""Write models as Hugging Face folders, using the tables of `importing`; edit such folders to test loaders."""
+"""Write models as Hugging Face folders, with the same tables as `importing`; edit such folders to test loaders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 def export_checkpoint(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], folder: str | Path
 ) -> Checkpoint:
-    """Write a model as a float32 Hugging Face folder. To verify the folder, import it; return the import.
+    """Write a model as a float32 Hugging Face folder. Import the folder again to verify it, and return the imported
+    checkpoint.
 
     The folder must be new or empty, and float32 must represent all parameters exactly. Raise `CheckpointError` if the
     family cannot express the configuration, or if the folder cannot be written. Raise `ParameterError` if the
@@ -124,7 +125,7 @@ OF_HEADS = ("head.", "head_transform.", "head_norm.")
 def _check_same(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], again: Checkpoint
 ) -> None:
-    """Raise `CheckpointError` unless the import `again` has this configuration and exactly these parameters."""
+    """Raise `CheckpointError` unless the imported `again` has this configuration and exactly these parameters."""
     asked, found = explicit(config), explicit(again.config)
     if names := [name for name, value in asked.items() if found[name] != value]:
         fields = listed([f"{name} {shown(asked[name])} (imported as {shown(found[name])})" for name in names])

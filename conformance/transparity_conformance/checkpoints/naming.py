@@ -45,7 +45,7 @@ def flat(name: str) -> StoredTensor:
 
 
 def stacked(rows: Mapping[str, int]) -> StoredTensor:
-    """Return the table entry for parameters that the file stacks along the first axis, with these numbers of rows."""
+    """Return the table entry for parameters that the file stacks along the first axis; `rows` has the rows of each."""
     return by_group(rows, 1)
 
 
@@ -129,7 +129,7 @@ def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> 
 
 
 def called(parameter: str, table: Table) -> str:
-    """Return the name of the first tensor with a parameter; if the table has none, return the parameter's name."""
+    """Return the name of the first tensor that contains a parameter; if no tensor does, return the parameter's name."""
     found = _entries([parameter], table).get(parameter)
     return parameter if found is None else _numbered(found[0], dict(found[1]))
 

@@ -240,8 +240,9 @@ def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
 
 @dataclass(frozen=True, eq=False)
 class PackedExperts:
-    """The MXFP4 matrices of all experts, as (experts, in, out). An index with one expert and a slice of output features
-    returns a matrix that stays in the file."""
+    """The MXFP4 matrices of all experts, as (experts, in, out). Index it with an expert and a slice of output features
+    to get a matrix that stays in the file.
+    """
 
     name: str
     blocks: TensorBytes

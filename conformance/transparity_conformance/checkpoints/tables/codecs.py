@@ -74,7 +74,7 @@ class Classifier:
     """The field that determines the number of outputs: `id2label` for classes, or the width of a projection."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
-        """Return `TransformerConfig` fields if `architectures` names a class with this head; otherwise nothing."""
+        """Return `TransformerConfig` fields if `architectures` names a class with this head; otherwise `{}`."""
         names = fields.get("architectures")
         if not any(str(name).endswith(self.task) for name in (names if isinstance(names, list) else [])):
             return {}
@@ -177,8 +177,9 @@ class Family:
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:
-        """Convert config.json to `TransformerConfig` fields, if the file has the tensors `names`. Raise
-        `CheckpointError` for an unsupported value or a missing field."""
+        """Convert config.json to `TransformerConfig` fields, given the `names` of all tensors in the file. Raise
+        `CheckpointError` for an unsupported value or a missing field.
+        """
         for name, right in {**ONLY, **self.only}.items():
             if given.get(name) is not None and given[name] not in right:
                 raise wrong(name, given[name], " or ".join(map(as_json, right)) or "null")
@@ -192,7 +193,9 @@ class Family:
         return found | (self.classifier.read(fields) if self.classifier else {})
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Convert a configuration to config.json. If the family cannot express it, `read` returns a different one."""
+        """Convert a configuration to config.json. If the family cannot express the configuration, `read` returns a
+        different configuration for the result.
+        """
         found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
         for row in sorted(self.rows, key=lambda row: not row.ours):
             found |= row.write(config)

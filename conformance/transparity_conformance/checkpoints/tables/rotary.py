@@ -128,7 +128,7 @@ def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
 
 
 def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
-    """Return `rotary_dim` if only a `share` of the features of a head rotates; otherwise nothing."""
+    """Return `rotary_dim` if only a `share` of the features of a head rotates; otherwise `{}`."""
     if share is None or (is_number(share) and share == 1):
         return {}
     if head_dim is None:

@@ -89,7 +89,7 @@ def as_flag(fields: Fields, name: str) -> bool:
 def as_head_width(
     fields: Fields, width: str = "head_dim", heads: str = "num_attention_heads", embed_dim: str = "hidden_size"
 ) -> dict[str, Any]:
-    """Return `attention_head_dim` if the width of a head differs from embed_dim / num_heads; otherwise nothing."""
+    """Return `attention_head_dim` if the width of a head differs from embed_dim / num_heads; otherwise `{}`."""
     if fields[width] is None or as_whole(fields, width) * as_whole(fields, heads) == as_whole(fields, embed_dim):
         return {}
     return {"attention_head_dim": fields[width]}
@@ -151,7 +151,7 @@ def _same(value: Any) -> Any:
 
 
 def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """Return a row for a field that only has another name in `TransformerConfig`.
+    """Return a row for a field that has another name in `TransformerConfig`, but the same value.
 
     `ours` is this name, or several names. `default` is the value that `transformers` uses for a missing field.
     `written` is the attribute that is written to config.json, by default the first of `ours`.

@@ -57,7 +57,8 @@ FITTED_WIDTH = Threshold(
     "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. Where a number "
     "was fitted to the float32 results, it gives the width with a relative error of at most 1.8e-5",
 )
-"""The largest relative difference at which a width, computed from a fitted factor 1/√width, counts as an integer."""
+"""The largest relative distance from an integer at which a fitted width counts as this integer; 1/√width is fitted.
+"""
 
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate: permuted features change the order of sums. "

@@ -49,7 +49,7 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     orders = {"heads": heads, "key_heads": key_heads, "head_dim": within}
     orders["hidden"] = random.permutation(config.feed_forward_dim)
     orders |= _merged(config, orders)
-    # Shared projections split the model's features into heads before the projection.
+    # Shared projections split the model's features into heads, so model features and heads are permuted together.
     shared = config.projection == "shared-per-head"
     orders["model"] = orders["merged"] if shared else random.permutation(config.embed_dim)
     if "sinusoidal" in (config.positions, config.encoder_positions):  # sinusoids depend on the index of a feature
@@ -62,7 +62,7 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     for name, value in parameters.items():
         out, into = _axes(config, name)
         if value.shape[0 if out == "hidden" else -1] != config.feed_forward_dim and "hidden" in (out, into):
-            out, into = ("", into) if out == "hidden" else (out, "")  # a layer with another feed-forward width
+            out, into = ("", into) if out == "hidden" else (out, "")  # keep the order in a layer of another width
         rows = value[orders[out]] if out else value
         changed[name] = rows[:, orders[into]] if into else rows
     return changed, orders

@@ -56,7 +56,7 @@ def _tied(
 ) -> np.ndarray:
     """Return a mask (batch, length, experts) of the experts in a near-tie.
 
-    Scores use the tolerance of the logits, because an error of the logits changes the scores by less.
+    The tolerance of the logits is also used for scores, because an error of the logits changes scores by less.
     """
     if correction is None and config.router_groups == 1:
         return _around(logits, chosen, margin)

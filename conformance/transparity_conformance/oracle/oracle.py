@@ -101,7 +101,7 @@ class Oracle:
         if self.given is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:
             return None
         given, inputs = self.given
-        # Rounding errors are drawn in the order of the arrays.
+        # The order of the arrays counts, because their rounding errors are drawn in this order.
         kept = None if self.kept is None else sorted(self.kept)
         settings = [type(self).__name__, self.neighbours, kept, list(self.arrays)]
         return digest(json.dumps([*given, *settings]), self.arrays, inputs)
@@ -222,7 +222,7 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Perturb a block of a matrix by factors that depend on its elements' bits, so each reading gets equal factors."""
+    """Perturb a block of a matrix by factors computed from its elements' bits, so that all readings are equal."""
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
     moved = bits.view(np.int32).astype(np.float32)
     # Compute in place: these lines take most of the time of reading a matrix.

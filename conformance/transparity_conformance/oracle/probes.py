@@ -186,7 +186,7 @@ def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
 
 def _gain(config: TransformerConfig, name: str, spread: float) -> float:
     """Return the factor of a random weight. With the factors of queries and keys, scores have the standard deviation
-    `spread`. If the gate has a limit, the gate and up projections exceed this limit.
+    `spread`. If gated feed-forwards limit their values, the gate and up projections exceed this limit.
     """
     if config.gate_limit is not None and name.endswith(("gate.weight", "up.weight")):
         return config.gate_limit
@@ -366,7 +366,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
 
 
 def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return the configuration in other sizes, of which one has only square weights.
+    """Return copies of the configuration with other sizes; one copy has only square weights.
 
     Ports may fix a ratio of sizes; for example, a port may derive the feed-forward's width from the model's width.
     """

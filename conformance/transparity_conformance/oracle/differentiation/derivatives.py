@@ -175,10 +175,11 @@ def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
 
 
 ALL_AT_ONCE = 8
-"""The number of directions that change all parameters at once; a wrong gradient shows along nearly all of them."""
+"""The number of directions that change all parameters. Along nearly all of them, a wrong gradient is found.
+"""
 
 FAINTEST = 1e-2
-"""Directions are divided by the norm of the parameter's gradient, or by this share of the median norm if it is larger.
+"""Directions are divided by the norm of the parameter's gradient, or at least by this share of the median norm.
 
 The true gradient of a key's bias is often 0, and division by a tiny norm would amplify rounding.
 """
@@ -261,7 +262,7 @@ def training_oracle(
 ) -> Oracle:
     """Return the oracle of a training run with one step per batch; its results are `losses` and learned parameters.
 
-    `by` trains in place of the reference.
+    If `by` is given, it trains instead of the reference.
     """
 
     def run(arrays: Arrays, tap: Tap) -> None:

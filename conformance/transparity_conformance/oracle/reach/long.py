@@ -60,7 +60,7 @@ class Rows:
 
 
 def part(value: Rows | np.ndarray, queries: slice, keys: slice) -> np.ndarray:
-    """Return the part of an array (batch, heads, queries, keys) for some queries and keys. Keep an axis of size 1."""
+    """Return some queries and keys of an array (batch, heads, queries, keys); return an axis of size 1 whole."""
     if isinstance(value, Rows):
         return value.make(queries, keys)
     return value[:, :, queries if value.shape[2] > 1 else slice(None), keys]

@@ -222,8 +222,8 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
     """Return an attention mask and token types, if the model reads them.
 
-    The sum of batch size and length determines which tokens the mask hides. It hides no tokens, or padding and one
-    other token, or padding and some first tokens.
+    The sum of batch size and length determines which tokens the mask hides. The mask hides no tokens, or padding and
+    one other token, or padding and some first tokens.
     """
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
@@ -285,7 +285,8 @@ def reach_of(
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
     """Return a model and its calls.
 
-    If `reached` is not 0, calls of that length exist already. Return few calls, and longer calls across thresholds.
+    If `reached` is not 0, other calls already cover lengths up to `reached`. Return then only a few short calls, and
+    calls longer than `reached` across thresholds.
     """
     calls = list(_calls(config, config.max_length))
     if reached:

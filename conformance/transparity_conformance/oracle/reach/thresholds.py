@@ -1,6 +1,6 @@
 """Thresholds: lengths at which a model, or a typical port of a model, starts to behave differently.
 
-The lengths of calls are 1 to 17, and powers of two and the configuration's thresholds with their neighbors. The tokens
+The lengths of calls are 1 to 17, powers of two, the configuration's thresholds, and the neighbors of both. The tokens
 include the first, the last and the special tokens, and tokens at the limits of integer types.
 """
 

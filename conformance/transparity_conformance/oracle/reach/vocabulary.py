@@ -25,7 +25,9 @@ MOST_CALLS = 4
 
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:
-    """Return the model and its calls. Together, the calls contain all token ids in order, or as many as time allows."""
+    """Return the model and its calls. Together, the calls contain every token id in ascending order, or as many ids as
+    time allows.
+    """
     model = ReachModel(ITSELF, config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
     rows = -(-max((len(_tokens(config, name)) for name in config.token_inputs), default=0) // length)
@@ -72,9 +74,10 @@ def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """Return the tokens of an input, (calls, batch, length): all tokens in order, and from the start again.
+    """Return the tokens of an input, (calls, batch, length): all token ids in ascending order, then from the first
+    again.
 
-    If the calls have too few positions, return evenly spaced tokens.
+    If there are fewer positions than token ids, return evenly spaced ids.
     """
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)

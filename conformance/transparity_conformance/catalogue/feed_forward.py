@@ -136,7 +136,7 @@ def other_activations(
 
 
 def _given(settings: Settings, state: WalkState, scope: str) -> Value:
-    """Return the input of a layer's feed-forward; with the setting `source`, return the value of this function."""
+    """Return the input of a layer's feed-forward, or the result of the function in the setting `source`."""
     return settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
 
 

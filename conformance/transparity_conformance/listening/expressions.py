@@ -133,7 +133,9 @@ class _Reporting(ast.NodeTransformer):
         return self._wrapped(node, "attribute", node.attr, "value")
 
     def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
-        """Wrap an expression and its operands in calls of hooks; `fields` names the operands' fields of the node."""
+        """Wrap an expression and its operands in calls of hooks; `fields` are the names of the node's fields with
+        operands.
+        """
         numbers: list[int] = []
         for field in fields:
             found = getattr(node, field)

@@ -39,7 +39,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A value that a port computed, the inputs of the computation, and the lines of code that ran it."""
+    """A value that a port computed, the inputs of the computation, and the lines of code that ran the computation."""
 
     name: str
     """The operation's name in the framework, such as `aten.mm.default`, `dot_general` or `numpy.matmul`."""

@@ -109,7 +109,7 @@ def sampled_tokens(bench: Bench) -> Iterator[ClaimEvidence]:
     """A sampled token is the first token whose cumulative probability exceeds the given uniform random number."""
     random = np.random.default_rng(4)
     logits, uniforms = (2 * random.normal(size=(500, 13))).astype(np.float32), random.random(500)
-    logits[:50, :3] = -np.inf  # even the number 0 samples no token with probability 0
+    logits[:50, :3] = -np.inf  # a random number of 0 must not sample a token with probability 0
     uniforms[:60] = 0.0
     probabilities = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True).astype(np.float64))
     cumulative = np.cumsum(probabilities / probabilities.sum(-1, keepdims=True), -1)

@@ -136,7 +136,7 @@ class Audit:
 
     @property
     def _faults(self) -> list[Part]:
-        """The parts in `_parts` that contain faults. Other outcomes are removed from these parts."""
+        """The parts from `_parts` that contain faults, without the outcomes that are no faults."""
         wrong = [
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts

@@ -147,7 +147,7 @@ class Divergence(Compared):
 
 @dataclass(frozen=True)
 class Measured(Compared):
-    """The comparison of an activation on a probe: with all earlier errors of the port, and without them."""
+    """The comparison of an activation on a probe: once with the errors of earlier activations, and once without."""
 
     tap: str
     probe: str

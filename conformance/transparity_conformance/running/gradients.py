@@ -106,7 +106,7 @@ def offer_gradients(
 ) -> Callable[..., Any]:
     """Add a method `loss_and_gradients` to a forward pass if a PyTorch or Flax module computes the logits.
 
-    `called` returns the forward pass of a module and a configuration.
+    `called(module, configuration)` returns a forward pass.
     """
     differentiate = _differentiation(forward, model, config, called)
     if differentiate is None or config.head != "logits":

@@ -20,7 +20,7 @@ from transparity_conformance.running.loading import LoadError
 
 TOKENS, IMAGES, FRAMES = ("input_ids", "decoder_input_ids"), "pixel_values", "input_features"
 READS = {IMAGES: "images", FRAMES: "frames of audio"}
-"""For models without token ids: the name of their input, and the data in the input."""
+"""For models without token ids, the data in each input, by the input's name."""
 
 OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch")
 """Other names of inputs in exported graphs. The names of a cache's inputs start with `past`, and the names of the

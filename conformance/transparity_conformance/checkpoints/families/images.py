@@ -46,7 +46,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _positions(fields: Fields) -> dict[str, Any]:
-    """Return the fields of the image's size. The number of positions counts the patches and the class token."""
+    """Return the fields about the image's size. The number of positions counts the patches and the class token."""
     side, patch = row.as_whole(fields, "image_size"), row.as_whole(fields, "patch_size")
     if side % patch:
         raise row.wrong("image_size", side, f"a multiple of patch_size, {patch}")

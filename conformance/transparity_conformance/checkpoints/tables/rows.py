@@ -130,7 +130,7 @@ class FieldRow:
     """A function from fields of config.json and the names of all tensors to fields of `TransformerConfig`."""
     write: Write
     ours: tuple[str, ...] = ()
-    """The `TransformerConfig` fields that get the unchanged value."""
+    """The `TransformerConfig` fields that get the value of config.json unchanged."""
 
 
 def _value(

@@ -14,7 +14,7 @@ from transparity_conformance.report.comparison import BackendSubject, ClaimEvide
 from transparity_conformance.report.formatting import format_share, plain
 
 NotCompared = tuple[str, BackendSubject | str, str]
-"""A claim, the backend (or its name) for which the claim was not compared, and the reason."""
+"""A claim, a backend (or its name), and the reason why the claim was not compared for this backend."""
 
 Kind = Literal["blank", "fails", "breaks", "exact", "share"]
 
@@ -129,7 +129,7 @@ class Footnote:
 
     @property
     def agrees(self) -> bool:
-        """Return whether the mistake breaks all claims that are expected to break."""
+        """Return whether the mistake breaks all claims that it should break."""
         return all(group.agrees for group in self.groups)
 
     def __str__(self) -> str:

@@ -20,7 +20,9 @@ STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
 
 
 def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> Table:
-    """Return a table of claims × columns (default: all); a cell shows the largest share of a budget that is used."""
+    """Return a table with a row for each claim (columns: all by default); a cell shows the largest used share of a
+    budget.
+    """
     matrix = agreement.matrix
     columns = matrix.columns if columns is None else columns
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="")

@@ -59,8 +59,9 @@ class InFolder(dict[str, Any]):
 
     @functools.cached_property
     def is_given_itself(self) -> bool:
-        """Return whether a loader gets this folder instead of a float32 copy. It does if the folder is already such a
-        copy, if matrices have scales, or if a copy would not fit into memory."""
+        """Return whether a loader gets this folder instead of a float32 copy. The loader gets this folder if it is
+        already such a copy, if matrices have scales, or if a copy would not fit into memory.
+        """
         is_other = self.is_ours or self.stored_as != ""
         return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
 

@@ -76,8 +76,8 @@ def judge_bundle(
     """Judge the results of a port for a bundle.
 
     If the port was `stopped`, a missing tensor is no fault. `how` contains the arguments `logits_only`, `port`,
-    `located` and `ranks` of `judge`. If the bundle has weights, only probes with logits are judged. If it refers to a
-    checkpoint, all probes are judged, and missing activations are listed as not compared.
+    `located` and `ranks` of `judge`. If the bundle has weights, only probes with logits are judged. If the bundle
+    refers to a checkpoint, all probes are judged, and missing activations are listed as not compared.
     """
     taps = {key: outputs[key] for key in bundle.probes if key in outputs}
     if bundle.has_weights:

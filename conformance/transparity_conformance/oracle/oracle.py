@@ -37,7 +37,7 @@ class Oracle:
     Half precisions are computed in float32 and rounded at every activation, because hardware sums in float32. The
     error in float64 is the error in float32, scaled by the ratio of their epsilons.
 
-    Each result's name is passed to `watch`. `room` creates the mapping for the results.
+    `watch` is called with the name of each result. `room` creates the mapping for the results.
     """
 
     def __init__(

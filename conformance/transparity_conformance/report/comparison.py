@@ -51,7 +51,7 @@ class BackendSubject(Column):
 
 
 class Compared:
-    """A comparison: it is right if the error is at most the budget."""
+    """A comparison, which agrees if its error is at most its budget."""
 
     error: float
     budget: float
@@ -102,7 +102,7 @@ class ClaimEvidence(Compared):
 
 
 def share(error: float, budget: float) -> float:
-    """Return error / budget; above 1, the values disagree.
+    """Return error / budget; if it is above 1, the values disagree.
 
     The share is infinite if the error is NaN, or if the budget is NaN or infinite: without a bound, nothing agrees.
     """

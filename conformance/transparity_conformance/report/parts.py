@@ -45,7 +45,7 @@ class Coverage:
 
     @property
     def rate(self) -> float:
-        """The largest rate of wrong calls that fits n right calls, with 95 % confidence: 1 − 0.05^(1/n)."""
+        """The largest rate of wrong calls that is compatible with n right calls, at 95 % confidence: 1 − 0.05^(1/n)."""
         return 1 - 0.05 ** (1 / self.calls) if self.calls else 1.0
 
     @property
@@ -97,7 +97,7 @@ class RanksComparison(Compared):
 
     @property
     def sentence(self) -> str:
-        """The result of comparing ranks, for the start of the report."""
+        """A sentence about the comparison of ranks, for the start of the report."""
         if self.one_rank == "agrees":
             return f"1 rank and {self.count} ranks of the same code agree. "
         if self.one_rank == "inconclusive":
@@ -130,7 +130,7 @@ class ThirdComparison:
 
     @property
     def sentence(self) -> str:
-        """The result for all three implementations, for the start of the report."""
+        """A sentence about the comparison of three implementations, for the start of the report."""
         if self.stands_alone == "port":
             return f"Your port differs from the other two: {self.reference} and {self.third} agree.  "
         if self.stands_alone:

@@ -66,7 +66,7 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, report: Report) -> None:
         super().__init__()
         self.report = report
-        """The report of everything that the check had found so far."""
+        """The report of everything that the check has found so far."""
 
 
 @dataclass(frozen=True)

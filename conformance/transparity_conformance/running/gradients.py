@@ -267,7 +267,7 @@ def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
-    """Return the rows and columns of all matrices with a tensor's elements in order: two for (embed, heads, head_dim).
+    """Return the rows and columns of every matrix into which a tensor can be reshaped: two matrices for three axes.
 
     If a wanted vector has the size of the tensor, the tensor is also compared as a vector.
     """

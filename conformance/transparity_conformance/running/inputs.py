@@ -229,8 +229,9 @@ OUTPUTS = {
     "pooled": ("pooler_output", "logits"),
     "classes": ("logits", "text_embeds", "image_embeds"),
 }
-"""For each head, the attributes of a result that may contain the output; the first existing one is used. The key "" is
-for an unknown head."""
+"""For each head, the attributes of a result that may contain the output; the first attribute that exists is used. The
+key "" is for an unknown head.
+"""
 
 
 def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:

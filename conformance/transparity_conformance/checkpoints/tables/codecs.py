@@ -69,7 +69,7 @@ class Classifier:
     fields: Fields
     """The `TransformerConfig` fields that are equal in all models with this head."""
     task: str = "ForSequenceClassification"
-    """The text with which the names of classes with this head end."""
+    """The ending of the names of classes with this head."""
     size: str = "id2label"
     """The field that determines the number of outputs: `id2label` for classes, or the width of a projection."""
 
@@ -120,7 +120,7 @@ class Family:
     rows: Sequence[FieldRow]
     """The rows for the fields of config.json. If two rows set the same value, the later row counts."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The supported values of fields of config.json that have unsupported values, too."""
+    """For fields of config.json that are only partly supported, the supported values."""
     unneeded: Collection[str] = ()
     """Fields of config.json that never change a forward pass of this family."""
     names: Table

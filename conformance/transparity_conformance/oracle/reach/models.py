@@ -332,7 +332,7 @@ def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: Tru
 
 
 UNEQUAL = 0.5
-"""The standard deviation of the logarithms of the factors in `unequal`."""
+"""How much the factors of `unequal` vary: the standard deviation of their logarithms."""
 
 
 def unequal(parameters: Arrays) -> Arrays:

@@ -56,7 +56,7 @@ def _probe(model: ReachModel, inputs: Arrays) -> ReachProbe:
 
 
 def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[str]:
-    """Return a line for each input that tells how many tokens no call of this model contains."""
+    """For each input, return a line with the number of tokens that no call of this model contains."""
     calls, lines = [probe for probe in probes if probe.config == config], []
     for name in config.token_inputs:
         seen = {int(token) for probe in calls for token in np.unique(probe.inputs[name])}

@@ -69,7 +69,7 @@ class Finding:
 
     @property
     def profile(self) -> dict[str, list[float]]:
-        """The largest errors along each axis of size 2 or more."""
+        """For each axis of size 2 or more, the largest error at each index."""
         return {axis: list(errors) for axis, errors in self.worst.profile.items() if len(errors) > 1}
 
     @property

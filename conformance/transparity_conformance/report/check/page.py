@@ -34,7 +34,7 @@ from transparity_conformance.report.formatting import format_share, height, scie
 from transparity_conformance.report.report import VERBS, Measured, Report, environment
 
 MOST_BARS = 128
-"""The largest number of bars; if there are more positions, each bar shows the largest error of several."""
+"""The largest number of bars; if there are more positions, each bar shows the largest error of several positions."""
 
 AXES = ("layer", "head", "position", "row", "feature")
 
@@ -60,7 +60,7 @@ def _summary(view: CheckView) -> str:
 
 
 def _next(view: CheckView) -> str:
-    """Return the next step: fix all places if this makes the port right, otherwise the first place."""
+    """Return the next step: to fix all places if this makes the port right, otherwise to fix the first place."""
     lines = [[line.place for line in finding.wrong_lines] or finding.places[:1] for finding in view.findings]
     places = [place for of_finding in lines for place in of_finding]
     if enough := remedy(view.report):

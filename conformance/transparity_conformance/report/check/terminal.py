@@ -44,7 +44,7 @@ WIDTH = 80
 
 MOST_FINDINGS = 12
 MOST_OPEN = 4
-"""The number of findings to show if later findings may be consequences of the first."""
+"""If later findings may be consequences of the first, at most this number of findings is shown."""
 MOST_PLACES = 4
 MOST_REASONS = 4
 MOST_BARS = 48
@@ -52,7 +52,8 @@ MOST_BARS = 48
 
 def answer(report: Report, *, verbose: bool = False, ways: bool = True, alike: Sequence[str] = ()) -> RenderableType:
     """Return the result of one check; `alike` names other configurations with the same result. With `verbose`, list
-    every claim, activation, note and omission. With `ways`, end with options of the command that show more."""
+    every claim, activation, note and omission. With `ways`, end with the command's options that print more.
+    """
     view = CheckView(report, alike)
     parts = [*_parts(view, verbose), *(_next(view, verbose) if ways else [])]
     spaced = (Padding(part, (int(number > 0), 0, 0, 0), expand=False) for number, part in enumerate(parts))
@@ -228,7 +229,7 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
 def _strength(view: CheckView, verbose: bool) -> RenderableType:
     """Return rows about what was compared, the used share of the tolerance, and what was not compared.
 
-    Only with `verbose`, list every omitted value of a field.
+    With `verbose`, also list every value of a field that was not compared.
     """
     report = view.report
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", worst_share(report))] * bool(report.measured)
@@ -252,7 +253,7 @@ def named(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _details(view: CheckView) -> Iterator[RenderableType]:
-    """Yield the details of a verbose report: coverage, claims, every activation, omissions, notes and times."""
+    """Yield the details of a verbose report: coverage, claims, activations, what was not compared, notes and times."""
     report = view.report
     if view.coverage:
         yield named([("Covers", view.coverage)])

@@ -69,7 +69,7 @@ class CheckView:
 
     @property
     def not_compared_in_short(self) -> list[str]:
-        """Lines about what was not compared, without the fields that the audit names. Refused values are only counted."""
+        """Lines about what was not compared, except fields that the audit names. Refused values are only counted."""
         audit, lines = self.report.audit, self.report.not_compared
         if audit is None:
             return self.not_compared

@@ -64,7 +64,7 @@ class Model:
         return {name: tensor.read() for name, tensor in self._tensors.items()}
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return the buffers by name. Some of them, such as unlearned biases, are parameters of the reference."""
+        """Return the buffers by name. Some buffers, such as unlearned biases, are parameters of the reference."""
         return {name: tensor.read() for name, tensor in self._buffers.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:

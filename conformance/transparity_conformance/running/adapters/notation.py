@@ -54,7 +54,7 @@ ABSENT = ""
 """The line of a parameter that the port lacks; the parameter must be 0."""
 
 NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
-"""Matches a number between dots in a tensor's name, or an index."""
+"""Matches a number between dots or in brackets in a tensor's name."""
 
 COUNTED = re.compile(r"(?<![^._\[])\d+(?![^.\]])")
 """Matches a number that may be a layer's number; it may also follow an underscore, as in flax's `h_0`."""
@@ -122,8 +122,8 @@ def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
 
 
 def parted(text: str, names: Shapes) -> tuple[str, str]:
-    """Split a line into a tensor's name and the steps after the name. A step may also be part of the tensor's name;
-    `names` decides.
+    """Split a line into a tensor's name and the steps after the name. If a name in `names` ends like a step, this step
+    belongs to the name.
     """
     if text in names:
         return text, ""

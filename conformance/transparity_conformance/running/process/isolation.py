@@ -165,7 +165,9 @@ class IsolatedBuild(_Described):
         return runtime_of(self.process.spec) is not None
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
-        """Return the same port as a loader of a family's folders. Without a `model_type`, return it as a `build`."""
+        """Return a copy of this port that loads folders of the family `model_type`. Without a `model_type`, the copy is
+        a `build`.
+        """
         return IsolatedBuild(self.process, model_type)
 
     def on(self, process: ProcessGroup) -> IsolatedBuild:
@@ -197,7 +199,7 @@ class IsolatedBuild(_Described):
     def model(self, folder: str | None, weights: Mapping[str, np.ndarray] | None = None) -> RemotePort:
         """Load a folder, or build a module; return a forward pass that takes inputs by the model's own names.
 
-        If all names of tensors are equal, fill the module with `weights`.
+        If the module's tensors have the names and shapes of `weights`, fill the module with `weights`.
         """
         what = "load(folder)" if folder is not None else "building the module"
         number, _ = self.process.loaded()

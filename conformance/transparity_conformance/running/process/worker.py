@@ -68,7 +68,8 @@ class Worker:
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
         """Call an object, or its method `attribute`.
 
-        If the result is a sequence, its item `stays`, such as a cache, is not sent but stays in this process.
+        If the result is a sequence, the item at the index `stays`, such as a cache, is not sent but stays in this
+        process.
         """
         function = self.objects[number]
         args, named = self._given(args), self._given(named)
@@ -142,7 +143,8 @@ class Worker:
         return HubBuild(self.objects[number], model_type, root).reported(folder, names)
 
     def model(self, number: int, folder: str | None, weights: Mapping[str, np.ndarray] | None) -> Any:
-        """Load a folder, or build a module and fill it with `weights` if all names of tensors are equal.
+        """Load a folder, or build a module. If its tensors have the names and shapes of `weights`, fill it with
+        `weights`.
 
         Return the number and the signature of the forward pass, and whether the module contains the weights. The
         forward pass takes inputs by the model's own names.

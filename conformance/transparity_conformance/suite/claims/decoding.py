@@ -28,7 +28,7 @@ LENGTH = 5
 UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad_id=None)}
 
 Chunks = list[tuple[int, ...]]
-"""One tuple for each step. A tuple has the number of new tokens of each row."""
+"""A tuple for each step of decoding. A tuple has the number of new tokens of each row."""
 
 
 @functools.cache
@@ -121,7 +121,7 @@ SOME = [(way, chunks) for way, chunks in splits(LENGTH, ROWS) if way in ("1+1+1+
 
 FAMILIES = tuple(case for case, config in CASES.items() if config.has_decoder and config.head == "logits")
 FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
-"""The families that are tested for a backend that compiles each model."""
+"""If a backend compiles each model, only these families are tested."""
 
 
 @claim(

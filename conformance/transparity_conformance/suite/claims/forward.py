@@ -104,8 +104,9 @@ FEW = (
     *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
     *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
 )
-"""The families that are tested for a backend that compiles each model. Together, they have all features that no preset
-has."""
+"""If a backend compiles each model, only these families are tested. Together, they have all features that no preset
+has.
+"""
 
 
 @functools.cache

@@ -120,7 +120,7 @@ def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arra
 
 OF_FAMILIES = tuple(case for case, config in CASES.items() if config.head == "logits")
 FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
-"""The families that are tested for a backend that compiles each model."""
+"""If a backend compiles each model, only these families are tested."""
 
 
 @claim(

@@ -86,8 +86,8 @@ def named_scale(scale: float) -> str:
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault that multiplies scores by `scale`. If `named` is set, such as to 1/√head_dim, the factor is
-    computed for each model size.
+    """Return the fault that multiplies scores by `scale`. If the factor has a name (`named`), such as 1/√head_dim, it
+    is computed anew for each model size.
     """
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]

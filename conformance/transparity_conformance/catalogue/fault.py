@@ -239,7 +239,9 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return plausible groups of taps, largest first: all taps, the taps that `SCOPES` group, and single taps."""
+    """Return plausible groups of taps, largest first: all taps, the groups of each function in `SCOPES`, and single
+    taps.
+    """
     sites = tuple(sites)
     found = [sites] if sites else []
     for scope in SCOPES:

@@ -55,7 +55,7 @@ class NormForm:
     positions). `running` means the stored statistics."""
     norm_eps: float = 0.0
     factor: float = 1.0
-    """A factor of the input."""
+    """A factor by which the input is multiplied."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -142,7 +142,9 @@ HEADS = {
     "heads": [row("query-key-norm", "each head", statistics="features")],
     "features": [row("query-key-norm", "heads together", statistics="heads")],
 }
-"""Faults in the axes of query and key norms. The keys are the right axes: `heads` together, or `features` of a head."""
+"""Faults in the axes of query and key norms. The keys of this table are the right axes: `heads` together, or `features`
+of a head.
+"""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:

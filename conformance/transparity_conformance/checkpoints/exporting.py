@@ -55,7 +55,7 @@ def export_checkpoint(
 
 
 def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any]:
-    """Return the config.json of a configuration, which the family must be able to express."""
+    """Convert a configuration to config.json; the family must be able to express the configuration."""
     return {
         "model_type": model_type,
         "architectures": [family.model],
@@ -94,7 +94,7 @@ def tensors_in(
 
 
 def written(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any] | None:
-    """Return the config.json of a configuration, or None if the family cannot express it."""
+    """Convert a configuration to config.json; return None if the family cannot express the configuration."""
     try:
         fields: dict[str, Any] = json.loads(json.dumps(fields_of(model_type, family, config)))
         again = read_beside(family, config, fields)
@@ -104,7 +104,7 @@ def written(model_type: str, family: Family, config: TransformerConfig) -> dict[
 
 
 def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Convert the config.json `fields` to a configuration, for a folder that has the tensors of the model `config`."""
+    """Convert the config.json `fields` to a configuration, as in a folder with all tensors of the model `config`."""
     zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
     tensors = tensors_in(family, config, zeros, with_computed=False)
     return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})
@@ -141,7 +141,9 @@ def _check_same(
 
 
 def explicit(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of a configuration, to compare configurations. Implied values, such as widths, replace None."""
+    """Return the fields of a configuration, to compare configurations. A field without a value gets the value that
+    other fields imply, such as a width.
+    """
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     heads = {"num_key_value_heads": config.key_value_heads, "attention_head_dim": config.head_dim}
     return fields | _by_layer(config) | heads

@@ -33,7 +33,7 @@ class Source:
     """The expression's start and end in `line`, in characters from 0; None if Python does not report them."""
 
     def is_at(self, other: Source | None) -> bool:
-        """Return whether both are the same expression; `==` compares only lines."""
+        """Return whether this and `other` are the same expression; `==` compares only lines."""
         return other is not None and self == other and self.columns == other.columns
 
 
@@ -59,8 +59,8 @@ class Operation:
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
         """Return the line that probably passed wrong arguments to a function that several lines call.
 
-        `others` are right operations. The result is the innermost line on this stack that is on no stack of `others`
-        with the same innermost expression. If no such line exists, return the operation's own line.
+        `others` are operations with right results. The result is the innermost line on this stack that is on no stack
+        of `others` with the same innermost expression. If no such line exists, return the operation's own line.
         """
         alike = (each.stack for each in others if each.stack and each.stack[0].is_at(self.source))
         elsewhere = {line for stack in alike for line in stack}
@@ -134,7 +134,9 @@ class Sources:
 
 
 def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | None) -> tuple[int, int] | None:
-    """Return the columns of an expression in characters, because Python reports bytes. Stop at the end of the line."""
+    """Return the columns of an expression in characters, because Python reports bytes. The end is at most the end of
+    the line.
+    """
     if start is None or not 1 <= line <= len(lines):
         return None
     text = lines[line - 1].rstrip().encode()

@@ -370,7 +370,8 @@ class Recorder:
         names: the names of tensors, by `id`.
         module_names: the paths of modules, by `id`.
         files: the files whose lines are reported; all files if empty.
-        frames: yields the instructions that run an operation, innermost first; by default, those on Python's stack.
+        frames: yields the instructions that run an operation, innermost first; by default, the instructions on Python's
+            stack.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from transparity.limits.mapped import Mapped
 
 @dataclass(frozen=True)
 class BudgetRule:
-    """The constants of the tolerances in one precision."""
+    """The constants from which the tolerances in one precision are computed."""
 
     factor: float
     floor: float
@@ -57,7 +57,7 @@ FITTED_WIDTH = Threshold(
     "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. Where a number "
     "was fitted to the float32 results, it gives the width with a relative error of at most 1.8e-5",
 )
-"""The largest relative distance from an integer at which a fitted width counts as this integer; 1/√width is fitted.
+"""The largest relative distance between a width, computed from a fitted 1/√width, and the integer for which it counts.
 """
 
 MEASURED = (

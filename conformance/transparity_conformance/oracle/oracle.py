@@ -156,7 +156,8 @@ class Oracle:
         receive: Callable[[str, np.ndarray], None],
         choices: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Compute in `dtype` at the `index`-th point; round each result, pass it to `receive`, and continue with it.
+        """Compute in `dtype` at the `index`-th point; round each result, pass it to `receive`, and continue with the
+        rounded result.
 
         `choices` fix the experts that routers choose, because another choice would have larger effects than rounding.
         """
@@ -222,7 +223,7 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Perturb a block of a matrix by factors computed from its elements' bits, so that all readings are equal."""
+    """Perturb a block of a matrix by factors computed from its elements' bits, so that every reading is the same."""
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
     moved = bits.view(np.int32).astype(np.float32)
     # Compute in place: these lines take most of the time of reading a matrix.

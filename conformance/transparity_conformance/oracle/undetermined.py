@@ -93,7 +93,7 @@ def judged_gap(
     dtype: str = "float32",
     shown: Collection[str] = (),
 ) -> float:
-    """Return the largest difference of the values that the inputs determine."""
+    """Return the largest difference between port and reference, without undetermined values."""
     return gap(judged(probe, tap, actual, ours, dtype, shown), ours)
 
 

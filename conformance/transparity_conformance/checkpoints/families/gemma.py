@@ -45,7 +45,7 @@ GEMMA = PLAIN.variant(
 
 
 def _scalar(multiplier: float) -> float:
-    """Return s such that s^(−1/2) is exactly the multiplier, if possible an integer."""
+    """Return a number s, if possible an integer, for which s^(−1/2) is exactly the multiplier."""
     found = multiplier**-2
     return row.nearest(round(found), found, right=lambda each: each > 0 and each**-0.5 == multiplier)
 

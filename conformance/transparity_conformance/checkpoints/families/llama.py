@@ -80,7 +80,7 @@ MISTRAL = PLAIN.variant(
 
 
 def _windows(fields: Fields) -> dict[str, Any]:
-    """Return the windows of Qwen. By default, layers from `max_window_layers` on have a window."""
+    """Return the fields about Qwen's windows. By default, layers from `max_window_layers` on have a window."""
     window = layers.used_window(fields)
     first, count = row.as_whole(fields, "max_window_layers", 0, "a whole number"), row.as_layers(fields)
     kinds = [SLIDING if window is not None and i >= first else FULL for i in range(count)]
@@ -189,7 +189,7 @@ PHI3 = MISTRAL.variant(
 
 
 NO_POSITIONS = "_without_positions"
-"""The suffix of the kinds of layers that have no positions."""
+"""The suffix in the name of each kind of layers without positions."""
 
 
 def _layers_smollm3(fields: Fields) -> dict[str, Any]:

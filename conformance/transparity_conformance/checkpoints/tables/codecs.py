@@ -19,7 +19,7 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields, as
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
-"""The sizes of the small models of many families."""
+"""Sizes that the small models of many families have."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (),
@@ -135,8 +135,9 @@ class Family:
     no_parameters: Collection[str] = ()
     """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """Functions that compute tensors, by name. A file may store such a tensor, although the reference computes it. If
-    the file has other values, the tensor is a parameter."""
+    """For each of some tensors, a function that computes it. A file may store such a tensor, although the reference
+    computes it. If the file has other values, the tensor is a parameter.
+    """
     classifier: Classifier | None = None
 
     def variant(

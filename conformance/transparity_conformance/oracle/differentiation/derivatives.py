@@ -175,7 +175,7 @@ def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
 
 
 ALL_AT_ONCE = 8
-"""The number of directions that change all parameters. Along nearly all of them, a wrong gradient is found.
+"""The number of directions that change all parameters. Nearly every such direction reveals a wrong gradient.
 """
 
 FAINTEST = 1e-2

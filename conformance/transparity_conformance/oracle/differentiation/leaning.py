@@ -171,6 +171,6 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
 
 def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
     """Return whether rows of a batch are independent. Rows affect each other through batch norm in training, and
-    through experts with a limit of tokens.
+    through experts that take a limited number of tokens.
     """
     return not (training and config.norm == "batch") and not most_experts(config)

@@ -1,7 +1,7 @@
 """Calls with many lengths, batch sizes and widths; only their logits are compared.
 
 The probes of `probes` compare all activations of a small model, to find faults. The calls of this file show how far the
-agreement extends, with sizes beyond the thresholds of a configuration. Each call has few rows and is fast, so the
+agreement extends; their sizes exceed the thresholds of a configuration. Each call has few rows and is fast, so the
 checker makes dozens of calls.
 """
 
@@ -285,7 +285,7 @@ def reach_of(
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
     """Return a model and its calls.
 
-    If `reached` is not 0, other calls already cover lengths up to `reached`. Return then only a few short calls, and
+    If `reached` is not 0, other calls already cover lengths up to `reached`. Then return only a few short calls, and
     calls longer than `reached` across thresholds.
     """
     calls = list(_calls(config, config.max_length))

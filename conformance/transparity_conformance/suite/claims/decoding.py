@@ -28,7 +28,7 @@ LENGTH = 5
 UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad_id=None)}
 
 Chunks = list[tuple[int, ...]]
-"""A tuple for each step of decoding. A tuple has the number of new tokens of each row."""
+"""For each step of decoding, a tuple with the number of new tokens of each row."""
 
 
 @functools.cache
@@ -73,7 +73,9 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield named ways to decode. The rows get 1, 2 or 3 tokens at first, then single tokens or other numbers."""
+    """Yield named ways to decode. The rows get 1, 2 or 3 tokens at first, then one token at a time or other numbers of
+    tokens.
+    """
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))

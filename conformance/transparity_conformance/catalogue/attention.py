@@ -86,7 +86,7 @@ def named_scale(scale: float) -> str:
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault that multiplies scores by `scale`. If the factor has a name (`named`), such as 1/√head_dim, it
+    """Return the fault that multiplies scores by `scale`. If `SCALES` contains `named`, such as 1/√head_dim, the factor
     is computed anew for each model size.
     """
     right = config.score_scale

@@ -242,7 +242,9 @@ class Recorded:
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield matches of the port's values in each layout with the shape of `ours`; skip constants and duplicates."""
+        """Yield the port's values in each layout with the shape of `ours`; skip duplicates, constants and infinite
+        values.
+        """
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]

@@ -114,7 +114,7 @@ def share(error: float, budget: float) -> float:
 
 
 def difference(actual: Any, expected: Any) -> float:
-    """Return the largest |actual − expected|, without broadcasting.
+    """Return the largest |actual − expected|, without broadcasting; for bools, the number of different elements.
 
     The difference is infinite for different shapes, for empty arrays, for NaN, and if an element is finite in only one
     of the arrays.

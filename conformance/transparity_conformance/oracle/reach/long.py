@@ -290,6 +290,7 @@ def _named(length: int) -> str:
 def has_prefixes(config: TransformerConfig) -> bool:
     """Return whether a position's logits stay the same if the prompt ends at this position.
 
-    They stay the same in a decoder whose mask is exact and whose rotary angles do not depend on the length.
+    They stay the same in a decoder with an exact mask, if rotary angles do not depend on the length, and positions
+    count all tokens.
     """
     return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

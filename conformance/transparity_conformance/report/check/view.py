@@ -103,7 +103,9 @@ class CheckView:
 
     @property
     def audit(self) -> list[str]:
-        """The lines of an audit. If the forward pass is wrong, list only unread tensors, which may be the reason."""
+        """The lines of an audit. If the port diverges and no audit was requested, list only unread tensors, a possible
+        reason.
+        """
         audit = self.report.audit
         if audit is None:
             return []

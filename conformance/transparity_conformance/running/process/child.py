@@ -292,7 +292,7 @@ class _Tail:
                 self.content = (self.content + chunk)[-TAIL:]
 
     def last_line(self) -> str:
-        """Return the last nonempty line, without unprintable characters."""
+        """Return the last nonempty line, shortened, without unprintable characters and final periods."""
         self.thread.join(1)
         lines = [line.strip() for line in self.content.decode(errors="replace").splitlines() if line.strip()]
         last = lines[-1] if lines else ""

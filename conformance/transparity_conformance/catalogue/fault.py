@@ -239,9 +239,7 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return plausible groups of taps, largest first: all taps, the groups of each function in `SCOPES`, and single
-    taps.
-    """
+    """Return plausible groups of taps: first all taps, then the groups of each function in `SCOPES`."""
     sites = tuple(sites)
     found = [sites] if sites else []
     for scope in SCOPES:

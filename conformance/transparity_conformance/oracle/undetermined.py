@@ -73,7 +73,7 @@ def judged(
     dtype: str = "float32",
     shown: Collection[str] = (),
 ) -> np.ndarray:
-    """Return the port's values `actual`, with undetermined values replaced by `ours`, so that they count as right.
+    """Return the port's values `actual`. To count as right, finite undetermined values are replaced by `ours`.
 
     Args:
         shown: The port's activations from which `ours` was computed. If `shown` includes the logits of every router,

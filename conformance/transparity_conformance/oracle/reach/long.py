@@ -90,8 +90,8 @@ def _score_bias(
 def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score: float) -> slice:
     """Return a range that contains all keys that a block of queries sees.
 
-    If masked keys have nonzero weights, the range contains all keys. Otherwise, the first and the last query of the
-    block determine the range, because no query between them sees earlier or later keys.
+    If masked keys have nonzero weights, or if a query sees no key, the range contains all keys. Otherwise, the first
+    and the last query of the block determine the range, because no query between them sees earlier or later keys.
     """
     every = slice(0, count)
     if masked_score >= EXACT_MASK_BELOW:

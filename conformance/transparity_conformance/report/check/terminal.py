@@ -212,7 +212,9 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """Yield the end of a wrong port's result: whether fixing the findings suffices, and a fault's effect on logits."""
+    """Yield the end of a wrong port's result: whether fixing the findings suffices, their effect on logits, and the
+    audit.
+    """
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))

@@ -13,7 +13,8 @@ from transparity_conformance.report.formatting import count, some
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
-"""Outcomes, the most important first. A field for which several values are tried gets the first of their outcomes.
+"""Outcomes, the most important first. A field for which several values are tried gets the first of their outcomes in
+this order.
 """
 
 ABSENT = "absent"

@@ -58,7 +58,7 @@ STACKS = (
     row.same("encoder_ffn_dim", "decoder_ffn_dim", "feed_forward_dim"),
     row.activation("activation_function", "gelu"),
 )
-"""The rows for sizes and activations, which all encoder-decoders similar to BART share."""
+"""The rows that all encoder-decoders similar to BART share."""
 
 UNNEEDED = (
     *("activation_dropout", "attention_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop"),

@@ -207,7 +207,7 @@ def _finding_sentence(finding: Finding) -> str:
 
 
 def partly(finding: Finding) -> str:
-    return f"this explains {finding.explained:.0%} of the error, something else remains"
+    return f"this explains {finding.explained:.0%} of the error, and the rest is unexplained"
 
 
 def _with_its_line(cause: Cause) -> str:

@@ -29,8 +29,9 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack the iterations of loops. `tokens` contains (batch, length) of each input, and `heads` possible head
-    counts."""
+    """Stack the iterations of loops. `tokens` contains (batch, length) of each input, and `heads` contains the possible
+    numbers of heads.
+    """
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})

@@ -201,7 +201,7 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values contain the same numbers, in any order.
+        """Return whether two values contain the same elements, in any order.
 
         Values that contain only 0 and one other number never match, because two masks may match by chance.
         """

@@ -29,8 +29,8 @@ class Meaning:
     """Public issues about this fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """For each variant of a fault in the forward pass, the sentence in a report. `catalogue` composes the other
-    sentences.
+    """For each variant of a fault in the forward pass, the sentence that a report prints. `catalogue` composes the
+    other sentences.
     """
 
     def links(self) -> list[str]:

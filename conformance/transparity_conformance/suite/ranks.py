@@ -234,7 +234,7 @@ def _call(
 ) -> tuple[str, Any] | None:
     """Call a method; return a hash of the result and, on the first rank, the result. Outside of the mesh, return None.
 
-    Store a cache in the result on the rank, and replace the cache by the number `kept`.
+    If the result contains a cache, keep the cache on the rank, and return the number `kept` in its place.
     """
     if handle not in state.objects:
         return None

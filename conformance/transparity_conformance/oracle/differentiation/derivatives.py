@@ -64,7 +64,7 @@ def projection_of(name: str) -> str:
 
 
 class Derivatives:
-    """The derivatives of the loss of one model on one batch, along directions of each learned parameter.
+    """For one model and one batch, the derivatives of the loss along directions of each learned parameter.
 
     If `of_padding` is false, no direction changes the embedding of the padding token.
     """

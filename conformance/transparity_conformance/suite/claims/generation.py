@@ -32,7 +32,7 @@ RECURRENT = ("qwen3-next", "mamba2")
 """Cases whose cache contains a recurrent state."""
 
 WAYS = ("translation", "notes-lm", "walkthrough")
-"""Presets with and without a cache, a source and an end token, which change the generation."""
+"""Presets that differ in what changes the generation: a cache, a source and an end token."""
 
 EVERY_WAY = (*WAYS, *RECURRENT)
 

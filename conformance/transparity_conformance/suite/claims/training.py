@@ -90,7 +90,7 @@ HARD_TO_REACH: dict[str, TransformerConfig] = {
     "batch-decoder": dataclasses.replace(_NOTES, norm="batch"),
     "unread": dataclasses.replace(_TRANSLATION, num_decoder_layers=0),
 }
-"""Models with batch norm in training, and a model whose encoder is unused, so that its gradients are zero."""
+"""Models with batch norm in training, and a model whose encoder is unused, so that the encoder's gradients are zero."""
 
 
 @functools.cache
@@ -144,7 +144,7 @@ RATE = 0.3
 
 @functools.cache
 def dropped(case: str) -> tuple[Derivatives, Arrays]:
-    """Return the derivatives under fixed dropout masks, and the parameters, of a preset with one layer per stack."""
+    """For a preset with one layer per stack, return the derivatives under fixed dropout masks, and the parameters."""
     config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
     parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
     lengths = lengths_of(config, inputs)

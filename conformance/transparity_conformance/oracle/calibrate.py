@@ -225,7 +225,7 @@ class CalibratedConstant:
     dtype: str
     taps: int
     measured: float
-    """The largest measurement. The constant must be at least as large."""
+    """The largest measurement that the constant must cover, so the constant must be at least as large."""
     constant: float
     median: float
     most: float

@@ -77,7 +77,8 @@ def tensors_in(
     family: Family, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, with_computed: bool = True
 ) -> dict[str, np.ndarray]:
     """Return the tensors of model.safetensors in float32, with the names of `transformers`. If `with_computed` is
-    false, leave out tensors that contain no parameter."""
+    false, leave out tensors that the reference computes.
+    """
     absent = set(family.absent(config))
     table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}

@@ -155,7 +155,7 @@ def variants(
 def confused(
     kind: str, name: str, pair: tuple[str, str], swapped: str, used: str, which: str = "", **change: Any
 ) -> Iterator[Fault]:
-    """Yield two faults of a pair of parts: swapped parameters, and the parameters of one part used in both.
+    """For two parts, yield two faults: swapped parameters, and one part's parameters used in both parts.
 
     Args:
         kind: The first word of both ids, such as `weight`.

@@ -32,7 +32,7 @@ UNREADABLE = (OSError, SafetensorError, OverflowError, MemoryError)
 """The exceptions that reading an invalid file may raise."""
 
 DTYPES = ("F32", "F16", "BF16")
-"""The dtypes whose numbers float32 represents exactly."""
+"""The dtypes whose values float32 represents exactly."""
 
 SCALES = ("_scale_inv", "_scale")
 """The suffixes that the name of a matrix's scales may have."""

@@ -34,7 +34,9 @@ class Site:
     name: str
     """The operator's name in NumPy, such as `matmul`, or the name of the attribute or method."""
     operands: tuple[int, ...]
-    """The numbers of the operands. The first operand is the called function, or the array that is read or modified."""
+    """The numbers that identify the operands. The first operand is the called function, or the array that is read or
+    modified.
+    """
     writes: bool = False
     """Whether the call has an argument `out=`, into which it writes its result."""
 

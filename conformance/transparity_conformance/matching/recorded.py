@@ -85,7 +85,7 @@ def _merges(permuted: list[int], theirs: Shape) -> bool:
 HALF_OF_THE_DIGITS = 0.5
 """Two arrays count as the same activation if they agree in this share of the precision's digits.
 
-Rounding changes fewer than half of the digits, and unrelated numbers agree in almost none.
+Rounding changes fewer than half of the digits, and unrelated values agree in almost none.
 """
 
 

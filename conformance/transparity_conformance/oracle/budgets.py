@@ -131,7 +131,7 @@ def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
         return value
     if dtype == "float64":
         return value.astype(dtype, copy=False)
-    with np.errstate(over="ignore"):  # overflow gives infinity, which exceeds any tolerance
+    with np.errstate(over="ignore"):  # overflow results in infinity, which exceeds any tolerance
         if dtype == "float32":
             return value.astype(dtype, copy=False)
         return value.astype(np.float16 if dtype == "float16" else _bfloat16()).astype(np.float32)

@@ -130,7 +130,7 @@ def twin(probe: Probe) -> Probe:
 
 
 DECAY_RATE = 0.4
-"""The median decay rate of recurrent states, so slow that part of a state remains after all tokens of a probe."""
+"""The median decay rate of recurrent states; it is so slow that part of a state remains after all tokens of a probe."""
 
 BIAS_OFFSET = 7.0
 """The offset of a router's correction biases for odd seeds. Near 7, bfloat16 has steps of 1/32, so rounding shows."""

@@ -126,7 +126,7 @@ class Audit:
 
     @property
     def warning(self) -> str:
-        """A warning with the numbers of faulty fields and tensors; empty without faults."""
+        """A warning that says how many fields and tensors are faulty; empty without faults."""
         nouns = [count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults]
         ignored = f"the port ignores {' and '.join(nouns)}, so it may be wrong for another folder (see Audit)"
         return f"{ignored}; --audit makes this a failure" if nouns else ""

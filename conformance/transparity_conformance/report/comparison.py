@@ -16,7 +16,8 @@ Expectation = Literal["holds", "breaks"]
 
 BLOCK = 2**14
 """The number of elements to compare at once: 128 KB in float64, so that temporary arrays stay in the processor's cache
-and the C library reuses their memory. With larger blocks, comparing 50 million numbers takes four times as long."""
+and the C library reuses their memory. With larger blocks, comparing 50 million elements takes four times as long.
+"""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ def dtype_name(value: Any) -> str:
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
     """Return actual − ours.
 
-    The difference is 0 where both are NaN or the same infinity. It is infinite where only one is NaN or infinite.
+    The difference is 0 where both are NaN or the same infinity. The difference is infinite where only one is NaN or
+    infinite.
     """
     if actual.shape != ours.shape:
         return np.array([np.inf])

@@ -91,7 +91,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Impact:
-    """The effect of one divergence, or of all divergences with the same cause, on the logits of all probes."""
+    """How one divergence, or all divergences with the same cause, change the logits of all probes."""
 
     positions: Mapping[str, int]
     """`of`: the number of positions other than padding; `changed`: the number of these positions with wrong logits."""

@@ -161,7 +161,7 @@ def completed(
 ) -> Callable[..., Any]:
     """Return a forward pass that takes only a model's inputs, and adds all other required arguments.
 
-    It also adds targets if the model otherwise omits the logits of some positions.
+    The forward pass also adds targets if the model otherwise omits the logits of some positions.
     """
     settings, is_target = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 

@@ -28,7 +28,7 @@ FATAL = 4
 """The log level at which ONNX Runtime prints nothing; errors still raise exceptions."""
 
 Cache = tuple[dict[str, np.ndarray], np.ndarray]
-"""The keys and values of earlier tokens, by the name of the graph's input, and the attention mask of these tokens."""
+"""The cached keys and values, by the name of the graph's input, and the attention mask of the cached tokens."""
 
 
 class OnnxModel:

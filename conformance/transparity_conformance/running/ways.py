@@ -201,7 +201,7 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "gradients": (gradients, _is_module),
     "backward": (backward, _is_module),
 }
-"""The ways to call a model. Each has a function that makes the call, and a function that tests for its support."""
+"""The ways to call a model. Each way has a function that makes the call, and a function that tests for its support."""
 
 
 def offers(model: Any, way: str) -> bool:

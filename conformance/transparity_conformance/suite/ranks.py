@@ -37,7 +37,8 @@ ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 """Environment variables that hide GPUs, because there is rarely a GPU for each rank."""
 
 Task = Callable[..., Any]
-"""A function to run on a rank. It takes the rank's state and other arguments; its result must be picklable."""
+"""A function to run on a rank. The function takes the rank's state and other arguments; its result must be picklable.
+"""
 
 
 @dataclass

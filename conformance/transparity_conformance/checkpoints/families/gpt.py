@@ -255,7 +255,7 @@ FALCON = Family(
         row.flag("bias", ("qkv_bias", "output_bias", "feed_forward_bias"), False),
         row.tokens(bos=11, eos=11),
     ),
-    # Falcon adds ALiBi biases before scores are scaled, and rounds them to bfloat16. This is not supported.
+    # Falcon adds ALiBi biases before scores are scaled, and rounds them to bfloat16. The reference supports neither.
     only={"alibi": (False,), "apply_residual_connection_post_layernorm": (False,)},
     unneeded=("attention_dropout", "hidden_dropout"),
     names={

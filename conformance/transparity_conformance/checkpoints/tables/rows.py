@@ -1,4 +1,4 @@
-"""Rows of the table of a family: conversions from fields of config.json to fields of `TransformerConfig`, and back.
+"""Rows of a family's table: conversions from fields of config.json to fields of `TransformerConfig`, and back.
 
 A row names the fields that it reads, and the values that `transformers` uses if a field is missing. `rename`, `flag`,
 `whole`, `number`, `enum`, `switch` and `activation` make a row for one field. `derived` makes a row from a function and
@@ -127,7 +127,8 @@ class FieldRow:
     defaults: Fields
     """The values that `transformers` uses for missing fields. A missing field that has no default counts as null."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
-    """A function from fields of config.json and the names of all tensors to fields of `TransformerConfig`."""
+    """A function that takes fields of config.json and the names of all tensors, and returns `TransformerConfig` fields.
+    """
     write: Write
     ours: tuple[str, ...] = ()
     """The `TransformerConfig` fields that get the value of config.json unchanged."""

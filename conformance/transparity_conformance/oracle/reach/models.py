@@ -315,7 +315,7 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
 
 
 DEPTH = 6
-"""The number of layers of the deep model, in which each of up to three kinds of layers occurs at least twice."""
+"""The number of layers of the deep model. Each of up to three kinds of layers occurs at least twice."""
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:

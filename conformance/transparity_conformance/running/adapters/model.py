@@ -23,7 +23,9 @@ from transparity_conformance.running.frameworks.modules import ModuleTensor
 from transparity_conformance.running.inputs import FRAMEWORKS, is_instance
 
 Make = Callable[..., Any]
-"""A class or function that builds a model. It takes nothing, or a configuration, or a configuration and parameters."""
+"""A class or function that builds a model. The class or function takes nothing, or a configuration, or a configuration
+and parameters.
+"""
 
 
 @dataclass(eq=False)

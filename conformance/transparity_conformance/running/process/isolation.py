@@ -232,7 +232,7 @@ class IsolatedBuild(_Described):
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
     """Call a method of a built port.
 
-    This is a function, because a `RemotePort` that stores its own bound method would never be freed.
+    A function makes the call, because a `RemotePort` that stores its own bound method would never be freed.
     """
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)

@@ -90,8 +90,8 @@ def receive_request(connection: socket.socket) -> Any:
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
     """Encode an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns a number for it.
 
-    Raises `ValueError` if the arrays have more than `largest` bytes. This is tested before copying, because a view of
-    one number may claim petabytes.
+    Raises `ValueError` if the arrays have more than `largest` bytes. The size is tested before copying, because a view
+    of one number may claim petabytes.
     """
     arrays: list[np.ndarray] = []
     taken = 0

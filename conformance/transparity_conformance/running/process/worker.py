@@ -1,6 +1,7 @@
 """The program in the process of a port, `python -m transparity_conformance.running.process.worker DESCRIPTOR`.
 
-`child` starts this program. It loads the port, calls the port on request, and sends the results without judging them.
+`child` starts this program. The program loads the port, calls the port on request, and sends the results without
+judging them.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Worker:
         """Call an object or its method, as `call` does; return the result and the recorded operations.
 
         With `whole_numbers`, record operations on integers and bools, too. An exported model records its operations
-        itself, and only on floating-point numbers.
+        itself, and only on floating-point values.
         """
         function, operations = self.objects[number], list[Operation]()
         if not isinstance(function, Listened):

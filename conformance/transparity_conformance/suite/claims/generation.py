@@ -128,7 +128,7 @@ def sampled_tokens(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), cases=("notes-lm",), all_cases=PRESETS, all_in=("float64",))
 def sampling(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Sampling with shared random numbers gives the same text, token for token (document 001)."""
+    """With shared random numbers, sampling generates the same text, token for token (document 001)."""
     for case in cases:
         uniforms = np.random.default_rng(5).random((ROWS, NEW))
         yield same_tokens(bench, case, prompted(case), uniforms=uniforms)
@@ -202,7 +202,7 @@ def ragged_prompts(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence
 
 @claim(dtypes=("float64",), quick=())
 def sampling_options(bench: Bench) -> Iterator[ClaimEvidence]:
-    """With shared random numbers, sampling gives the same text for every temperature, top-k and top-p."""
+    """With shared random numbers, sampling generates the same text for every temperature, top-k and top-p."""
     model, uniforms = prompted("translation"), np.random.default_rng(5).random((ROWS, NEW))
     for name, sampling in SAMPLINGS.items():
         yield same_tokens(bench, name, model, uniforms=uniforms, sampling=sampling)
@@ -240,7 +240,7 @@ def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 def ties_between_beams(bench: Bench) -> Iterator[ClaimEvidence]:
     """Among equally likely tokens, beam search takes the first."""
     config, _, prompt, _ = prompted("notes-lm")
-    # Use many tokens, because NumPy sorts few numbers stably, which would hide a wrong order of ties.
+    # Use many tokens, because NumPy sorts short arrays stably, which would hide a wrong order of ties.
     config = config.resized(target_vocab_size=200)
     parameters = probe_parameters(config, 7)
     parameters["head.weight"][:] = 0

@@ -128,8 +128,8 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether all iterations have equal shapes, and operations read only what comes before the loop or earlier
-    in its body.
+    """Return whether all iterations have equal shapes. Each operation must also read only values from before the loop,
+    or from earlier places in its body.
     """
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
@@ -153,8 +153,9 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
-    """Return an operation's scores, with each masked score replaced by the score before masking. If the port scales the
-    scores after the mask, or adds a position bias together with the mask, do the same to the inserted scores."""
+    """Return an operation's scores, with each masked score replaced by the score before masking. If the port scales
+    masked scores, or adds a position bias together with the mask, scale the inserted scores and add the bias, too.
+    """
     value, before = operations[index].value, _scores_before(operations, index)
     if before is None:
         return value

@@ -1,8 +1,8 @@
 """Tolerances, which the code calls budgets: the largest error that rounding explains.
 
-A tolerance is `factor` × the reference's own error in the same precision, plus `floor` × the spacing of numbers near
-the largest expected value. The floor matters only if a computation is so short that the reference makes no error. The
-attribute `provenance` of a constant says how it was measured.
+A tolerance is `factor` × the reference's own error in the same precision, plus `floor` × ulp. The ulp is the spacing of
+floating-point numbers near the largest expected value. The floor matters only if a computation is so short that the
+reference makes no error. The attribute `provenance` of a constant says how it was measured.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[Calibrat
     """Return the measurements of the factor and of the floor in one precision.
 
     The floor is measured at activations where the reference makes no error. In float16, the factor must cover only 99 %
-    of the measurements: in the other 1 %, a variance underflows, because NumPy rounds every sum to float16.
+    of the measurements. In the other 1 %, a variance underflows, because NumPy rounds every sum to float16.
     """
     over = np.array([sample.ratio(rule.floor) for sample in found])
     bare = np.array([sample.error / sample.ulp for sample in found if not sample.noise and sample.ulp] or [0.0])

@@ -52,8 +52,9 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.given: tuple[list[Any], Mapping[str, Any]] | None = None
-        """Settings, as JSON values, and further arrays that determine the results together with `arrays`; None if other
-        things determine the results, too."""
+        """Settings as JSON values, and further arrays, which determine the results together with `arrays`. None if the
+        results depend on other things, too.
+        """
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 

@@ -1,6 +1,6 @@
 """Derivatives of the loss with respect to every parameter, by the complex step, and their rounding error.
 
-A gradient is tested along random directions: the product of the gradient and a direction must equal the derivative of
+A gradient is tested along random directions. The product of the gradient and a direction must equal the derivative of
 the loss along the direction. A wrong element of the gradient changes the product. Parameters of the same kind share a
 tolerance, because they have similar rounding errors. With `Leaning` parameters, each row of the batch has its own
 direction, so one forward pass computes many derivatives.

@@ -20,7 +20,7 @@ STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
 
 
 def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> Table:
-    """Return a table with a row for each claim (columns: all by default); a cell shows the largest used share of a
+    """Return a table with a row for each claim and, by default, all columns. A cell shows the largest used share of a
     budget.
     """
     matrix = agreement.matrix

@@ -108,7 +108,7 @@ def module(bench: Bench) -> Iterator[ClaimEvidence]:
 RULES = {"gated_delta_rule": gated_delta_rule, "state_space_rule": state_space_rule}
 
 LENGTH, CUT = 131, 70
-"""The number of positions, which is more than two chunks; and the start of the second call, which is inside a chunk."""
+"""The number of positions, which is more than two chunks. The second call starts at `CUT`, inside a chunk."""
 
 NAMES = ("query", "key", "value", "log_decay", "beta", "state")
 

@@ -247,7 +247,7 @@ def _keep_track(process: ProcessGroup, value: Any) -> None:
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of the item of a method's result that is not sent, such as a cache; None if all items are sent."""
+    """Return the index of the unsent item of a method's result, such as a cache; None if all items are sent."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

@@ -81,7 +81,7 @@ class Fault:
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether `sites` contains all taps that the fault needs: for a swap, also the second tap."""
+        """Return whether `sites` contains all taps that the fault needs. A swap also needs the second tap."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 

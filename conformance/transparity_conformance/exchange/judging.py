@@ -39,7 +39,8 @@ def compare(
 
     Args:
         folder: The bundle, or the folder with several bundles.
-        actual: The file with results; for several bundles, a folder with one file per bundle, named after the bundle.
+        actual: The file with results. For several bundles, this is a folder with one file per bundle, named after the
+            bundle.
         checkpoint: The checkpoint to which the bundle refers. The default is the checkpoint inside the bundle, or the
             bundle's own weights.
         progress, logits_only: The same as for `judge`.

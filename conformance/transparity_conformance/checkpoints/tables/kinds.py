@@ -94,7 +94,7 @@ def kinds_every(
 
 
 def own_layers(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return the configuration of each layer; for an encoder-decoder, of each decoder layer."""
+    """Return the configuration of each layer. In an encoder-decoder, these are the decoder's layers."""
     stack = config.stacks[-1]
     return [config.for_layer(stack, i) for i in range(config.stack_num_layers(stack))]
 

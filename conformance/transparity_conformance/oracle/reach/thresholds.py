@@ -22,11 +22,11 @@ LONGEST_THRESHOLD = 4097
 SHORT = 17
 
 BATCHES = (1, 2, 3, 5, 13, 8)
-"""The batch sizes of short calls, used in turn: one, few, primes, and a power of two."""
+"""The batch sizes through which short calls cycle: one, few, primes, and a power of two."""
 
 
 CHUNKS = (64, 256)
-"""The chunk sizes of published code, in tokens: of the gated delta rule, and of Mamba-2 (`chunk_size`)."""
+"""The chunk sizes in published code, in tokens, of the gated delta rule and of Mamba-2 (`chunk_size`)."""
 
 
 def thresholds(config: TransformerConfig) -> dict[str, int]:

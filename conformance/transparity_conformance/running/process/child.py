@@ -36,7 +36,9 @@ LONGEST_TIMEOUT = 1e6
 
 
 def checked_timeout(seconds: float | None) -> float:
-    """Check a timeout, and return it; for None, return the default. Raise `UsageError` for a value out of range."""
+    """Check a timeout, and return it; without a timeout, return the default. Raise `UsageError` for a value out of
+    range.
+    """
     if seconds is None:
         return TIMEOUT
     if not 0 < seconds <= LONGEST_TIMEOUT:

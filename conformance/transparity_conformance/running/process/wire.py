@@ -97,7 +97,7 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
     taken = 0
 
     def node(value: Any, depth: int = 0) -> Any:
-        """Return the JSON of a value; for an object that cannot be sent, its number."""
+        """Return the JSON of a value. An object that cannot be sent is replaced by its number."""
         nonlocal taken
         if value is None or isinstance(value, bool | str | int):
             return {"value": value}

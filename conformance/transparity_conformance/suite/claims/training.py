@@ -47,7 +47,7 @@ def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
         ]
         expected = sum(surprises) / len(surprises)
         yield loss_agrees(bench, f"pad_id {pad_id}", logits, targets, expected, pad_id=pad_id)
-    # Frameworks mark ignored targets by a number such as -100 or 100, which must not be taken for a token.
+    # Frameworks mark ignored targets by a number such as -100 or 100, which must not be used as a token.
     logits, targets = np.zeros((1, 2, 128), np.float32), np.array([[100, 127]])
     logits[0, 0, 100] = 3
     expected = math.log(127 + math.exp(3)) / 2 - 3 / 2 + math.log(128) / 2

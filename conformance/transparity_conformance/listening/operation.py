@@ -164,7 +164,7 @@ def home(file: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
-    """Return the statement at a line, joined to one line. For a compound statement such as `for`, return only its head."""
+    """Return the statement at a line, joined to one line. For compound statements such as `for`, return the head."""
     if not 1 <= line <= len(lines):
         return ""
     around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]

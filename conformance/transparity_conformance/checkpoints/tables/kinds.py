@@ -84,7 +84,8 @@ def kinds_every(
 ) -> list[str]:
     """Return the kind of each layer. Without `layer_types`, the second `known` kind occurs at regular intervals.
 
-    `every` is the interval, or the name of its field. The second kind ends each interval or, with `first`, starts it.
+    `every` is the interval, or the name of the field that contains the interval. The second kind ends each interval or,
+    with `first`, starts it.
     """
     count = row.as_layers(fields)
     if fields["layer_types"] is not None:

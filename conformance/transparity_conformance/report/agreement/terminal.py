@@ -38,7 +38,7 @@ def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> T
 
 
 def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
-    """Return the lines of each column's header. Neighboring columns of one backend show the backend's name only once."""
+    """Return the lines of each column's header. Neighboring columns of one backend show its name only once."""
     headers: dict[Column, list[str]] = {}
     somewhere, family = any(column.device != "cpu" for column in columns), ""
     for column in columns:

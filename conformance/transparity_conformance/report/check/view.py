@@ -46,7 +46,7 @@ class CheckView:
 
     @property
     def system(self) -> str:
-        """The configuration and the precision, such as `llama, float32`. With `--against`, this is only the precision."""
+        """The configuration (left out with `--against`) and the precision, such as `llama, float32`."""
         if self.alike:
             return f"{self.report.preset} (also {', '.join(self.alike)}), {self.report.dtype}"
         name = "your configuration" if self.report.preset == "config" else self.report.preset

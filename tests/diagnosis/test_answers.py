@@ -210,7 +210,7 @@ def test_what_remains_is_compared_with_rounding() -> None:
         return value * np.float32(1 + 2e-5) if name.endswith("attention.scores") else value
 
     report = check(port(change=change), "notes-lm")
-    assert named(report) == {"attention-scale"} and "something else remains" not in sentence(report)
+    assert named(report) == {"attention-scale"} and "the rest is unexplained" not in sentence(report)
 
 
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])

@@ -42,7 +42,9 @@ OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
     feed_forward.faults,
     output_head.faults,
 )
-"""Functions that yield the faults at a tap (a named activation). Among equally good causes, the first is reported."""
+"""Functions that yield the faults at a tap (a named activation). Among causes that explain a port equally well, the
+cause from the first function is reported.
+"""
 
 WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...] = (
     embedding.numeric_faults,

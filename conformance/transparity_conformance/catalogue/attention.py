@@ -86,7 +86,9 @@ def named_scale(scale: float) -> str:
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault that multiplies scores by `scale`. A factor with a name, such as 1/√head_dim, fits any size."""
+    """Return the fault that multiplies scores by `scale`. If `SCALES` contains `named`, such as 1/√head_dim, the factor
+    is computed anew for each model size.
+    """
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
     if config.attention_multiplier != 1:
@@ -94,8 +96,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
     instead = f"{kind} ({right:.4g})" if kind else f"{right:.6g}"
     description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {instead}"
-    # If scores are masked before they are scaled, a wrong scale also changes masked scores. This has an effect only if
-    # the mask value is small.
+    # If scores are masked before they are scaled, a wrong scale also changes masked scores. A scaled mask value has an
+    # effect only if it is close to zero.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
     change: dict[str, Any] = {"value": scale, "also_patched": also, "scale": SCALES.get(named, lambda config: scale)}
     return fault("attention-scale", named or f"{scale:.6g}", says=description, formula=attended, **change)

@@ -81,7 +81,7 @@ class Fault:
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether `sites` contains all taps that the fault needs: for a swap, also the second tap."""
+        """Return whether `sites` contains all taps that the fault needs. A swap also needs the second tap."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
@@ -155,7 +155,7 @@ def variants(
 def confused(
     kind: str, name: str, pair: tuple[str, str], swapped: str, used: str, which: str = "", **change: Any
 ) -> Iterator[Fault]:
-    """Yield two faults of a pair of parts: swapped parameters, and the parameters of one part used in both.
+    """For two parts, yield two faults: swapped parameters, and one part's parameters used in both parts.
 
     Args:
         kind: The first word of both ids, such as `weight`.
@@ -239,7 +239,7 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return plausible groups of taps, largest first: all taps, the taps that `SCOPES` group, and single taps."""
+    """Return plausible groups of taps: first all taps, then the groups of each function in `SCOPES`."""
     sites = tuple(sites)
     found = [sites] if sites else []
     for scope in SCOPES:

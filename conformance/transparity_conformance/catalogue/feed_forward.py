@@ -36,7 +36,9 @@ BOUNDS = (
     _bound("both sides", bounded=lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit))),
     _bound("above alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
 )
-"""Wrong bounds of the gate and the up projection (swiglu_limit). Each is a function (limit, gate, up)."""
+"""Wrong bounds of the gate and the up projection (swiglu_limit). Each row has a function (limit, gate, up) → (gate,
+up).
+"""
 
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -127,8 +129,9 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
 def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
-    """Yield a fault for each wrong activation. `where` ends the description; `missing` is a second name of the identity
-    function."""
+    """Yield a fault for each wrong activation. The description ends with `where`; `missing` is a second name of the
+    identity function.
+    """
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"
@@ -136,7 +139,7 @@ def other_activations(
 
 
 def _given(settings: Settings, state: WalkState, scope: str) -> Value:
-    """Return the input of a layer's feed-forward; with the setting `source`, return the value of this function."""
+    """Return the input of a layer's feed-forward, or the result of the function in the setting `source`."""
     return settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
 
 

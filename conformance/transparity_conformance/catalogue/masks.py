@@ -23,7 +23,9 @@ def layer_of(site: str) -> int:
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return weights with a changed mask, masked score, order or softmax axis; leave other taps unchanged."""
+    """Return attention weights computed with a changed mask, mask value, mask order or softmax axis; leave other taps
+    unchanged.
+    """
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)

@@ -55,7 +55,7 @@ class NormForm:
     positions). `running` means the stored statistics."""
     norm_eps: float = 0.0
     factor: float = 1.0
-    """A factor of the input."""
+    """A factor by which the input is multiplied."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -115,14 +115,14 @@ def _of_layer(right: NormForm) -> Iterator[Fault]:
     same = ", with the deviation of the right norm"
     plain: dict[str, Any] = {"correction": 0, "outside": False} if right.outside else {}
     for without in ("", *[", and there is no bias"] * right.biased):
-        kind, says = f"RMSNorm{without}", f"it is an RMSNorm: the mean is not subtracted{without}"
+        kind, says = f"RMSNorm{without}", f"the norm is an RMSNorm: the mean is not subtracted{without}"
         rms: dict[str, Any] = {"centered": False} | ({"biased": False} if without else {})
         yield _formed("norm-kind", kind, says=says, **rms, **plain)
         if right.outside:
             outside = f"{says}, and eps is outside the root"
             yield _formed("norm-kind", f"{kind}, eps outside", says=outside, **rms, correction=0)
             yield _formed("norm-kind", f"{kind}, same deviation", says=says + same, **rms)
-    says = "it is a BatchNorm over the batch and the positions"
+    says = "the norm is a BatchNorm over the batch and the positions"
     yield _formed("norm-kind", "BatchNorm", says=says, correction=0, outside=False, statistics="batch")
     if right.outside:
         yield _formed("norm-kind", "BatchNorm, same deviation", says=says + same, statistics="batch")
@@ -136,13 +136,15 @@ OF_BATCH = (
 OF_RMS = (
     row("norm-eps-placement", "outside the root", outside=True),
     row("norm-variance", "n − 1", correction=1),
-    row("norm-kind", "LayerNorm", says="it is a LayerNorm: the mean is subtracted", centered=True),
+    row("norm-kind", "LayerNorm", says="the norm is a LayerNorm: the mean is subtracted", centered=True),
 )
 HEADS = {
     "heads": [row("query-key-norm", "each head", statistics="features")],
     "features": [row("query-key-norm", "heads together", statistics="heads")],
 }
-"""Faults in the axes of query and key norms. The keys are the right axes: `heads` together, or `features` of a head."""
+"""Faults in the axes of query and key norms. The keys of this table are the right axes: `heads` together, or `features`
+of a head.
+"""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:

@@ -78,7 +78,7 @@ def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 SHORTEST_TABLE = 7
-"""The smallest table of positions that ports may have, as the base-2 logarithm of its number of rows."""
+"""The smallest table of positions in a port has two to this power rows."""
 
 BEYOND: dict[str, tuple[Callable[[int, np.ndarray], np.ndarray], str]] = {
     "the last row": (

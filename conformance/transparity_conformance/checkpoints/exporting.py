@@ -1,4 +1,4 @@
-"""Write models as Hugging Face folders, using the tables of `importing`; edit such folders to test loaders."""
+"""Write models as Hugging Face folders, with the same tables as `importing`; edit such folders to test loaders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from transparity_conformance.storage.mapped import have_equal_numbers
 def export_checkpoint(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], folder: str | Path
 ) -> Checkpoint:
-    """Write a model as a float32 Hugging Face folder. To verify the folder, import it; return the import.
+    """Write a model as a float32 Hugging Face folder. Import the folder again to verify it, and return the imported
+    checkpoint.
 
     The folder must be new or empty, and float32 must represent all parameters exactly. Raise `CheckpointError` if the
     family cannot express the configuration, or if the folder cannot be written. Raise `ParameterError` if the
@@ -54,7 +55,7 @@ def export_checkpoint(
 
 
 def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any]:
-    """Return the config.json of a configuration, which the family must be able to express."""
+    """Convert a configuration to config.json; the family must be able to express the configuration."""
     return {
         "model_type": model_type,
         "architectures": [family.model],
@@ -76,7 +77,8 @@ def tensors_in(
     family: Family, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, with_computed: bool = True
 ) -> dict[str, np.ndarray]:
     """Return the tensors of model.safetensors in float32, with the names of `transformers`. If `with_computed` is
-    false, leave out tensors that contain no parameter."""
+    false, leave out tensors that the reference computes.
+    """
     absent = set(family.absent(config))
     table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
@@ -93,7 +95,7 @@ def tensors_in(
 
 
 def written(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any] | None:
-    """Return the config.json of a configuration, or None if the family cannot express it."""
+    """Convert a configuration to config.json; return None if the family cannot express the configuration."""
     try:
         fields: dict[str, Any] = json.loads(json.dumps(fields_of(model_type, family, config)))
         again = read_beside(family, config, fields)
@@ -103,7 +105,7 @@ def written(model_type: str, family: Family, config: TransformerConfig) -> dict[
 
 
 def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Convert the config.json `fields` to a configuration, for a folder that has the tensors of the model `config`."""
+    """Convert the config.json `fields` to a configuration, as in a folder with all tensors of the model `config`."""
     zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
     tensors = tensors_in(family, config, zeros, with_computed=False)
     return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})
@@ -124,7 +126,7 @@ OF_HEADS = ("head.", "head_transform.", "head_norm.")
 def _check_same(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], again: Checkpoint
 ) -> None:
-    """Raise `CheckpointError` unless the import `again` has this configuration and exactly these parameters."""
+    """Raise `CheckpointError` unless the imported `again` has this configuration and exactly these parameters."""
     asked, found = explicit(config), explicit(again.config)
     if names := [name for name, value in asked.items() if found[name] != value]:
         fields = listed([f"{name} {shown(asked[name])} (imported as {shown(found[name])})" for name in names])
@@ -140,7 +142,9 @@ def _check_same(
 
 
 def explicit(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of a configuration, to compare configurations. Implied values, such as widths, replace None."""
+    """Return the fields of a configuration, to compare configurations. A field without a value gets the value that
+    other fields imply, such as a width.
+    """
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     heads = {"num_key_value_heads": config.key_value_heads, "attention_head_dim": config.head_dim}
     return fields | _by_layer(config) | heads

@@ -59,8 +59,9 @@ class InFolder(dict[str, Any]):
 
     @functools.cached_property
     def is_given_itself(self) -> bool:
-        """Return whether a loader gets this folder instead of a float32 copy. It does if the folder is already such a
-        copy, if matrices have scales, or if a copy would not fit into memory."""
+        """Return whether a loader gets this folder instead of a float32 copy. The loader gets this folder if it is
+        already such a copy, if matrices have scales, or if a copy would not fit into memory.
+        """
         is_other = self.is_ours or self.stored_as != ""
         return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
 
@@ -203,7 +204,7 @@ def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
 
 
 def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Path]) -> set[str]:
-    """Return the tensors in the file that are equal to what the reference computes."""
+    """Return the tensors in the file whose values equal the values that the reference computes."""
     held = {name: without_prefix(name, family.prefixes) for name in where}
     tensors = reading.load_tensors(where, [name for name, bare in held.items() if bare in family.computed])
     exact = {held[name]: (family.computed[held[name]](config), tensor) for name, tensor in tensors.items()}
@@ -215,7 +216,9 @@ STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Return the fields without `quantization_config`, and the `quantization_config`, if it is supported."""
+    """Return the fields without `quantization_config`, and its value. If its method is not supported, return all fields
+    and None.
+    """
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -272,7 +275,7 @@ def _unknown(says: str, name: Any) -> CheckpointError:
 
 
 def configuration(family: Family, given: Fields, names: Collection[str], head: str | None = None) -> TransformerConfig:
-    """Convert fields of config.json to a configuration, if the file has the tensors `names`."""
+    """Convert fields of config.json to a configuration, given the `names` of all tensors in the file."""
     found = family.read(given, names)
     if head is not None:
         if "head" not in found:
@@ -320,7 +323,7 @@ def parameters_from(
 
 
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
-    """Return the tensors without which the import fails, for a folder with these fields and tensors."""
+    """For a folder with these fields and tensors, return the tensors without which the import fails."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
     known: dict[TransformerConfig, tuple[Shapes, dict[str, list[Part]]]] = {}
     found = set()

@@ -1,4 +1,4 @@
-"""Checks of a checkpoint layer by layer. Each layer becomes a separate model, so that memory holds one layer at a time.
+"""Check a checkpoint layer by layer. Each layer becomes a separate model, so that memory holds one layer at a time.
 
 The reference computes the inputs of the layer. The model's embedding table contains these inputs, so token t selects
 input t. An untied head with the identity as its weight returns the layer's output. Loaders of the family can read such
@@ -106,7 +106,7 @@ def _stack(config: TransformerConfig) -> str:
 
 
 def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: object) -> TransformerConfig:
-    """Return the configuration with other numbers of layers and tokens, and only special tokens that exist."""
+    """Return the configuration with other numbers of layers and tokens, and only special tokens below `vocabulary`."""
     stack = _stack(config)
     side = "source" if stack == "encoder" else "target"
     special = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}

@@ -1,4 +1,4 @@
-"""Tables from the tensors of Hugging Face files to the parameters of the reference."""
+"""Tables that map the tensors of Hugging Face files to the parameters of the reference."""
 
 from __future__ import annotations
 
@@ -45,12 +45,16 @@ def flat(name: str) -> StoredTensor:
 
 
 def stacked(rows: Mapping[str, int]) -> StoredTensor:
-    """Return the table entry for parameters that the file stacks along the first axis, with these numbers of rows."""
+    """Return the table entry for parameters that the file stacks along the first axis. `rows` maps each parameter to
+    its number of rows.
+    """
     return by_group(rows, 1)
 
 
 def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
-    """Return the table entry for parameters that the file interleaves by head group; `rows` has the rows per group."""
+    """Return the table entry for parameters that the file interleaves by head group. `rows` maps each parameter to its
+    rows per group.
+    """
     ends = itertools.accumulate(rows.values(), initial=0)
     cuts = zip(rows, itertools.pairwise(ends), strict=True)
 
@@ -129,7 +133,7 @@ def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> 
 
 
 def called(parameter: str, table: Table) -> str:
-    """Return the name of the first tensor with a parameter; if the table has none, return the parameter's name."""
+    """Return the name of the first tensor that contains a parameter; if no tensor does, return the parameter's name."""
     found = _entries([parameter], table).get(parameter)
     return parameter if found is None else _numbered(found[0], dict(found[1]))
 
@@ -150,7 +154,7 @@ def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, 
 
 
 Entry = tuple[str, tuple[tuple[str, str], ...]]
-"""(name in the table, numbers of the layer and the expert that replace its placeholders)."""
+"""(name in the table, pairs of a placeholder and the number that replaces it)."""
 
 
 def _entries(parameters: Iterable[str], table: Table) -> dict[str, Entry]:

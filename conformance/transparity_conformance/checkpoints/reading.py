@@ -33,7 +33,7 @@ UNREADABLE = (OSError, SafetensorError, OverflowError, MemoryError)
 """The exceptions that reading an invalid file may raise."""
 
 DTYPES = ("F32", "F16", "BF16")
-"""The dtypes whose numbers float32 represents exactly."""
+"""The dtypes whose values float32 represents exactly."""
 
 SCALES = ("_scale_inv", "_scale")
 """The suffixes that the name of a matrix's scales may have."""
@@ -113,9 +113,9 @@ def load_tensors(
 ) -> dict[str, np.ndarray | Mapped]:
     """Load tensors as float32, which is exact for float16 and bfloat16.
 
-    Matrices in `in_place` stay in their files. A float8 matrix is multiplied by its scales. It has one scale, a scale
-    for each row, or a scale for each `block` of rows and columns. Raise `CheckpointError` for other dtypes, and for
-    tensors that do not fit into memory.
+    Matrices in `in_place` stay in their files. A float8 matrix is multiplied by its scales. The matrix has one scale, a
+    scale for each row, or a scale for each `block` of rows and columns. Raise `CheckpointError` for other dtypes, and
+    for tensors that do not fit into memory.
     """
     tensors: dict[str, np.ndarray | Mapped] = {}
     for path in dict.fromkeys(where[name] for name in wanted):
@@ -241,8 +241,9 @@ def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
 
 @dataclass(frozen=True, eq=False)
 class PackedExperts:
-    """The MXFP4 matrices of all experts, as (experts, in, out). An index with one expert and a slice of output features
-    returns a matrix that stays in the file."""
+    """The MXFP4 matrices of all experts, as (experts, in, out). Index this object with an expert and a slice of output
+    features to get a matrix that stays in the file.
+    """
 
     name: str
     blocks: TensorBytes

@@ -1,7 +1,7 @@
 """A bundle: a check as a folder of files, for a port in any language and on any machine.
 
 `manifest.json` describes the other files. A port reads `config.json`, the parameters and `inputs.safetensors`, and
-writes its results to one file. Capabilities that need further inputs have files of their own.
+writes its results to one file. Capabilities that need further inputs have separate files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transparity_conformance.running.inputs import add_mask, shapes_of
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """The requests of a bundle for one capability."""
+    """The part of a bundle that requests one capability of a port."""
 
     row: Capability
     probe: Probe
@@ -78,7 +78,9 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the sections in order, including other sections that they need. Raise `BundleError` for unknown names."""
+    """Return the names of the sections, and of sections that they need, in the order of `CAPABILITIES`. Raise
+    `BundleError` for unknown names.
+    """
     for name in sections:
         if name not in CAPABILITIES:
             raise BundleError(f"There is no section {name!r}; the sections of a bundle are {', '.join(CAPABILITIES)}.")
@@ -104,7 +106,7 @@ def check_section(path: Path, section: Section, described: SectionFields) -> Non
 
 
 def _comparable(section: Section, described: SectionFields) -> str:
-    """Return a description as JSON, without the fields that may differ. JSON distinguishes 1, 1.0 and true."""
+    """Return a section's description as JSON, without fields that may differ. JSON distinguishes 1, 1.0 and true."""
     free = section.row.free_fields
     requests = {
         key: fields | {name: type(fields[name]).__name__ for name in free if name in fields}

@@ -29,7 +29,7 @@ from transparity_conformance.storage.paths import is_file, is_folder
 TOO_LITTLE = "too little of the forward pass was compared"
 
 NO_TOKEN = -1
-"""The number that fills columns after the end of a row, because a tensor is rectangular."""
+"""The number that fills a row after its last token, because all rows of a tensor have the same length."""
 
 
 def compare(
@@ -39,7 +39,8 @@ def compare(
 
     Args:
         folder: The bundle, or the folder with several bundles.
-        actual: The file with results; for several bundles, a folder with one file per bundle, named after the bundle.
+        actual: The file with results. For several bundles, this is a folder with one file per bundle, named after the
+            bundle.
         checkpoint: The checkpoint to which the bundle refers. The default is the checkpoint inside the bundle, or the
             bundle's own weights.
         progress, logits_only: The same as for `judge`.
@@ -76,8 +77,8 @@ def judge_bundle(
     """Judge the results of a port for a bundle.
 
     If the port was `stopped`, a missing tensor is no fault. `how` contains the arguments `logits_only`, `port`,
-    `located` and `ranks` of `judge`. If the bundle has weights, only probes with logits are judged. If it refers to a
-    checkpoint, all probes are judged, and missing activations are listed as not compared.
+    `located` and `ranks` of `judge`. If the bundle has weights, only probes with logits are judged. If the bundle
+    refers to a checkpoint, all probes are judged, and missing activations are listed as not compared.
     """
     taps = {key: outputs[key] for key in bundle.probes if key in outputs}
     if bundle.has_weights:
@@ -194,7 +195,7 @@ def _judge_way(
 
 
 def _trimmed(name: str, value: np.ndarray) -> np.ndarray:
-    """Remove unused columns at the end of tokens; return other values unchanged."""
+    """Remove the last columns of tokens if they contain only `NO_TOKEN`; return other values unchanged."""
     if not name.endswith("/tokens"):
         return value
     used = np.flatnonzero((value != NO_TOKEN).any(axis=0))

@@ -1,4 +1,4 @@
-"""Reading bundles and results from untrusted sources.
+"""Read bundles and results from untrusted sources.
 
 Before anything is loaded, sizes are compared with the configuration and the files. Expected values are computed anew.
 """

@@ -34,7 +34,9 @@ class Site:
     name: str
     """The operator's name in NumPy, such as `matmul`, or the name of the attribute or method."""
     operands: tuple[int, ...]
-    """The numbers of the operands. The first operand is the called function, or the array that is read or modified."""
+    """The numbers that identify the operands. The first operand is the called function, or the array that is read or
+    modified.
+    """
     writes: bool = False
     """Whether the call has an argument `out=`, into which it writes its result."""
 
@@ -133,7 +135,9 @@ class _Reporting(ast.NodeTransformer):
         return self._wrapped(node, "attribute", node.attr, "value")
 
     def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
-        """Wrap an expression and its operands in calls of hooks; `fields` names the operands' fields of the node."""
+        """Wrap an expression and its operands in calls of hooks; `fields` are the names of the node's fields with
+        operands.
+        """
         numbers: list[int] = []
         for field in fields:
             found = getattr(node, field)

@@ -33,13 +33,13 @@ class Source:
     """The expression's start and end in `line`, in characters from 0; None if Python does not report them."""
 
     def is_at(self, other: Source | None) -> bool:
-        """Return whether both are the same expression; `==` compares only lines."""
+        """Return whether this and `other` are the same expression; `==` compares only lines."""
         return other is not None and self == other and self.columns == other.columns
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A value that a port computed, the inputs of the computation, and the lines of code that ran it."""
+    """A value that a port computed, the inputs of the computation, and the lines of code that ran the computation."""
 
     name: str
     """The operation's name in the framework, such as `aten.mm.default`, `dot_general` or `numpy.matmul`."""
@@ -59,8 +59,8 @@ class Operation:
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
         """Return the line that probably passed wrong arguments to a function that several lines call.
 
-        `others` are right operations. The result is the innermost line on this stack that is on no stack of `others`
-        with the same innermost expression. If no such line exists, return the operation's own line.
+        `others` are operations with right results. The result is the innermost line on this stack that is on no stack
+        of `others` with the same innermost expression. If no such line exists, return the operation's own line.
         """
         alike = (each.stack for each in others if each.stack and each.stack[0].is_at(self.source))
         elsewhere = {line for stack in alike for line in stack}
@@ -134,7 +134,9 @@ class Sources:
 
 
 def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | None) -> tuple[int, int] | None:
-    """Return the columns of an expression in characters, because Python reports bytes. Stop at the end of the line."""
+    """Return the columns of an expression in characters, because Python reports bytes. The end is at most the end of
+    the line.
+    """
     if start is None or not 1 <= line <= len(lines):
         return None
     text = lines[line - 1].rstrip().encode()
@@ -162,7 +164,7 @@ def home(file: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
-    """Return the statement at a line, joined to one line; for a compound statement such as `for`, only its head."""
+    """Return the statement at a line, joined to one line. For compound statements such as `for`, return the head."""
     if not 1 <= line <= len(lines):
         return ""
     around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]

@@ -57,7 +57,9 @@ class Step:
     outputs: tuple[int, ...]
     """The indices of the results. An in-place operation gives a new index to each tensor that shares its memory."""
     aliases: tuple[int, ...]
-    """The old indices of tensors in the modified memory, in the order of `outputs`; empty for other steps."""
+    """For an in-place operation, the old indices of the tensors in its memory, in the order of `outputs`; otherwise
+    empty.
+    """
     written: int
     """The index of the tensor that the step modifies in place, or -1."""
     site: Hashable
@@ -318,7 +320,7 @@ def executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
-    """Run an operation in a precision (None means float64), and convert float dtypes in the arguments to it."""
+    """Run an operation in a precision (None means float64); convert float dtypes in its arguments to this precision."""
     import torch
 
     kinds = {*map(type, args), *map(type, kwargs.values())}
@@ -368,7 +370,8 @@ class Recorder:
         names: the names of tensors, by `id`.
         module_names: the paths of modules, by `id`.
         files: the files whose lines are reported; all files if empty.
-        frames: yields the instructions that run an operation, innermost first; by default, those on Python's stack.
+        frames: yields the instructions that run an operation, innermost first; by default, the instructions on Python's
+            stack.
     """
 
     def __init__(

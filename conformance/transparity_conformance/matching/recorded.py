@@ -85,7 +85,7 @@ def _merges(permuted: list[int], theirs: Shape) -> bool:
 HALF_OF_THE_DIGITS = 0.5
 """Two arrays count as the same activation if they agree in this share of the precision's digits.
 
-Rounding changes fewer than half of the digits, and unrelated numbers agree in almost none.
+Rounding changes fewer than half of the digits, and unrelated values agree in almost none.
 """
 
 
@@ -201,7 +201,7 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values contain the same numbers, in any order.
+        """Return whether two values contain the same elements, in any order.
 
         Values that contain only 0 and one other number never match, because two masks may match by chance.
         """
@@ -242,7 +242,9 @@ class Recorded:
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield matches of the port's values in each layout with the shape of `ours`; skip constants and duplicates."""
+        """Yield the port's values in each layout with the shape of `ours`; skip duplicates, constants and infinite
+        values.
+        """
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]

@@ -1,1 +1,1 @@
-"""Expected results and their tolerances, from the reference in float64; and the inputs on which ports are compared."""
+"""The inputs on which ports are compared, and the expected results with tolerances, from the reference in float64."""

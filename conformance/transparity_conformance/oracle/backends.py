@@ -1,4 +1,4 @@
-"""Find the installed backends, and their harnesses for single functions, by their entry points."""
+"""Find the installed backends by their entry points, and the harnesses that give access to their single functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def named() -> dict[str, str]:
 
 @functools.cache
 def absent() -> dict[str, str]:
-    """Return the backends whose framework is not installed, with the import error. Raise all other errors."""
+    """Return the backends whose framework is not installed, with the import error. Do not catch other errors."""
     missing = {}
     for name in named():
         try:

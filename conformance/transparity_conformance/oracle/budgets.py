@@ -1,8 +1,8 @@
 """Tolerances, which the code calls budgets: the largest error that rounding explains.
 
-A tolerance is `factor` × the reference's own error in the same precision, plus `floor` × the spacing of numbers near
-the largest expected value. The floor matters only if a computation is so short that the reference makes no error. The
-attribute `provenance` of a constant says how it was measured.
+A tolerance is `factor` × the reference's own error in the same precision, plus `floor` × ulp. The ulp is the spacing of
+floating-point numbers near the largest expected value. The floor matters only if a computation is so short that the
+reference makes no error. The attribute `provenance` of a constant says how it was measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transparity_conformance.storage.mapped import Mapped
 
 @dataclass(frozen=True)
 class BudgetRule:
-    """The constants of the tolerances in one precision."""
+    """The constants from which the tolerances in one precision are computed."""
 
     factor: float
     floor: float
@@ -57,7 +57,8 @@ FITTED_WIDTH = Threshold(
     "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. Where a number "
     "was fitted to the float32 results, it gives the width with a relative error of at most 1.8e-5",
 )
-"""The largest relative difference at which a width, computed from a fitted factor 1/√width, counts as an integer."""
+"""The largest relative distance between a width, computed from a fitted 1/√width, and the integer for which it counts.
+"""
 
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate: permuted features change the order of sums. "
@@ -130,7 +131,7 @@ def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
         return value
     if dtype == "float64":
         return value.astype(dtype, copy=False)
-    with np.errstate(over="ignore"):  # overflow gives infinity, which exceeds any tolerance
+    with np.errstate(over="ignore"):  # overflow results in infinity, which exceeds any tolerance
         if dtype == "float32":
             return value.astype(dtype, copy=False)
         return value.astype(np.float16 if dtype == "float16" else _bfloat16()).astype(np.float32)

@@ -49,7 +49,7 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     orders = {"heads": heads, "key_heads": key_heads, "head_dim": within}
     orders["hidden"] = random.permutation(config.feed_forward_dim)
     orders |= _merged(config, orders)
-    # Shared projections split the model's features into heads before the projection.
+    # Shared projections split the model's features into heads, so model features and heads are permuted together.
     shared = config.projection == "shared-per-head"
     orders["model"] = orders["merged"] if shared else random.permutation(config.embed_dim)
     if "sinusoidal" in (config.positions, config.encoder_positions):  # sinusoids depend on the index of a feature
@@ -62,7 +62,7 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     for name, value in parameters.items():
         out, into = _axes(config, name)
         if value.shape[0 if out == "hidden" else -1] != config.feed_forward_dim and "hidden" in (out, into):
-            out, into = ("", into) if out == "hidden" else (out, "")  # a layer with another feed-forward width
+            out, into = ("", into) if out == "hidden" else (out, "")  # keep the order in a layer of another width
         rows = value[orders[out]] if out else value
         changed[name] = rows[:, orders[into]] if into else rows
     return changed, orders
@@ -225,7 +225,7 @@ class CalibratedConstant:
     dtype: str
     taps: int
     measured: float
-    """The largest measurement. The constant must be at least as large."""
+    """The largest measurement that the constant must cover, so the constant must be at least as large."""
     constant: float
     median: float
     most: float
@@ -240,7 +240,7 @@ def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[Calibrat
     """Return the measurements of the factor and of the floor in one precision.
 
     The floor is measured at activations where the reference makes no error. In float16, the factor must cover only 99 %
-    of the measurements: in the other 1 %, a variance underflows, because NumPy rounds every sum to float16.
+    of the measurements. In the other 1 %, a variance underflows, because NumPy rounds every sum to float16.
     """
     over = np.array([sample.ratio(rule.floor) for sample in found])
     bare = np.array([sample.error / sample.ulp for sample in found if not sample.noise and sample.ulp] or [0.0])

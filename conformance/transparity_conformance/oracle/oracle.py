@@ -37,7 +37,7 @@ class Oracle:
     Half precisions are computed in float32 and rounded at every activation, because hardware sums in float32. The
     error in float64 is the error in float32, scaled by the ratio of their epsilons.
 
-    Each result's name is passed to `watch`. `room` creates the mapping for the results.
+    `watch` is called with the name of each result. `room` creates the mapping for the results.
     """
 
     def __init__(
@@ -52,8 +52,9 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.given: tuple[list[Any], Mapping[str, Any]] | None = None
-        """Settings, as JSON values, and further arrays that determine the results together with `arrays`; None if other
-        things determine the results, too."""
+        """Settings as JSON values, and further arrays, which determine the results together with `arrays`. None if the
+        results depend on other things, too.
+        """
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 
@@ -101,7 +102,7 @@ class Oracle:
         if self.given is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:
             return None
         given, inputs = self.given
-        # Rounding errors are drawn in the order of the arrays.
+        # The order of the arrays counts, because their rounding errors are drawn in this order.
         kept = None if self.kept is None else sorted(self.kept)
         settings = [type(self).__name__, self.neighbours, kept, list(self.arrays)]
         return digest(json.dumps([*given, *settings]), self.arrays, inputs)
@@ -156,7 +157,8 @@ class Oracle:
         receive: Callable[[str, np.ndarray], None],
         choices: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Compute in `dtype` at the `index`-th point; round each result, pass it to `receive`, and continue with it.
+        """Compute in `dtype` at the `index`-th point; round each result, pass it to `receive`, and continue with the
+        rounded result.
 
         `choices` fix the experts that routers choose, because another choice would have larger effects than rounding.
         """
@@ -222,7 +224,7 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Perturb a block of a matrix by factors that depend on its elements' bits, so each reading gets equal factors."""
+    """Perturb a block of a matrix by factors computed from its elements' bits, so that every reading is the same."""
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
     moved = bits.view(np.int32).astype(np.float32)
     # Compute in place: these lines take most of the time of reading a matrix.

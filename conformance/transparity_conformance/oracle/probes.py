@@ -130,7 +130,7 @@ def twin(probe: Probe) -> Probe:
 
 
 DECAY_RATE = 0.4
-"""The median decay rate of recurrent states, so slow that part of a state remains after all tokens of a probe."""
+"""The median decay rate of recurrent states; it is so slow that part of a state remains after all tokens of a probe."""
 
 BIAS_OFFSET = 7.0
 """The offset of a router's correction biases for odd seeds. Near 7, bfloat16 has steps of 1/32, so rounding shows."""
@@ -145,7 +145,7 @@ def probe_parameters(
     """Draw float32 weights that reveal faults.
 
     Args:
-        embedding: The standard deviation of token and position embeddings; below 1, biases are smaller too.
+        embedding: The standard deviation of token and position embeddings; if it is below 1, biases are smaller, too.
         spread: The standard deviation of attention scores.
     """
     random = np.random.default_rng(seed)
@@ -185,8 +185,9 @@ def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
 
 
 def _gain(config: TransformerConfig, name: str, spread: float) -> float:
-    """Return the factor of a random weight. With the factors of queries and keys, scores have the standard deviation
-    `spread`. If the gate has a limit, the gate and up projections exceed this limit.
+    """Return the factor by which a parameter's random numbers are multiplied. With the factors of queries and keys,
+    scores have the standard deviation `spread`. If the configuration has a `gate_limit`, the gate and up projections
+    exceed it.
     """
     if config.gate_limit is not None and name.endswith(("gate.weight", "up.weight")):
         return config.gate_limit
@@ -232,7 +233,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
         tokens = random.integers(0, size - 1, (BATCH, length))
         tokens += tokens >= pad  # skip the padding token
         tokens[0] = (pad + 1 + random.permutation(min(size - 1, length))[np.arange(length) % (size - 1)]) % size
-        right, inside, left = (3, 1, 3) if name == "target" else (1, 3, 2)  # no two inputs have the same pattern
+        right, inside, left = (3, 1, 3) if name == "target" else (1, 3, 2)  # no two inputs have the same padding
         tokens[right, -2:], tokens[2, :left], tokens[inside, length // 2] = pad, pad, pad
         tokens[4] = tokens[4, 0]
         tokens[6] = np.concatenate([tokens[0, :-2], tokens[0, :-3:-1]])
@@ -366,7 +367,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
 
 
 def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return the configuration in other sizes, of which one has only square weights.
+    """Return copies of the configuration with other sizes; one copy has only square weights.
 
     Ports may fix a ratio of sizes; for example, a port may derive the feed-forward's width from the model's width.
     """

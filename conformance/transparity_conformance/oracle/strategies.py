@@ -57,7 +57,7 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "head": lambda given: given["architecture"] == "encoder",
     "head_transform": lambda given: given.get("head", "logits") in ("logits", "classes") and given["norm"] != "batch",
 }
-"""The condition on the other fields under which a field is drawn; otherwise, the field keeps its default."""
+"""For some fields, the condition under which the field is drawn. Otherwise, the field keeps its default."""
 
 OF_LAYERS = ("layer_types", "layer_overrides")
 """The fields that make layers differ; they are drawn last."""

@@ -73,7 +73,7 @@ def judged(
     dtype: str = "float32",
     shown: Collection[str] = (),
 ) -> np.ndarray:
-    """Return the port's values `actual`, with undetermined values replaced by `ours`, so that they count as right.
+    """Return the port's values `actual`. To count as right, finite undetermined values are replaced by `ours`.
 
     Args:
         shown: The port's activations from which `ours` was computed. If `shown` includes the logits of every router,
@@ -93,7 +93,7 @@ def judged_gap(
     dtype: str = "float32",
     shown: Collection[str] = (),
 ) -> float:
-    """Return the largest difference of the values that the inputs determine."""
+    """Return the largest difference between port and reference, without undetermined values."""
     return gap(judged(probe, tap, actual, ours, dtype, shown), ours)
 
 
@@ -181,7 +181,7 @@ def split(site: str) -> tuple[str, str, str]:
 
 
 def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """Return the configuration of the layer that contains an activation. Outside of layers, return the model's."""
+    """Return the configuration of the layer that contains an activation. Outside of layers, it is the model's."""
     parts = site.split(".")
     return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
 

@@ -73,7 +73,7 @@ CHUNK = 64
 
 @contextlib.contextmanager
 def variant(index: int) -> Iterator[None]:
-    """Make the reference compute like the variant with this index within the context."""
+    """Within the context, make the reference compute like the variant with this index."""
     # Patch the reference, which has no options for variants, because nothing else needs them.
     replaced = tables_in_float32(index) | (IN_SEQUENCE_AND_CHUNKS if index % 2 == 0 else {})
     with contextlib.ExitStack() as computing:

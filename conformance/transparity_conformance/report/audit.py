@@ -13,7 +13,9 @@ from transparity_conformance.report.formatting import count, some
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
-"""Outcomes, the most important first. A field with several tried values has the most important of their outcomes."""
+"""Outcomes, the most important first. A field for which several values are tried gets the first of their outcomes in
+this order.
+"""
 
 ABSENT = "absent"
 """The value that stands for a removed field."""
@@ -43,7 +45,7 @@ class AuditedField(Compared):
 
     @property
     def counted(self) -> Outcome:
-        """The outcome. If the port refuses a config.json without the field, which is right, return `followed`."""
+        """The outcome; `followed` if the port rightly refuses a config.json without the field."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 
@@ -124,7 +126,7 @@ class Audit:
 
     @property
     def warning(self) -> str:
-        """A warning with the numbers of faulty fields and tensors; empty without faults."""
+        """A warning that says how many fields and tensors are faulty; empty without faults."""
         nouns = [count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults]
         ignored = f"the port ignores {' and '.join(nouns)}, so it may be wrong for another folder (see Audit)"
         return f"{ignored}; --audit makes this a failure" if nouns else ""
@@ -135,7 +137,7 @@ class Audit:
 
     @property
     def _faults(self) -> list[Part]:
-        """The parts in `_parts` that contain faults. Other outcomes are removed from these parts."""
+        """The parts from `_parts` that contain faults, without the outcomes that are no faults."""
         wrong = [
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts

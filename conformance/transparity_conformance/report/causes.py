@@ -18,7 +18,7 @@ SITE = "https://transparity.github.io/transparity/"
 @dataclass(frozen=True)
 class Meaning:
     title: str
-    """A sentence that states the fault."""
+    """A sentence that describes the fault."""
     right: str
     """The behavior of the reference."""
     look: str
@@ -29,7 +29,9 @@ class Meaning:
     """Public issues about this fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """A sentence for each variant of a fault in the forward pass; `catalogue` has sentences that code composes."""
+    """For each variant of a fault in the forward pass, the sentence that a report prints. `catalogue` composes the
+    other sentences.
+    """
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]

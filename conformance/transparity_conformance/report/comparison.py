@@ -16,7 +16,8 @@ Expectation = Literal["holds", "breaks"]
 
 BLOCK = 2**14
 """The number of elements to compare at once: 128 KB in float64, so that temporary arrays stay in the processor's cache
-and the C library reuses their memory. With larger blocks, comparing 50 million numbers takes four times as long."""
+and the C library reuses their memory. With larger blocks, comparing 50 million elements takes four times as long.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class BackendSubject(Column):
 
 
 class Compared:
-    """A comparison: it is right if the error is at most the budget."""
+    """A comparison, which agrees if its error is at most its budget."""
 
     error: float
     budget: float
@@ -102,7 +103,7 @@ class ClaimEvidence(Compared):
 
 
 def share(error: float, budget: float) -> float:
-    """Return error / budget; above 1, the values disagree.
+    """Return error / budget; if it is above 1, the values disagree.
 
     The share is infinite if the error is NaN, or if the budget is NaN or infinite: without a bound, nothing agrees.
     """
@@ -114,7 +115,7 @@ def share(error: float, budget: float) -> float:
 
 
 def difference(actual: Any, expected: Any) -> float:
-    """Return the largest |actual − expected|, without broadcasting.
+    """Return the largest |actual − expected|, without broadcasting; for bools, the number of different elements.
 
     The difference is infinite for different shapes, for empty arrays, for NaN, and if an element is finite in only one
     of the arrays.
@@ -156,7 +157,8 @@ def dtype_name(value: Any) -> str:
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
     """Return actual − ours.
 
-    The difference is 0 where both are NaN or the same infinity. It is infinite where only one is NaN or infinite.
+    The difference is 0 where both are NaN or the same infinity. The difference is infinite where only one is NaN or
+    infinite.
     """
     if actual.shape != ours.shape:
         return np.array([np.inf])

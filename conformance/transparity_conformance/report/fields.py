@@ -81,7 +81,7 @@ def lines() -> Iterator[tuple[str, str]]:
 def described(config: TransformerConfig) -> dict[str, Any]:
     """Return JSON values: a configuration, its departures from its paper, its parameters and its activations.
 
-    Words stand for unknown sizes, such as the batch.
+    A word stands for each unknown size, such as `batch`.
     """
     return {
         "config": config.as_dict(),

@@ -29,9 +29,12 @@ class Coverage:
     batches: tuple[int, ...] = ()
     """The batch sizes of the calls."""
     calls: int = 0
-    """The number of calls of one object. To find hidden state, each is compared with the same call of a new object."""
+    """The number of calls of the port's object. To find hidden state, each call is compared with the same call of a new
+    object.
+    """
     features: tuple[str, ...] = ()
-    """The configuration fields that at least one compared call exercises: another value would change its result."""
+    """The configuration fields that at least one compared call exercises: another value would change its result.
+    """
     untested: tuple[str, ...] = ()
     """Fields and probes that no compared call exercises, with reasons. If any exist, the verdict is not `agrees`."""
     sizes: tuple[str, ...] = ()
@@ -42,7 +45,7 @@ class Coverage:
 
     @property
     def rate(self) -> float:
-        """The largest rate of wrong calls that fits n right calls, with 95 % confidence: 1 − 0.05^(1/n)."""
+        """The largest rate of wrong calls that is compatible with n right calls, at 95 % confidence: 1 − 0.05^(1/n)."""
         return 1 - 0.05 ** (1 / self.calls) if self.calls else 1.0
 
     @property
@@ -94,7 +97,7 @@ class RanksComparison(Compared):
 
     @property
     def sentence(self) -> str:
-        """The result of comparing ranks, for the start of the report."""
+        """A sentence about the comparison of ranks, for the start of the report."""
         if self.one_rank == "agrees":
             return f"1 rank and {self.count} ranks of the same code agree. "
         if self.one_rank == "inconclusive":
@@ -127,7 +130,7 @@ class ThirdComparison:
 
     @property
     def sentence(self) -> str:
-        """The result for all three implementations, for the start of the report."""
+        """A sentence about the comparison of three implementations, for the start of the report."""
         if self.stands_alone == "port":
             return f"Your port differs from the other two: {self.reference} and {self.third} agree.  "
         if self.stands_alone:

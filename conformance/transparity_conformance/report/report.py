@@ -66,7 +66,7 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, report: Report) -> None:
         super().__init__()
         self.report = report
-        """The report of everything that the check had found so far."""
+        """The report of everything that the check has found so far."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Impact:
-    """The effect of one divergence, or of all divergences with the same cause, on the logits of all probes."""
+    """How one divergence, or all divergences with the same cause, change the logits of all probes."""
 
     positions: Mapping[str, int]
     """`of`: the number of positions other than padding; `changed`: the number of these positions with wrong logits."""
@@ -147,7 +147,7 @@ class Divergence(Compared):
 
 @dataclass(frozen=True)
 class Measured(Compared):
-    """The comparison of an activation on a probe: with all earlier errors of the port, and without them."""
+    """The comparison of an activation on a probe: once with the errors of earlier activations, and once without."""
 
     tap: str
     probe: str
@@ -281,7 +281,9 @@ class CapabilityResult:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     calls: int = 0
-    """The number of calls of one object. To find hidden state, each is compared with the same call of a new object."""
+    """The number of calls of the port's object. To find hidden state, each call is compared with the same call of a new
+    object.
+    """
     untested: tuple[str, ...] = ()
     """The calls that failed in the port; because of them, the verdict is not `agrees`."""
 

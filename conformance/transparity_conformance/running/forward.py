@@ -198,7 +198,7 @@ def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_
 def _offers(model: Any, method: Callable[..., Any]) -> bool:
     """Return whether a model has a method with the name and the first two arguments of `method`.
 
-    The arguments distinguish it from methods such as the `generate` of transformers.
+    The arguments distinguish the method from others, such as the `generate` of transformers.
     """
     name = method.__name__
     takes = signature_of(getattr(model, name)) if has_method(model, name) else None

@@ -1,8 +1,8 @@
 """Compute the gradients of a PyTorch or Flax model that `load(folder)` returned, named by the reference's parameters.
 
 The framework differentiates the model's own code. To rename the gradients, the tensors of the folder are matched with
-the model's parameters, by name or by their values. The rows of a tensor are searched among the rows and columns of all
-parameters, so transposed, fused and permuted parameters are found, too.
+the model's parameters, by name or by their values. Each row of a tensor is looked up among the rows and columns of all
+parameters. Transposed, fused and permuted parameters are therefore found, too.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def offer_gradients(
 ) -> Callable[..., Any]:
     """Add a method `loss_and_gradients` to a forward pass if a PyTorch or Flax module computes the logits.
 
-    `called` returns the forward pass of a module and a configuration.
+    `called(module, configuration)` returns a forward pass.
     """
     differentiate = _differentiation(forward, model, config, called)
     if differentiate is None or config.head != "logits":
@@ -267,9 +267,9 @@ def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
-    """Return the rows and columns of a tensor in all its forms as a matrix: two for the shape (embed, heads, head_dim).
+    """Return the rows and columns of every matrix into which a tensor can be reshaped: two matrices for three axes.
 
-    If a wanted vector has the size of the tensor, the tensor also counts as a vector.
+    If a wanted vector has the size of the tensor, the tensor is also compared as a vector.
     """
     found = []
     for matrix in dict.fromkeys(_matrices(tensor, vectors)):
@@ -288,7 +288,7 @@ def _matrices(tensor: np.ndarray, vectors: Collection[int]) -> Iterator[tuple[in
 
 
 def _hashes(rows: np.ndarray) -> np.ndarray:
-    """Return a hash for each row of an array (rows, numbers); it does not depend on the layout in memory."""
+    """Return a hash for each row of a matrix; the hash does not depend on the layout in memory."""
     factors = np.random.default_rng(rows.shape[1]).integers(2**63, size=rows.shape[1], dtype=np.uint64) | np.uint64(1)
     found, size = np.zeros(len(rows), np.uint64), max(1, 2**22 // max(1, rows.shape[1]))
     for begin in range(0, len(rows), size):

@@ -50,8 +50,8 @@ def arguments(
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Return the positional and keyword arguments for calling a function whose parameters are `names`.
 
-    Pass the main inputs by keyword if the function has a known name for each of them; otherwise, by position. Pass
-    other inputs, such as a mask, only by keyword.
+    Pass the main inputs by keyword if the function has a known name for each of them. Otherwise, pass them by position.
+    Pass other inputs, such as a mask, only by keyword.
     """
     called = {ours: next((name for name in NAMES[ours] if name in names), None) for ours in inputs}
     by_name = all(called[ours] is not None for ours in config.input_names)
@@ -161,7 +161,7 @@ def completed(
 ) -> Callable[..., Any]:
     """Return a forward pass that takes only a model's inputs, and adds all other required arguments.
 
-    It also adds targets if the model otherwise omits the logits of some positions.
+    The forward pass also adds targets if the model otherwise omits the logits of some positions.
     """
     settings, is_target = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 
@@ -229,8 +229,9 @@ OUTPUTS = {
     "pooled": ("pooler_output", "logits"),
     "classes": ("logits", "text_embeds", "image_embeds"),
 }
-"""For each head, the attributes of a result that may contain the output; the first existing one is used. The key "" is
-for an unknown head."""
+"""For each head, the attributes of a result that may contain the output; the first attribute that exists is used. The
+key "" is for an unknown head.
+"""
 
 
 def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:

@@ -123,16 +123,18 @@ class Limits:
     """Whether the inputs include an attention mask."""
     has_token_types: bool = True
     batch: int | None = None
-    """The fixed number of rows, or None; the checker splits other batches."""
+    """The number of rows if it is fixed, otherwise None; the checker splits other batches."""
     length: int | None = None
-    """The fixed number of tokens per row, or None; the checker pads shorter rows on the right."""
+    """The number of tokens per row if it is fixed, otherwise None; the checker pads shorter rows on the right."""
     dtype: str = ""
     """The dtype of the weights: `int8` for quantized weights, empty if it is unknown."""
 
 
 class Listened:
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[Any, list[Operation]]:
-        """Run the model; return the result and the operations. Their values together have at most `largest` bytes."""
+        """Run the model; return the result and the operations. The values of all operations together have at most
+        `largest` bytes.
+        """
         raise NotImplementedError
 
 

@@ -20,7 +20,7 @@ from transparity_conformance.running.loading import LoadError
 
 TOKENS, IMAGES, FRAMES = ("input_ids", "decoder_input_ids"), "pixel_values", "input_features"
 READS = {IMAGES: "images", FRAMES: "frames of audio"}
-"""For models without token ids: the name of their input, and the data in the input."""
+"""For models without token ids, the data in each input, by the input's name."""
 
 OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch")
 """Other names of inputs in exported graphs. The names of a cache's inputs start with `past`, and the names of the
@@ -95,11 +95,11 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 
 QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInteger|NBits|QAttention|QGemm")
-"""Matches the names of operations on quantized numbers."""
+"""Matches the names of operations on quantized values."""
 
 
 def weights_dtype(path: Path) -> str:
-    """Return the dtype of most floating-point weights, or `int8` if the graph has operations on quantized numbers.
+    """Return the dtype of most floating-point weights, or `int8` if the graph has operations on quantized values.
 
     Return an empty string if the file has neither.
     """
@@ -130,10 +130,10 @@ class Nodes:
         return model.SerializeToString()
 
     def add_to(self, record: Record, values: Mapping[str, np.ndarray], given: str = "") -> None:
-        """Record the operations on floating-point numbers, given the results of all nodes.
+        """Record the operations on floating-point values, given the results of all nodes.
 
-        A node on other dtypes only connects the operations before and after it. If the record already has operations,
-        the input `given` is the result of the last operation.
+        A node with other dtypes is not recorded; it only connects the operations before and after it. If the record
+        already has operations, the input `given` is the result of the last operation.
         """
         comes_from: dict[str, Origins] = {given: (len(record.operations) - 1,)} if record.operations else {}
         for number, node in enumerate(self.nodes, 1):

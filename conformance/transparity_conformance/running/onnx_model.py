@@ -29,7 +29,7 @@ FATAL = 4
 """The log level at which ONNX Runtime prints nothing; errors still raise exceptions."""
 
 Cache = tuple[dict[str, np.ndarray], np.ndarray]
-"""The keys and values of earlier tokens, by the name of the graph's input, and the attention mask of these tokens."""
+"""The cached keys and values, by the name of the graph's input, and the attention mask of the cached tokens."""
 
 
 class OnnxModel:
@@ -64,7 +64,9 @@ class OnnxModel:
         return joined[:, :length] if joined.ndim == 3 else joined
 
     def empty(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return an empty cache. The first axis without a fixed size is the batch; the others have size 0."""
+        """Return an empty cache. The first axis without a fixed size is the batch; other axes without a fixed size have
+        size 0.
+        """
         made = {}
         for name in self.graph.past:
             sizes, batch = self.graph.inputs[name].shape, [_rows(inputs)]
@@ -80,7 +82,9 @@ class OnnxModel:
         return logits, dict(zip(self.graph.past, present, strict=False))
 
     def given(self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return all inputs by the graph's names. Add missing inputs, such as positions, as for unpadded text."""
+        """Return all inputs by the graph's names. Add missing inputs, such as positions, with the values for unpadded
+        text.
+        """
         if self.graph.reads != "token ids":
             return {name: np.ascontiguousarray(inputs[name], self._dtype(name)) for name in self.graph.inputs}
         tokens = inputs["input_ids"]
@@ -197,7 +201,7 @@ TAKEN = {
     ENCODER: {"input_ids": "source", FRAMES: "source", "attention_mask": "attention_mask"},
     DECODER: {"input_ids": "target", "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
 }
-"""The inputs of each of the two graphs, by name, each with the name of the value that is passed to it."""
+"""For each of the two graphs, its inputs, each with the name of the value that is passed to it."""
 
 
 class OnnxPair:

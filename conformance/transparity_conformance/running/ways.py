@@ -86,7 +86,7 @@ def in_steps(model: Any, first: int, then: int, inputs: Tensors) -> Any:
 
 
 def _content(inputs: Tensors) -> str:
-    """Return the name of the input to split into steps; in an encoder-decoder, the decoder's tokens."""
+    """Return the name of the input to split into steps. In an encoder-decoder, these are the decoder's tokens."""
     return next((name for name in inputs if name == "decoder_input_ids"), next(iter(inputs)))
 
 
@@ -201,7 +201,7 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "gradients": (gradients, _is_module),
     "backward": (backward, _is_module),
 }
-"""The ways to call a model. Each has a function that makes the call, and a function that tests for its support."""
+"""The ways to call a model. Each way has a function that makes the call, and a function that tests for its support."""
 
 
 def offers(model: Any, way: str) -> bool:

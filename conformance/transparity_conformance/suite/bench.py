@@ -61,7 +61,9 @@ class Bench:
         return self.parts
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
-        """Return a bench for one claim, which shares this bench's models. If `harness` is false, it has no harness."""
+        """Return a bench for one claim, which shares this bench's models. If `harness` is false, the new bench has no
+        harness.
+        """
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same
@@ -95,7 +97,8 @@ class Bench:
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
-        """The presets whose traced path is tested. In an unusual mode, this is one preset; otherwise, it is all.
+        """The presets whose traced path is tested. In an unusual mode, this is one preset; otherwise, these are all
+        presets.
 
         A traced path takes many seconds to compile.
         """

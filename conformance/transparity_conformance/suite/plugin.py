@@ -63,7 +63,9 @@ def benches() -> Callable[[BackendSubject], Bench]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Add the environment to the ledger, which contains the evidence; an xdist worker sends it to the controller."""
+    """Add the environment to the ledger, which contains the evidence; an xdist worker sends the ledger to the
+    controller.
+    """
     ledger = session.config.stash[LEDGER]
     if ledger.evidence:
         ledger.environment |= environment(ledger)

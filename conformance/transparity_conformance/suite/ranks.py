@@ -37,7 +37,8 @@ ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 """Environment variables that hide GPUs, because there is rarely a GPU for each rank."""
 
 Task = Callable[..., Any]
-"""A function to run on a rank. It takes the rank's state and other arguments; its result must be picklable."""
+"""A function to run on a rank. The function takes the rank's state and other arguments; its result must be picklable.
+"""
 
 
 @dataclass
@@ -234,7 +235,7 @@ def _call(
 ) -> tuple[str, Any] | None:
     """Call a method; return a hash of the result and, on the first rank, the result. Outside of the mesh, return None.
 
-    Store a cache in the result on the rank, and replace the cache by the number `kept`.
+    If the result contains a cache, keep the cache on the rank, and return the number `kept` in its place.
     """
     if handle not in state.objects:
         return None

@@ -1,4 +1,4 @@
-"""Test every claim about every subject (backend, dtype, device, mode); the results are the agreement matrix."""
+"""Test every claim about every subject (backend, dtype, device, mode); the results form the agreement matrix."""
 
 from __future__ import annotations
 

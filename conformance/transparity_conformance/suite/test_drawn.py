@@ -17,7 +17,8 @@ from transparity_conformance.suite.bench import ClaimRecord
 from transparity_conformance.suite.plugin import Ledger
 
 EXAMPLES = {"flax": (8, 30)}
-"""The numbers of random configurations, (quick, thorough); few for Flax, because XLA compiles every shape."""
+"""The numbers of random configurations in the quick and the full suite; few for Flax, because XLA compiles every shape.
+"""
 
 
 def drawn_evidence(

@@ -1,7 +1,7 @@
 """BART (Lewis et al., 2020), Marian (Junczys-Dowmunt et al., 2018), OPT (Zhang et al., 2022) and Whisper.
 
-Marian is a translation model. OPT is the decoder of BART without an encoder, with pre-norm. Whisper (Radford et al.,
-2022) has an encoder of log-mel frames and a text decoder; the reference does not compute the spectrogram.
+Marian is a translation model. OPT is BART's decoder with pre-norm, without an encoder. Whisper (Radford et al., 2022)
+has an encoder of log-mel frames and a text decoder; the reference does not compute the spectrogram.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ STACKS = (
     row.same("encoder_ffn_dim", "decoder_ffn_dim", "feed_forward_dim"),
     row.activation("activation_function", "gelu"),
 )
-"""The rows for sizes and activations, which all encoder-decoders similar to BART share."""
+"""The rows that all encoder-decoders similar to BART share."""
 
 UNNEEDED = (
     *("activation_dropout", "attention_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop"),

@@ -46,7 +46,7 @@ GEMMA = PLAIN.variant(
 
 
 def _scalar(multiplier: float) -> float:
-    """Return s such that s^(−1/2) is exactly the multiplier, if possible an integer."""
+    """Return a number s, if possible an integer, for which s^(−1/2) is exactly the multiplier."""
     found = multiplier**-2
     return row.nearest(round(found), found, right=lambda each: each > 0 and each**-0.5 == multiplier)
 
@@ -79,7 +79,8 @@ GEMMA2 = GEMMA.variant(
 
 def _layers3(fields: Fields) -> dict[str, Any]:
     """Return the windows and the rotary positions of layers with and without a window."""
-    # transformers 4 applies a scaling whose kind has the key `type`, and so do we; transformers 5 ignores it.
+    # transformers 4 also reads the kind of scaling from the key `type`, and so do we; transformers 5 ignores such a
+    # scaling.
     of_sliding = {"rope_theta": fields["rope_local_base_freq"], "rope_scaling": None}
     rotated = rotary_by_kind(fields, {SLIDING: of_sliding, FULL: {}})
     facts = {SLIDING: {"sliding_window": fields["sliding_window"]}, FULL: {"sliding_window": None}}

@@ -1,7 +1,7 @@
 """GPT-2, GPT-J, GPT-NeoX, Pythia and Falcon.
 
 References: GPT-2 (Radford et al., 2019). GPT-J (Wang and Komatsuzaki, 2021) has parallel branches after one norm.
-GPT-NeoX (Black et al., 2022) and Pythia have two norms, and one fused projection with the query, key and value of each
+GPT-NeoX (Black et al., 2022) and Pythia have two norms. Their fused projection has the query, key and value of each
 head in turn. Falcon (Almazrouei et al., 2023) has parallel branches with one or two norms, and projections fused by
 head group.
 """
@@ -255,7 +255,7 @@ FALCON = Family(
         row.flag("bias", ("qkv_bias", "output_bias", "feed_forward_bias"), False),
         row.tokens(bos=11, eos=11),
     ),
-    # Falcon adds ALiBi biases before scores are scaled, and rounds them to bfloat16. This is not supported.
+    # Falcon adds ALiBi biases before scores are scaled, and rounds them to bfloat16. The reference supports neither.
     only={"alibi": (False,), "apply_residual_connection_post_layernorm": (False,)},
     unneeded=("attention_dropout", "hidden_dropout"),
     names={

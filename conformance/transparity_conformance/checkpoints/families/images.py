@@ -2,8 +2,8 @@
 
 ViT (Dosovitskiy et al., 2021) encodes the patches of an image. CLIP (Radford et al., 2021) has two towers: a text
 decoder that pools at the end token, and an image encoder. Each tower returns one vector per row, with or without a
-projection. The preprocessing of images is not included. The scores of a text and an image are not included, either,
-because they need CLIP's norm and temperature.
+projection. The preprocessing of images is not included. The similarity of a text and an image is not included, either,
+because it needs CLIP's norm and temperature.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _positions(fields: Fields) -> dict[str, Any]:
-    """Return the fields of the image's size. The number of positions counts the patches and the class token."""
+    """Return the fields about the image's size. The number of positions counts the patches and the class token."""
     side, patch = row.as_whole(fields, "image_size"), row.as_whole(fields, "patch_size")
     if side % patch:
         raise row.wrong("image_size", side, f"a multiple of patch_size, {patch}")

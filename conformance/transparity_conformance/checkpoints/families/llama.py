@@ -81,7 +81,7 @@ MISTRAL = PLAIN.variant(
 
 
 def _windows(fields: Fields) -> dict[str, Any]:
-    """Return the windows of Qwen. By default, layers from `max_window_layers` on have a window."""
+    """Return the fields about Qwen's windows. By default, layers from `max_window_layers` on have a window."""
     window = layers.used_window(fields)
     first, count = row.as_whole(fields, "max_window_layers", 0, "a whole number"), row.as_layers(fields)
     kinds = [SLIDING if window is not None and i >= first else FULL for i in range(count)]
@@ -170,7 +170,9 @@ def _rotary_phi3(fields: Fields) -> dict[str, Any]:
 
 
 def _write_rotary_phi3(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields; `transformers` reads the original length from a field outside the scaling."""
+    """Return the rotary fields. For LongRoPE, `transformers` reads the original length from a field outside of the
+    scaling.
+    """
     outside = {ORIGINAL: config.rotary_original_length} if config.rotary_scaling == "longrope" else {}
     return rotary_fields(config) | outside
 
@@ -188,7 +190,7 @@ PHI3 = MISTRAL.variant(
 
 
 NO_POSITIONS = "_without_positions"
-"""The suffix of the kinds of layers that have no positions."""
+"""The suffix in the name of each kind of layers without positions."""
 
 
 def _layers_smollm3(fields: Fields) -> dict[str, Any]:

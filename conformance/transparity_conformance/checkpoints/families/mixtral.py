@@ -1,7 +1,7 @@
 """Mixtral (Jiang et al., 2024) and similar models: Qwen 2 MoE, Qwen 3 MoE, OLMoE and gpt-oss.
 
 References: OLMoE (Muennighoff et al., 2024) and gpt-oss (OpenAI, 2025). gpt-oss has attention sinks, windows in every
-other layer, and clamped gates. Its files store all experts of a layer as one tensor.
+other layer, and clamped gates. Files of gpt-oss store all experts of a layer as one tensor.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _part(expert: int, first: int, step: int, tensor: np.ndarray) -> np.ndarray:
 
 
 def _gates_and_ups(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Interleave the features of the gate and of the up projection of each expert, as the file does."""
+    """In each expert, interleave the gate's features and the up projection's features, as the file does."""
     pairs = [np.stack([gate.T, up.T], axis=-1) for gate, up in zip(parts[::2], parts[1::2], strict=True)]
     return np.stack([pair.reshape(*pair.shape[:-2], -1) for pair in pairs])
 

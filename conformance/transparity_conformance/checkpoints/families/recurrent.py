@@ -47,8 +47,9 @@ def convolution(widths: Mapping[str, int]) -> StoredTensor:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the fused projections: of a recurrence (interleaved by head group), and of queries with their gates. The
-    heads of a group share a key."""
+    """Return the fused projection of a recurrence, interleaved by head group, and the fused projection of queries and
+    gates. The heads of a group share a key.
+    """
     groups = config.recurrent_key_heads
     shares = config.recurrent_heads // groups
     rows = {"query": config.recurrent_key_dim, "key": config.recurrent_key_dim}

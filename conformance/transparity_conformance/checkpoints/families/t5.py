@@ -35,7 +35,7 @@ def _stack(stack: str, *, last: int) -> Table:
 
 
 def _feed_forward(fields: Fields) -> dict[str, Any]:
-    """Return the activation and the gate for a name such as `relu`; `gated-gelu` means the tanh approximation."""
+    """Return the activation and the gate for a name such as `relu`; `gated-gelu` means GELU's tanh approximation."""
     given = fields["feed_forward_proj"]
     if not isinstance(given, str):
         raise row.wrong("feed_forward_proj", given, "an activation, such as relu or gated-gelu")
@@ -61,9 +61,9 @@ def _decoder(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     """Return whether the head is tied to the embedding, and whether hidden states are scaled before the head.
 
-    `transformers` always scales before a tied head. In `transformers` 5, the field `scale_decoder_outputs` decides
-    about the scale, and `tie_word_embeddings` is always true. For such a file, the head is tied if the file contains no
-    head.
+    `transformers` always scales hidden states before a tied head. In `transformers` 5, `scale_decoder_outputs` decides
+    whether hidden states are scaled, and `tie_word_embeddings` is always true. In this case, the head is tied if the
+    file has no `lm_head.weight`.
     """
     field = "tie_word_embeddings" if fields["scale_decoder_outputs"] is None else "scale_decoder_outputs"
     is_tied = field == "tie_word_embeddings" and row.as_flag(fields, field)

@@ -19,7 +19,7 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields, as
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
-"""The sizes of the small models of many families."""
+"""Sizes that the small models of many families have."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (),
@@ -69,12 +69,12 @@ class Classifier:
     fields: Fields
     """The `TransformerConfig` fields that are equal in all models with this head."""
     task: str = "ForSequenceClassification"
-    """The text with which the names of classes with this head end."""
+    """The ending of the names of classes with this head."""
     size: str = "id2label"
     """The field that determines the number of outputs: `id2label` for classes, or the width of a projection."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
-        """Return `TransformerConfig` fields if `architectures` names a class with this head; otherwise nothing."""
+        """Return `TransformerConfig` fields if `architectures` names a class with this head; otherwise `{}`."""
         names = fields.get("architectures")
         if not any(str(name).endswith(self.task) for name in (names if isinstance(names, list) else [])):
             return {}
@@ -120,7 +120,7 @@ class Family:
     rows: Sequence[FieldRow]
     """The rows for the fields of config.json. If two rows set the same value, the later row counts."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The supported values of fields of config.json that have unsupported values, too."""
+    """For fields of config.json that are only partly supported, the supported values."""
     unneeded: Collection[str] = ()
     """Fields of config.json that never change a forward pass of this family."""
     names: Table
@@ -135,8 +135,9 @@ class Family:
     no_parameters: Collection[str] = ()
     """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """Functions that compute tensors, by name. A file may store such a tensor, although the reference computes it. If
-    the file has other values, the tensor is a parameter."""
+    """For each of some tensors, a function that computes it. A file may store such a tensor, although the reference
+    computes it. If the file has other values, the tensor is a parameter.
+    """
     classifier: Classifier | None = None
 
     def variant(
@@ -177,8 +178,9 @@ class Family:
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:
-        """Convert config.json to `TransformerConfig` fields, if the file has the tensors `names`. Raise
-        `CheckpointError` for an unsupported value or a missing field."""
+        """Convert config.json to `TransformerConfig` fields, given the `names` of all tensors in the file. Raise
+        `CheckpointError` for an unsupported value or a missing field.
+        """
         for name, right in {**ONLY, **self.only}.items():
             if given.get(name) is not None and given[name] not in right:
                 raise wrong(name, given[name], " or ".join(map(as_json, right)) or "null")
@@ -192,7 +194,9 @@ class Family:
         return found | (self.classifier.read(fields) if self.classifier else {})
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Convert a configuration to config.json. If the family cannot express it, `read` returns a different one."""
+        """Convert a configuration to config.json. If the family cannot express the configuration, `read` returns a
+        different configuration for the result.
+        """
         found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
         for row in sorted(self.rows, key=lambda row: not row.ours):
             found |= row.write(config)

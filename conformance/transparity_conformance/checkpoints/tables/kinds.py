@@ -31,8 +31,8 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
     """Return the `TransformerConfig` fields for layers of several kinds. `kinds` lists the kind of each layer, and
     `facts` has the fields of each kind (see `config.PER_LAYER`).
 
-    The model as a whole gets the fields of the first kind. It gets the window and the positions of the first kind that
-    has a window or positions.
+    The model as a whole gets the fields of the first kind. The window and the positions of the whole model come from
+    the first kind that has a window or positions.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:
@@ -100,7 +100,8 @@ def kinds_every(
 ) -> list[str]:
     """Return the kind of each layer. Without `layer_types`, the second `known` kind occurs at regular intervals.
 
-    `every` is the interval, or the name of its field. The second kind ends each interval or, with `first`, starts it.
+    `every` is the interval, or the name of the field that contains the interval. The second kind ends each interval or,
+    with `first`, starts it.
     """
     count = row.as_layers(fields)
     if fields["layer_types"] is not None:
@@ -110,7 +111,7 @@ def kinds_every(
 
 
 def own_layers(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return the configuration of each layer; for an encoder-decoder, of each decoder layer."""
+    """Return the configuration of each layer. In an encoder-decoder, these are the decoder's layers."""
     stack = config.stacks[-1]
     return [config.for_layer(stack, i) for i in range(config.stack_num_layers(stack))]
 

@@ -128,7 +128,7 @@ def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
 
 
 def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
-    """Return `rotary_dim` if only a `share` of the features of a head rotates; otherwise nothing."""
+    """Return `rotary_dim` if only a `share` of the features of a head rotates; otherwise `{}`."""
     if share is None or (is_number(share) and share == 1):
         return {}
     if head_dim is None:
@@ -155,7 +155,7 @@ def _ratio(factor: float, mscale: float, mscale_all_dim: float) -> float:
 
 
 def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
-    """Return the `mscale` that, together with `mscale_all_dim`, gives exactly the attention factor."""
+    """Return the `mscale` that results, together with `mscale_all_dim`, in exactly the attention factor."""
     factor, right = config.rotary_factor, config.rotary_attention_factor
     found = (right * yarn_scale(factor, mscale_all_dim) - 1) / (0.1 * math.log(factor))
     return row.nearest(round(found, 6), found, right=lambda each: _ratio(factor, each, mscale_all_dim) == right)

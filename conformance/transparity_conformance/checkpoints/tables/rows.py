@@ -1,4 +1,4 @@
-"""Rows of the table of a family: conversions from fields of config.json to fields of `TransformerConfig`, and back.
+"""Rows of a family's table: conversions from fields of config.json to fields of `TransformerConfig`, and back.
 
 A row names the fields that it reads, and the values that `transformers` uses if a field is missing. `rename`, `flag`,
 `whole`, `number`, `enum`, `switch` and `activation` make a row for one field. `derived` makes a row from a function and
@@ -89,7 +89,7 @@ def as_flag(fields: Fields, name: str) -> bool:
 def as_head_width(
     fields: Fields, width: str = "head_dim", heads: str = "num_attention_heads", embed_dim: str = "hidden_size"
 ) -> dict[str, Any]:
-    """Return `attention_head_dim` if the width of a head differs from embed_dim / num_heads; otherwise nothing."""
+    """Return `attention_head_dim` if the width of a head differs from embed_dim / num_heads; otherwise `{}`."""
     if fields[width] is None or as_whole(fields, width) * as_whole(fields, heads) == as_whole(fields, embed_dim):
         return {}
     return {"attention_head_dim": fields[width]}
@@ -127,10 +127,11 @@ class FieldRow:
     defaults: Fields
     """The values that `transformers` uses for missing fields. A missing field that has no default counts as null."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
-    """A function from fields of config.json and the names of all tensors to fields of `TransformerConfig`."""
+    """A function that takes fields of config.json and the names of all tensors, and returns `TransformerConfig` fields.
+    """
     write: Write
     ours: tuple[str, ...] = ()
-    """The `TransformerConfig` fields that get the unchanged value."""
+    """The `TransformerConfig` fields that get the value of config.json unchanged."""
 
 
 def _value(
@@ -151,7 +152,7 @@ def _same(value: Any) -> Any:
 
 
 def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """Return a row for a field that only has another name in `TransformerConfig`.
+    """Return a row for a field that has another name in `TransformerConfig`, but the same value.
 
     `ours` is this name, or several names. `default` is the value that `transformers` uses for a missing field.
     `written` is the attribute that is written to config.json, by default the first of `ours`.

@@ -1,6 +1,6 @@
 """Derivatives of the loss with respect to every parameter, by the complex step, and their rounding error.
 
-A gradient is tested along random directions: the product of the gradient and a direction must equal the derivative of
+A gradient is tested along random directions. The product of the gradient and a direction must equal the derivative of
 the loss along the direction. A wrong element of the gradient changes the product. Parameters of the same kind share a
 tolerance, because they have similar rounding errors. With `Leaning` parameters, each row of the batch has its own
 direction, so one forward pass computes many derivatives.
@@ -64,7 +64,7 @@ def projection_of(name: str) -> str:
 
 
 class Derivatives:
-    """The derivatives of the loss of one model on one batch, along directions of each learned parameter.
+    """For one model and one batch, the derivatives of the loss along directions of each learned parameter.
 
     If `of_padding` is false, no direction changes the embedding of the padding token.
     """
@@ -175,10 +175,11 @@ def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
 
 
 ALL_AT_ONCE = 8
-"""The number of directions that change all parameters at once; a wrong gradient shows along nearly all of them."""
+"""The number of directions that change all parameters. Nearly every such direction reveals a wrong gradient.
+"""
 
 FAINTEST = 1e-2
-"""Directions are divided by the norm of the parameter's gradient, or by this share of the median norm if it is larger.
+"""Directions are divided by the norm of the parameter's gradient, or at least by this share of the median norm.
 
 The true gradient of a key's bias is often 0, and division by a tiny norm would amplify rounding.
 """
@@ -261,7 +262,7 @@ def training_oracle(
 ) -> Oracle:
     """Return the oracle of a training run with one step per batch; its results are `losses` and learned parameters.
 
-    `by` trains in place of the reference.
+    If `by` is given, it trains instead of the reference.
     """
 
     def run(arrays: Arrays, tap: Tap) -> None:

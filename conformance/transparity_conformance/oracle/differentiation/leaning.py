@@ -73,7 +73,7 @@ class Leaning(NDArrayOperatorsMixin):
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        """Look up rows of a matrix: indices (#batch, …) give (batch, …, in). Append two axes to a vector."""
+        """Look up rows of a matrix: indices (#batch, …) select (batch, …, in). For a vector, append two axes."""
         if self.ndim == 1 and index == (slice(None), None, None):
             return self._leant(self.value[index], self.vectors[0][:, *index])
         is_index = isinstance(index, np.ndarray) and index.dtype.kind in "iu"
@@ -170,5 +170,7 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
 
 
 def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
-    """Return whether rows of a batch are independent. Batch norm in training and limited experts combine rows."""
+    """Return whether rows of a batch are independent. Rows affect each other through batch norm in training, and
+    through experts that take a limited number of tokens.
+    """
     return not (training and config.norm == "batch") and not most_experts(config)

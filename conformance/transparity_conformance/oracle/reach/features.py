@@ -34,11 +34,11 @@ SHOWS = 1e-5
 Change = tuple[str, str]
 """A field and its change. The change is `=` with another choice, an operation such as `*10`, or `alike`.
 
-`alike` gives all layers the same kind.
+`alike` means that all layers get the same kind.
 """
 
 TIMES = {"*2": 2.0, "/2": 0.5}
-"""The changes of a field that is a tuple. All numbers of the tuple are multiplied by the factor."""
+"""The changes of a field that is a tuple. All elements of the tuple are multiplied by the factor."""
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "off": lambda value: None,
@@ -57,7 +57,9 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return the possible changes of a field: all other choices, or all operations; none for a feature that is off."""
+    """Return the possible changes of a field: all other choices, or all operations. A feature that is off has no
+    changes.
+    """
     value, kind = getattr(config, name), FIELD_TYPES[name]
     if name == "layer_types":  # `layer_overrides` changes together with this field
         return [(name, "alike")] if value else []
@@ -157,7 +159,9 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 
 @dataclasses.dataclass(frozen=True)
 class _Small:
-    """A small copy of a configuration, with weights, inputs and logits. It also has the fields that its models read."""
+    """A small copy of a configuration, with weights, inputs and logits. This object also has the names of the fields
+    that the reference reads.
+    """
 
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]

@@ -61,7 +61,7 @@ class Rows:
 
 
 def part(value: Rows | np.ndarray, queries: slice, keys: slice) -> np.ndarray:
-    """Return the part of an array (batch, heads, queries, keys) for some queries and keys. Keep an axis of size 1."""
+    """Return some queries and keys of an array (batch, heads, queries, keys); return an axis of size 1 whole."""
     if isinstance(value, Rows):
         return value.make(queries, keys)
     return value[:, :, queries if value.shape[2] > 1 else slice(None), keys]
@@ -91,8 +91,8 @@ def _score_bias(
 def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score: float) -> slice:
     """Return a range that contains all keys that a block of queries sees.
 
-    If masked keys have nonzero weights, the range contains all keys. Otherwise, the first and the last query of the
-    block determine the range, because no query between them sees earlier or later keys.
+    If masked keys have nonzero weights, or if a query sees no key, the range contains all keys. Otherwise, the first
+    and the last query of the block determine the range, because no query between them sees earlier or later keys.
     """
     every = slice(0, count)
     if masked_score >= EXACT_MASK_BELOW:
@@ -292,6 +292,7 @@ def _named(length: int) -> str:
 def has_prefixes(config: TransformerConfig) -> bool:
     """Return whether a position's logits stay the same if the prompt ends at this position.
 
-    They stay the same in a decoder whose mask is exact and whose rotary angles do not depend on the length.
+    They stay the same in a decoder with an exact mask, if rotary angles do not depend on the length, and positions
+    count all tokens.
     """
     return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

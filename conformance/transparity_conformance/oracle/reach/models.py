@@ -1,7 +1,7 @@
 """Calls with many lengths, batch sizes and widths; only their logits are compared.
 
 The probes of `probes` compare all activations of a small model, to find faults. The calls of this file show how far the
-agreement extends, with sizes beyond the thresholds of a configuration. Each call has few rows and is fast, so the
+agreement extends; their sizes exceed the thresholds of a configuration. Each call has few rows and is fast, so the
 checker makes dozens of calls.
 """
 
@@ -222,8 +222,8 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
     """Return an attention mask and token types, if the model reads them.
 
-    The sum of batch size and length determines which tokens the mask hides. It hides no tokens, or padding and one
-    other token, or padding and some first tokens.
+    The sum of batch size and length determines which tokens the mask hides. The mask hides no tokens, or padding and
+    one other token, or padding and some first tokens.
     """
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
@@ -285,7 +285,8 @@ def reach_of(
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
     """Return a model and its calls.
 
-    If `reached` is not 0, calls of that length exist already. Return few calls, and longer calls across thresholds.
+    If `reached` is not 0, other calls already cover lengths up to `reached`. Then return only a few short calls, and
+    calls longer than `reached` across thresholds.
     """
     calls = list(_calls(config, config.max_length))
     if reached:
@@ -314,7 +315,7 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
 
 
 DEPTH = 6
-"""The number of layers of the deep model, in which each of up to three kinds of layers occurs at least twice."""
+"""The number of layers of the deep model. Each of up to three kinds of layers occurs at least twice."""
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
@@ -331,7 +332,7 @@ def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: Tru
 
 
 UNEQUAL = 0.5
-"""The standard deviation of the logarithms of the factors in `unequal`."""
+"""How much the factors of `unequal` vary: the standard deviation of their logarithms."""
 
 
 def unequal(parameters: Arrays) -> Arrays:

@@ -1,7 +1,7 @@
 """Thresholds: lengths at which a model, or a typical port of a model, starts to behave differently.
 
-The lengths of calls are 1 to 17, and powers of two and the configuration's thresholds with their neighbors. The tokens
-include the first, the last and the special tokens, and tokens at the limits of integer types.
+The lengths of calls are 1 to 17, powers of two, thresholds of the configuration, and the lengths next to them. The
+tokens include the first, the last and the special tokens, and tokens at the limits of integer types.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LONGEST_THRESHOLD = 4097
 SHORT = 17
 
 BATCHES = (1, 2, 3, 5, 13, 8)
-"""The batch sizes of short calls, used in turn: one, few, primes, and a power of two."""
+"""The batch sizes through which short calls cycle: one, few, primes, and a power of two."""
 
 
 CHUNKS = (64, 256)
-"""The numbers of tokens per chunk in published code: the gated delta rule, and Mamba-2 (`chunk_size`)."""
+"""The chunk sizes in published code, in tokens, of the gated delta rule and of Mamba-2 (`chunk_size`)."""
 
 
 def thresholds(config: TransformerConfig) -> dict[str, int]:

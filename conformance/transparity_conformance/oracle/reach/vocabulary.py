@@ -25,7 +25,9 @@ MOST_CALLS = 4
 
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:
-    """Return the model and its calls. Together, the calls contain all token ids in order, or as many as time allows."""
+    """Return the model and its calls. Together, the calls contain every token id in ascending order, or as many ids as
+    time allows.
+    """
     model = ReachModel(ITSELF, config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
     rows = -(-max((len(_tokens(config, name)) for name in config.token_inputs), default=0) // length)
@@ -54,7 +56,7 @@ def _probe(model: ReachModel, inputs: Arrays) -> ReachProbe:
 
 
 def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[str]:
-    """Return a line for each input that tells how many tokens no call of this model contains."""
+    """For each input, return a line with the number of tokens that no call of this model contains."""
     calls, lines = [probe for probe in probes if probe.config == config], []
     for name in config.token_inputs:
         seen = {int(token) for probe in calls for token in np.unique(probe.inputs[name])}
@@ -72,9 +74,10 @@ def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """Return the tokens of an input, (calls, batch, length): all tokens in order, and from the start again.
+    """Return the tokens of an input, (calls, batch, length): all token ids in ascending order, then from the first
+    again.
 
-    If the calls have too few positions, return evenly spaced tokens.
+    If there are fewer positions than token ids, return evenly spaced ids.
     """
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)

@@ -14,7 +14,7 @@ from transparity_conformance.report.comparison import BackendSubject, ClaimEvide
 from transparity_conformance.report.formatting import format_share, plain
 
 NotCompared = tuple[str, BackendSubject | str, str]
-"""A claim, the backend (or its name) for which the claim was not compared, and the reason."""
+"""A claim, a backend (or its name), and the reason why the claim was not compared for this backend."""
 
 Kind = Literal["blank", "fails", "breaks", "exact", "share"]
 
@@ -57,7 +57,7 @@ class Cell:
 
     @cached_property
     def worst(self) -> ClaimEvidence | None:
-        """The comparison that uses the largest share of its budget; None if every case should break the claim."""
+        """The comparison that uses the largest share of its budget; None if the claim should break in every case."""
         return max((group.worst for group in self.groups if not group.breaks), key=badness, default=None)
 
     @property
@@ -83,12 +83,12 @@ class Cell:
 
     @property
     def share(self) -> float:
-        """The largest share of a budget; 0 without a comparison."""
+        """The largest share of a budget that a comparison uses; 0 without comparisons."""
         return self.worst.share if self.worst else 0.0
 
     @property
     def place(self) -> str:
-        """The place of the worst comparison. Without a comparison, this is the cell's `text`."""
+        """The place of the worst comparison. If nothing was compared, this is the cell's `text`."""
         return f"worst at {self.worst.where}, {self.worst.case}" if self.worst else self.text
 
     @property
@@ -129,7 +129,7 @@ class Footnote:
 
     @property
     def agrees(self) -> bool:
-        """Return whether the mistake breaks all claims that are expected to break."""
+        """Return whether the mistake breaks all claims that it should break."""
         return all(group.agrees for group in self.groups)
 
     def __str__(self) -> str:
@@ -145,7 +145,9 @@ class Footnote:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows for claims, sorted by topic, and columns for backends; `cells` contains only cells with comparisons."""
+    """A matrix with a row for each claim, sorted by topic, and a column for each backend; cells without comparisons are
+    absent.
+    """
 
     claims: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -164,7 +166,7 @@ class Matrix:
 
     @property
     def disagreements(self) -> list[Group]:
-        """The groups whose result is not the expected one, the worst first."""
+        """The groups with an unexpected result, the worst first."""
         failing = (group for group in self.groups if not group.agrees)
         return sorted(failing, key=lambda group: badness(group.worst), reverse=True)
 

@@ -20,7 +20,9 @@ STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
 
 
 def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> Table:
-    """Return a table of claims × columns (default: all); a cell shows the largest share of a budget that is used."""
+    """Return a table with a row for each claim and, by default, all columns. A cell shows the largest used share of a
+    budget.
+    """
     matrix = agreement.matrix
     columns = matrix.columns if columns is None else columns
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="")
@@ -36,7 +38,7 @@ def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> T
 
 
 def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
-    """Return the lines of each column's header; only the first of several neighboring columns names their backend."""
+    """Return the lines of each column's header. Neighboring columns of one backend show its name only once."""
     headers: dict[Column, list[str]] = {}
     somewhere, family = any(column.device != "cpu" for column in columns), ""
     for column in columns:
@@ -47,7 +49,7 @@ def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
 
 
 def _column_texts(matrix: Matrix, column: Column, header: list[str]) -> dict[str, Text]:
-    """Return the right-aligned cells of a column by claim, with space for footnote marks; the key "" is the header."""
+    """Map each claim to the column's right-aligned cell, with space for footnote marks; the key "" has the header."""
     cells = {claim: matrix.row(claim)[column] for claim in matrix.claims}
     marks = {claim: matrix.mark(claim, cell) for claim, cell in cells.items()}
     room = max(map(len, marks.values()), default=0)

@@ -1,4 +1,6 @@
-"""The agreement matrix with its environment and omissions, and its files: JSON and a self-contained HTML page."""
+"""The agreement matrix with its environment and with what was not compared, and its files: JSON and a self-contained
+HTML page.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class Agreement:
 
     @cached_property
     def extent(self) -> list[str]:
-        """The number of comparisons, the worst comparison, and the numbers of skipped and omitted comparisons."""
+        """The number of comparisons, the worst comparison, and how many comparisons were skipped or left out."""
         cells = self.matrix.cells.values()
         backends = len({column.backend for column in self.matrix.columns})
         comparisons = sum(cell.comparisons for cell in cells)
@@ -72,7 +74,7 @@ class Agreement:
 
     @property
     def lists(self) -> dict[str, Sequence[str]]:
-        """The lists below the matrix, by their headings."""
+        """A mapping from headings to the lists that appear below the matrix."""
         fewer = f"{FEWER} Fewer cases than in another column"
         return {fewer: _fewer_cases(self.matrix), "Not compared": _reasons(self.not_compared), "Skipped": self.skipped}
 
@@ -149,7 +151,9 @@ def write_html(path: str | Path, agreement: Agreement) -> None:
 
 
 def as_html(agreement: Agreement) -> str:
-    """Return an HTML page with the verdict, the environment, a heat map, mistakes of documents, and omissions."""
+    """Return an HTML page with the verdict, the environment, a heat map, mistakes of documents, and what was not
+    compared.
+    """
     matrix = agreement.matrix
     functions: dict[str, Any] = {"joined": _joined, "comparison": _comparison, "sizes": _sizes, "name_of": name_of}
     functions |= {"place": functools.partial(_place, matrix), "column_of": column_of}

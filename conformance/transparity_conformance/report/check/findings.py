@@ -25,7 +25,7 @@ from transparity_conformance.report.report import (
 )
 
 PRACTICALLY_ALL = 0.99
-"""A difference counts as explained if its causes account for at least this share."""
+"""A difference counts as explained if its causes account for at least this share of it."""
 
 _MOST_SPANS = 5
 
@@ -55,7 +55,7 @@ class Finding:
 
     @property
     def left(self) -> float | None:
-        """The difference that remains if the reference has all these faults; None if it was not computed.
+        """The difference that remains if the reference has all causes of this finding; None if it was not computed.
 
         The reference cannot imitate some causes, such as dropout.
         """
@@ -69,7 +69,7 @@ class Finding:
 
     @property
     def profile(self) -> dict[str, list[float]]:
-        """The largest errors along each axis of size 2 or more."""
+        """For each axis of size 2 or more, the largest error at each index."""
         return {axis: list(errors) for axis, errors in self.worst.profile.items() if len(errors) > 1}
 
     @property
@@ -114,7 +114,7 @@ def findings(report: Report) -> list[Finding]:
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:
         line = None if fault.source is None else (fault.source["file"], fault.source["line"])
-        # With another implementation, a cause has the same words in all layers; other words mean another fault.
+        # With `--against`, a fault has the same sentence in all layers; another sentence means another fault.
         causes = [(cause.mistake, "" if line and not report.reference else cause.says) for cause in fault.causes]
         alone = "" if causes or line else in_every_layer(fault.where)
         grouped.setdefault((line, tuple(causes), alone), []).append(fault)
@@ -207,7 +207,7 @@ def _finding_sentence(finding: Finding) -> str:
 
 
 def partly(finding: Finding) -> str:
-    return f"this explains {finding.explained:.0%} of the error, something else remains"
+    return f"this explains {finding.explained:.0%} of the error, and the rest is unexplained"
 
 
 def _with_its_line(cause: Cause) -> str:
@@ -274,7 +274,7 @@ def _spans(numbers: Iterable[int]) -> list[str]:
 
 
 def places(taps: Iterable[str]) -> list[str]:
-    """Return the activations, with several layers in one name: `decoder.layers.0–1.self_attention.scores`."""
+    """Return the names of activations; one name covers several layers: `decoder.layers.0–1.self_attention.scores`."""
     layers: dict[str, set[int]] = {}
     for tap in taps:
         layers.setdefault(in_every_layer(tap), set()).update((in_layer(tap) or ())[1:2])

@@ -44,7 +44,7 @@ class PortLine:
 
     @property
     def marked(self) -> tuple[str, str]:
-        """The dedented line, and carets below the expression; or the statement and "" if the columns are unknown."""
+        """The dedented line, and carets below the expression. If carets cannot be shown, the statement and ""."""
         written = linecache.getline(self.file, self.line).rstrip().expandtabs()
         text = written.strip()
         if self.columns is None or not text or safe(text) != text or "\t" in linecache.getline(self.file, self.line):

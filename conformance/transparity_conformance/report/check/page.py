@@ -34,7 +34,7 @@ from transparity_conformance.report.report import VERBS, Measured, Report, envir
 from transparity_conformance.storage.paths import is_file
 
 MOST_BARS = 128
-"""The largest number of bars; if there are more positions, each bar shows the largest error of several."""
+"""The largest number of bars; if there are more positions, each bar shows the largest error of several positions."""
 
 AXES = ("layer", "head", "position", "row", "feature")
 
@@ -60,7 +60,7 @@ def _summary(view: CheckView) -> str:
 
 
 def _next(view: CheckView) -> str:
-    """Return the next step: fix all places if this makes the port right, otherwise the first place."""
+    """Return the next step: to fix all places if this makes the port right, otherwise to fix the first place."""
     lines = [[line.place for line in finding.wrong_lines] or finding.places[:1] for finding in view.findings]
     places = [place for of_finding in lines for place in of_finding]
     if enough := remedy(view.report):
@@ -91,7 +91,7 @@ def _heat_map(report: Report) -> list[dict[str, Any]]:
     cells = {(item.tap, item.probe): item for item in report.measured}
     rows, before, is_red = [], tuple[Any, ...](), False
     for tap in dict.fromkeys(item.tap for item in report.measured):
-        # A gap separates layers, and the part of a stack outside its layers.
+        # A gap separates the rows of different layers, and of activations outside of layers.
         part = (in_layer(tap) or (tap,))[:2]
         shown = [cells.get((tap, probe)) for probe in _probes(report)]
         is_first = not is_red and any(cell and cell.segment_share > 1 for cell in shown)
@@ -111,7 +111,7 @@ def _shade(error: float, budget: float) -> dict[str, Any]:
 
 
 def _profiles(report: Report) -> list[dict[str, Any]]:
-    """Return bars for each kind of activation: the errors of single steps by layer, and end-to-end errors by axis."""
+    """Return bars for each kind of activation: the error that each layer adds, and the total error along each axis."""
     layers = shares_by_layer(report.measured)
     worst: dict[str, Measured] = {}
     patterns = dict.fromkeys(in_every_layer(item.tap) for item in report.measured)
@@ -196,7 +196,7 @@ def _without_files(options: Sequence[str]) -> Iterator[str]:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Return the SHA-256 hash of the concatenated contents of files."""
+    """Return the first `DIGITS` digits of the SHA-256 hash of the concatenated files."""
     found = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:

@@ -40,11 +40,11 @@ MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
 BARS = "▁▂▃▄▅▆▇█"
 
 WIDTH = 80
-"""The number of columns for which the layout of results is made."""
+"""The width of a terminal, in columns, for which results are laid out."""
 
 MOST_FINDINGS = 12
 MOST_OPEN = 4
-"""The number of findings to show if later findings may be consequences of the first."""
+"""If later findings may be consequences of the first, at most this number of findings is shown."""
 MOST_PLACES = 4
 MOST_REASONS = 4
 MOST_BARS = 48
@@ -52,7 +52,8 @@ MOST_BARS = 48
 
 def answer(report: Report, *, verbose: bool = False, ways: bool = True, alike: Sequence[str] = ()) -> RenderableType:
     """Return the result of one check; `alike` names other configurations with the same result. With `verbose`, list
-    every claim, activation, note and omission. With `ways`, end with options of the command that show more."""
+    every claim, activation, note and omission. With `ways`, end with the command's options that print more.
+    """
     view = CheckView(report, alike)
     parts = [*_parts(view, verbose), *(_next(view, verbose) if ways else [])]
     spaced = (Padding(part, (int(number > 0), 0, 0, 0), expand=False) for number, part in enumerate(parts))
@@ -86,7 +87,7 @@ class Headline:
 
 
 def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> RenderableType:
-    """Return the result of one check. For several checks, return each distinct result that disagrees, and a summary."""
+    """Return the result of one check or, for several checks, each distinct result that disagrees, and a summary."""
     if len(reports) == 1:
         return answer(reports[0], verbose=verbose)
     shown: dict[Any, list[Report]] = {}
@@ -174,7 +175,7 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
 
 
 def _code(lines: Sequence[PortLine], before: str, *, around: bool) -> Iterator[RenderableType]:
-    """Yield each line with its place, and carets below the wrong part; with `around`, also the lines around it."""
+    """Yield each line with its place, and carets below the wrong part. `around` adds the neighboring lines."""
     shown = lines[: MOST_PLACES if around else 1]
     others = "".join(f", {line.place}" for line in lines[len(shown) :][:MOST_PLACES])
     for line in shown:
@@ -211,7 +212,9 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """Yield the end of a wrong port's result: whether fixing the findings suffices, and a fault's effect on logits."""
+    """Yield the end of a wrong port's result: whether fixing the findings suffices, their effect on logits, and the
+    audit.
+    """
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))
@@ -228,7 +231,7 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
 def _strength(view: CheckView, verbose: bool) -> RenderableType:
     """Return rows about what was compared, the used share of the tolerance, and what was not compared.
 
-    Only with `verbose`, list every omitted value of a field.
+    With `verbose`, also list every value of a field that was not compared.
     """
     report = view.report
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", worst_share(report))] * bool(report.measured)
@@ -252,7 +255,7 @@ def named(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _details(view: CheckView) -> Iterator[RenderableType]:
-    """Yield the details of a verbose report: coverage, claims, every activation, omissions, notes and times."""
+    """Yield the details of a verbose report: coverage, claims, activations, what was not compared, notes and times."""
     report = view.report
     if view.coverage:
         yield named([("Covers", view.coverage)])
@@ -305,7 +308,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Tabl
 
 
 def _profile(finding: Finding) -> Iterator[Text]:
-    """Yield bars of the errors along each axis; skip an axis with too many bars, or with only wrong ones."""
+    """Yield bars of the errors along each axis; skip an axis that is too long, or wrong everywhere."""
     budget = finding.worst.budget
     for axis, errors in finding.profile.items():
         if (drawn := bars(errors, budget)) and "·" in drawn:

@@ -46,7 +46,7 @@ class CheckView:
 
     @property
     def system(self) -> str:
-        """The configuration and the precision, `llama, float32`; with `--against`, only the precision."""
+        """The configuration (left out with `--against`) and the precision, such as `llama, float32`."""
         if self.alike:
             return f"{self.report.preset} (also {', '.join(self.alike)}), {self.report.dtype}"
         name = "your configuration" if self.report.preset == "config" else self.report.preset
@@ -58,7 +58,7 @@ class CheckView:
 
     @property
     def first_divergence(self) -> str:
-        """The first activation beyond its budget; empty if a finding names it or the findings explain all."""
+        """The first activation beyond its budget; empty if a finding names it, or if findings explain everything."""
         first = self.report.first_divergence
         is_named = first in {fault.where for fault in self.report.faults} or bool(remedy(self.report))
         return "" if is_named else first or ""
@@ -69,7 +69,7 @@ class CheckView:
 
     @property
     def not_compared_in_short(self) -> list[str]:
-        """The omissions, without the fields that the audit names. Refused values of fields are only counted."""
+        """Lines about what was not compared, except fields that the audit names. Refused values are only counted."""
         audit, lines = self.report.audit, self.report.not_compared
         if audit is None:
             return self.not_compared
@@ -103,7 +103,9 @@ class CheckView:
 
     @property
     def audit(self) -> list[str]:
-        """The lines of an audit. If the forward pass is wrong, list only unread tensors, which may be the reason."""
+        """The lines of an audit. If the port diverges and no audit was requested, list only unread tensors, a possible
+        reason.
+        """
         audit = self.report.audit
         if audit is None:
             return []
@@ -132,7 +134,7 @@ def one_line_a_reason(lines: Sequence[str]) -> list[str]:
 
 
 def each_kind_once(lines: Iterable[str]) -> list[str]:
-    """Keep one of several lines that differ only in numbers or in the probe, and add the number of the others."""
+    """Merge lines that differ only in numbers or in the probe: keep the first, and append the number of the others."""
     kinds: dict[str, list[str]] = {}
     for line in lines:
         kinds.setdefault(re.sub(r"\d+|(?<=on the probe )\w+", "#", line), []).append(line)

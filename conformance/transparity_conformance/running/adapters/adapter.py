@@ -33,13 +33,15 @@ class Adapter:
     """A mapping from the reference's parameters to a port's tensors."""
 
     lines: Lines
-    """The line for each parameter. In a parameter's name and in its line, `{i}` stands for a layer's number."""
+    """For each parameter, the line that selects the port's elements. In a parameter's name and in its line, `{i}`
+    stands for a layer's number.
+    """
     zero: Sequence[str] = ()
-    """Lines that select elements of the port's tensors to set to 0, such as biases that the reference lacks."""
+    """Lines that select the port's elements that are set to 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()
     """Tensors of the port with elements that belong to no parameter; these elements stay unchanged."""
     asked: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The parameters whose tensor is unknown, with all lines that fit their shapes."""
+    """The parameters whose tensor is unknown, each with all lines that fit its shape."""
 
     def tensors(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
@@ -90,7 +92,7 @@ class _Filling:
         self.sizes = notation.sizes_of(config)
 
     def every(self, line: str) -> list[str]:
-        """Return a copy of the line for each layer that has its tensors, with the layer's number in place of `{i}`."""
+        """Return a copy of the line for each layer that has its tensors; the layer's number replaces `{i}`."""
         numbers = range(
             1 + max((int(each) for name in self.shapes for each in notation.COUNTED.findall(name)), default=0)
         )

@@ -23,7 +23,9 @@ from transparity_conformance.running.frameworks.modules import ModuleTensor
 from transparity_conformance.running.inputs import FRAMEWORKS, is_instance
 
 Make = Callable[..., Any]
-"""A class or function that builds a model. It takes nothing, or a configuration, or a configuration and parameters."""
+"""A class or function that builds a model. The class or function takes nothing, or a configuration, or a configuration
+and parameters.
+"""
 
 
 @dataclass(eq=False)
@@ -64,7 +66,7 @@ class Model:
         return {name: tensor.read() for name, tensor in self._tensors.items()}
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return the buffers by name. The reference has parameters for some of them, such as unlearned biases."""
+        """Return the buffers by name. Some buffers, such as unlearned biases, are parameters of the reference."""
         return {name: tensor.read() for name, tensor in self._buffers.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:

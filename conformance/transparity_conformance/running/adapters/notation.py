@@ -6,8 +6,8 @@
 
 A line is a tensor's name, followed by any of `.T`, `.view(…)`, `.permute(…)` and `[…]`, with the same meaning as in
 PyTorch. The selected elements are reshaped to the parameter's shape. Sizes are numbers, letters (`SIZES`), and sums,
-differences, products and quotients. `{n}` stands for any number, and the tensors with all these numbers are stacked.
-`{i}` is a layer's number, in the line and in the parameter's name. No other code is evaluated.
+differences, products and quotients. `{n}` stands for any number: the tensors whose names differ only in this number are
+stacked. `{i}` is a layer's number, in the line and in the parameter's name. No other code is evaluated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ABSENT = ""
 """The line of a parameter that the port lacks; the parameter must be 0."""
 
 NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
-"""Matches a number between dots in a tensor's name, or an index."""
+"""Matches a number between dots or in brackets in a tensor's name."""
 
 COUNTED = re.compile(r"(?<![^._\[])\d+(?![^.\]])")
 """Matches a number that may be a layer's number; it may also follow an underscore, as in flax's `h_0`."""
@@ -122,7 +122,9 @@ def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
 
 
 def parted(text: str, names: Shapes) -> tuple[str, str]:
-    """Split a line into a tensor's name and the steps after the name. A name in `names` may itself end like a step."""
+    """Split a line into a tensor's name and the steps after the name. If a name in `names` ends like a step, this step
+    belongs to the name.
+    """
     if text in names:
         return text, ""
     found = STEPS.fullmatch(text.strip())

@@ -165,7 +165,9 @@ class IsolatedBuild(_Described):
         return runtime_of(self.process.spec) is not None
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
-        """Return the same port as a loader of a family's folders. Without a `model_type`, return it as a `build`."""
+        """Return a copy of this port that loads folders of the family `model_type`. Without a `model_type`, the copy is
+        a `build`.
+        """
         return IsolatedBuild(self.process, model_type)
 
     def on(self, process: ProcessGroup) -> IsolatedBuild:
@@ -197,7 +199,7 @@ class IsolatedBuild(_Described):
     def model(self, folder: str | None, weights: Mapping[str, np.ndarray] | None = None) -> RemotePort:
         """Load a folder, or build a module; return a forward pass that takes inputs by the model's own names.
 
-        If all names of tensors are equal, fill the module with `weights`.
+        If the module's tensors have the names and shapes of `weights`, fill the module with `weights`.
         """
         what = "load(folder)" if folder is not None else "building the module"
         number, _ = self.process.loaded()
@@ -230,7 +232,7 @@ class IsolatedBuild(_Described):
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
     """Call a method of a built port.
 
-    This is a function, because a `RemotePort` that stores its own bound method would never be freed.
+    A function makes the call, because a `RemotePort` that stores its own bound method would never be freed.
     """
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
@@ -245,7 +247,7 @@ def _keep_track(process: ProcessGroup, value: Any) -> None:
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of the item of a method's result that stays in the port's process, such as a cache; or None."""
+    """Return the index of the unsent item of a method's result, such as a cache; None if all items are sent."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

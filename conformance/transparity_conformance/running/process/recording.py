@@ -21,7 +21,8 @@ def listen_once(
 ) -> tuple[Any, list[Operation]]:
     """Call a function, and return its result and operations.
 
-    A rehearsal, which recording NumPy needs, gets copies of the arguments, because a call may modify a cache.
+    To record NumPy, the function is called twice. The first call gets copies of the arguments, because a call may
+    modify a cache.
     """
     args_copy, named_copy = copy.deepcopy((args, dict(named)))
     return listen(

@@ -110,7 +110,8 @@ def run_listening(
 
     `framework` limits the recording of a port in this process to one framework. Operations are left out if all values
     together would exceed `largest_answer() / 2` bytes. Recording disables compilers (`jit`, `torch.compile`), so the
-    activations may differ by rounding from the result of `run`. Preallocated buffers are cut to the sequence length.
+    activations may differ by rounding from the result of `run`. The values of preallocated buffers are cut to the
+    sequence length.
     """
     listened = functools.partial(_listened, forward, "", framework=framework)
     returned, operations = _returned(listened, forward, probe)

@@ -90,14 +90,14 @@ def receive_request(connection: socket.socket) -> Any:
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
     """Encode an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns a number for it.
 
-    Raises `ValueError` if the arrays have more than `largest` bytes. This is tested before copying, because a view of
-    one number may claim petabytes.
+    Raises `ValueError` if the arrays have more than `largest` bytes. The size is tested before copying, because a view
+    of one number may claim petabytes.
     """
     arrays: list[np.ndarray] = []
     taken = 0
 
     def node(value: Any, depth: int = 0) -> Any:
-        """Return the JSON of a value; for an object that cannot be sent, its number."""
+        """Return the JSON of a value. An object that cannot be sent is replaced by its number."""
         nonlocal taken
         if value is None or isinstance(value, bool | str | int):
             return {"value": value}

@@ -1,6 +1,7 @@
 """The program in the process of a port, `python -m transparity_conformance.running.process.worker DESCRIPTOR`.
 
-`child` starts this program. It loads the port, calls the port on request, and sends the results without judging them.
+`child` starts this program. The program loads the port, calls the port on request, and sends the results without
+judging them.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Worker:
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
         """Call an object, or its method `attribute`.
 
-        If the result is a sequence, its item `stays`, such as a cache, is not sent but stays in this process.
+        If the result is a sequence, the item at the index `stays`, such as a cache, is not sent but stays in this
+        process.
         """
         function = self.objects[number]
         args, named = self._given(args), self._given(named)
@@ -95,7 +97,7 @@ class Worker:
         """Call an object or its method, as `call` does; return the result and the recorded operations.
 
         With `whole_numbers`, record operations on integers and bools, too. An exported model records its operations
-        itself, and only on floating-point numbers.
+        itself, and only on floating-point values.
         """
         function, operations = self.objects[number], list[Operation]()
         if not isinstance(function, Listened):
@@ -142,7 +144,8 @@ class Worker:
         return HubBuild(self.objects[number], model_type, root).reported(folder, names)
 
     def model(self, number: int, folder: str | None, weights: Mapping[str, np.ndarray] | None) -> Any:
-        """Load a folder, or build a module and fill it with `weights` if all names of tensors are equal.
+        """Load a folder, or build a module. If its tensors have the names and shapes of `weights`, fill it with
+        `weights`.
 
         Return the number and the signature of the forward pass, and whether the module contains the weights. The
         forward pass takes inputs by the model's own names.
@@ -211,7 +214,9 @@ def serve(connection: socket.socket) -> None:
 
 
 def _end_with(checker: int) -> None:
-    """End this process after the checker has ended, even during a call. The end of a parent process sends no signal."""
+    """End this process after the checker has ended, even during a call. A parent process that ends sends no signal to
+    its children.
+    """
     while os.getppid() == checker:
         time.sleep(1)
     os._exit(0)

@@ -46,7 +46,7 @@ def scored(scale: float, mask_value: float) -> TransformerConfig:
 
 @claim(dtypes=("float64", "float32"), harness=True)
 def split_and_merge_heads(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Splitting gives each head consecutive features, and merging the heads restores the input exactly."""
+    """Splitting assigns consecutive features to each head, and merging the heads restores the input exactly."""
     x = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
     truth = [[[row[2 * head : 2 * head + 2] for row in sequence] for head in range(4)] for sequence in x]
     record = bench.evidence("counted")

@@ -28,7 +28,7 @@ LENGTH = 5
 UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad_id=None)}
 
 Chunks = list[tuple[int, ...]]
-"""One tuple for each step. A tuple has the number of new tokens of each row."""
+"""For each step of decoding, a tuple with the number of new tokens of each row."""
 
 
 @functools.cache
@@ -73,7 +73,9 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield named ways to decode. The rows get 1, 2 or 3 tokens at first, then single tokens or other numbers."""
+    """Yield named ways to decode. The rows get 1, 2 or 3 tokens at first, then one token at a time or other numbers of
+    tokens.
+    """
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))
@@ -121,7 +123,7 @@ SOME = [(way, chunks) for way, chunks in splits(LENGTH, ROWS) if way in ("1+1+1+
 
 FAMILIES = tuple(case for case, config in CASES.items() if config.has_decoder and config.head == "logits")
 FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
-"""The families that are tested for a backend that compiles each model."""
+"""If a backend compiles each model, only these families are tested."""
 
 
 @claim(

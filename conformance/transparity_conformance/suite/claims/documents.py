@@ -1,4 +1,4 @@
-"""Claims about five documents (docs/documents.md): a backend computes exactly the printed numbers and shapes."""
+"""Claims about five documents (docs/documents.md): a backend computes exactly the printed values and shapes."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ OF_HALF = ONE_SHAPE - {"hot"}
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 EVERY_SHAPE = ("notes-lm", "translation")
-"""If a backend compiles each shape, only these presets are tested in float64 on probes with other shapes."""
+"""If a backend compiles each shape, only these presets are tested in float64 on probes outside of `ONE_SHAPE`."""
 
 
 def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
-    """Yield the probes on which a subject is tested: all shapes only without compilation, in float64 and float32."""
+    """Yield the probes on which a subject is tested. Only the mode `eager`, in float64 and float32, tests all shapes."""
     chosen = OF_HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
     if bench.subject.mode == "eager":
         chosen = EAGER.get(bench.subject.dtype, chosen)
@@ -104,8 +104,9 @@ FEW = (
     *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
     *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
 )
-"""The families that are tested for a backend that compiles each model. Together, they have all features that no preset
-has."""
+"""If a backend compiles each model, only these families are tested. Together, they have all features that no preset
+has.
+"""
 
 
 @functools.cache

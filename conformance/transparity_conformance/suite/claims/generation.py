@@ -32,7 +32,7 @@ RECURRENT = ("qwen3-next", "mamba2")
 """Cases whose cache contains a recurrent state."""
 
 WAYS = ("translation", "notes-lm", "walkthrough")
-"""Presets with and without a cache, a source and an end token, which change the generation."""
+"""Presets that differ in what changes the generation: a cache, a source and an end token."""
 
 EVERY_WAY = (*WAYS, *RECURRENT)
 
@@ -109,7 +109,7 @@ def sampled_tokens(bench: Bench) -> Iterator[ClaimEvidence]:
     """A sampled token is the first token whose cumulative probability exceeds the given uniform random number."""
     random = np.random.default_rng(4)
     logits, uniforms = (2 * random.normal(size=(500, 13))).astype(np.float32), random.random(500)
-    logits[:50, :3] = -np.inf  # even the number 0 samples no token with probability 0
+    logits[:50, :3] = -np.inf  # a random number of 0 must not sample a token with probability 0
     uniforms[:60] = 0.0
     probabilities = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True).astype(np.float64))
     cumulative = np.cumsum(probabilities / probabilities.sum(-1, keepdims=True), -1)
@@ -128,7 +128,7 @@ def sampled_tokens(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), cases=("notes-lm",), all_cases=PRESETS, all_in=("float64",))
 def sampling(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Sampling with shared random numbers gives the same text, token for token (document 001)."""
+    """With shared random numbers, sampling generates the same text, token for token (document 001)."""
     for case in cases:
         uniforms = np.random.default_rng(5).random((ROWS, NEW))
         yield same_tokens(bench, case, prompted(case), uniforms=uniforms)
@@ -202,7 +202,7 @@ def ragged_prompts(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence
 
 @claim(dtypes=("float64",), quick=())
 def sampling_options(bench: Bench) -> Iterator[ClaimEvidence]:
-    """With shared random numbers, sampling gives the same text for every temperature, top-k and top-p."""
+    """With shared random numbers, sampling generates the same text for every temperature, top-k and top-p."""
     model, uniforms = prompted("translation"), np.random.default_rng(5).random((ROWS, NEW))
     for name, sampling in SAMPLINGS.items():
         yield same_tokens(bench, name, model, uniforms=uniforms, sampling=sampling)
@@ -240,7 +240,7 @@ def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 def ties_between_beams(bench: Bench) -> Iterator[ClaimEvidence]:
     """Among equally likely tokens, beam search takes the first."""
     config, _, prompt, _ = prompted("notes-lm")
-    # Use many tokens, because NumPy sorts few numbers stably, which would hide a wrong order of ties.
+    # Use many tokens, because NumPy sorts short arrays stably, which would hide a wrong order of ties.
     config = config.resized(target_vocab_size=200)
     parameters = probe_parameters(config, 7)
     parameters["head.weight"][:] = 0

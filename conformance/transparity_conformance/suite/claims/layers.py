@@ -108,13 +108,15 @@ def module(bench: Bench) -> Iterator[ClaimEvidence]:
 RULES = {"gated_delta_rule": gated_delta_rule, "state_space_rule": state_space_rule}
 
 LENGTH, CUT = 131, 70
-"""The number of positions, which is more than two chunks; and the start of the second call, which is inside a chunk."""
+"""The number of positions, which is more than two chunks. The second call starts at `CUT`, inside a chunk."""
 
 NAMES = ("query", "key", "value", "log_decay", "beta", "state")
 
 
 def _drawn() -> Arrays:
-    """Return random inputs for two rows and three heads, with normalized keys and queries, strong and weak decays."""
+    """Return random inputs for two rows and three heads, with normalized keys and queries, and with strong and weak
+    decays.
+    """
     random = np.random.default_rng(3)
     query, key = (random.normal(size=(2, 3, LENGTH, 5)) for _ in range(2))
     unit = {name: x / np.linalg.norm(x, axis=-1, keepdims=True) for name, x in (("query", query), ("key", key))}

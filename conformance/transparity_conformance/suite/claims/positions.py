@@ -107,9 +107,10 @@ def _frequencies(config: TransformerConfig) -> list[float]:
 
 
 def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) -> list[float]:
-    """Return YaRN's frequencies. They are unscaled for many turns in the original length, and slowed for few turns.
+    """Return YaRN's frequencies. Frequencies that turn often within the original length are unscaled, and frequencies
+    that turn rarely are slowed.
 
-    Between these limits, the frequencies are a mixture of both.
+    Between these limits, a frequency is a mixture of both.
     """
     size, original = config.rotated_dim, config.rotary_original_length
 

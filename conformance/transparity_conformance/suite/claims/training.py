@@ -47,7 +47,7 @@ def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
         ]
         expected = sum(surprises) / len(surprises)
         yield loss_agrees(bench, f"pad_id {pad_id}", logits, targets, expected, pad_id=pad_id)
-    # Frameworks mark ignored targets by a number such as -100 or 100, which must not be taken for a token.
+    # Frameworks mark ignored targets by a number such as -100 or 100, which must not be used as a token.
     logits, targets = np.zeros((1, 2, 128), np.float32), np.array([[100, 127]])
     logits[0, 0, 100] = 3
     expected = math.log(127 + math.exp(3)) / 2 - 3 / 2 + math.log(128) / 2
@@ -90,7 +90,7 @@ HARD_TO_REACH: dict[str, TransformerConfig] = {
     "batch-decoder": dataclasses.replace(_NOTES, norm="batch"),
     "unread": dataclasses.replace(_TRANSLATION, num_decoder_layers=0),
 }
-"""Models with batch norm in training, and a model whose encoder is unused, so that its gradients are zero."""
+"""Models with batch norm in training, and a model whose encoder is unused, so that the encoder's gradients are zero."""
 
 
 @functools.cache
@@ -120,7 +120,7 @@ def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arra
 
 OF_FAMILIES = tuple(case for case, config in CASES.items() if config.head == "logits")
 FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
-"""The families that are tested for a backend that compiles each model."""
+"""If a backend compiles each model, only these families are tested."""
 
 
 @claim(
@@ -144,7 +144,7 @@ RATE = 0.3
 
 @functools.cache
 def dropped(case: str) -> tuple[Derivatives, Arrays]:
-    """Return the derivatives under fixed dropout masks, and the parameters, of a preset with one layer per stack."""
+    """For a preset with one layer per stack, return the derivatives under fixed dropout masks, and the parameters."""
     config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
     parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
     lengths = lengths_of(config, inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ import torch
 from tests.helpers import invoke
 
 from transparity_conformance import check
+from transparity_conformance.against.compare import without_consequences
+from transparity_conformance.against.departures import Departure
+from transparity_conformance.against.edits.edit import Edit
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
@@ -104,6 +108,18 @@ def test_an_unlike_port_is_not_explained(tmp_path: Path) -> None:
     assert report.verdict == "diverges"
     assert any(not fault.causes for fault in report.faults)
     assert not any("explained if" in note or "computes the port's answers" in note for note in report.notes)
+
+
+def test_a_difference_that_follows_from_an_unexplained_one_is_not_told() -> None:
+    by = SimpleNamespace(comparer=SimpleNamespace(port=SimpleNamespace(leads_to=lambda one, other: one <= other)))
+
+    def departure(operation: int, line: int, edit: Edit | None = None) -> Departure:
+        step: Any = SimpleNamespace(line=line)
+        return Departure(by, operation, step, edit)  # type: ignore[arg-type]
+
+    before, explained = departure(1, 10), departure(4, 40, Edit("number", "", lambda at: None))
+    first, again, follows = departure(2, 20), departure(3, 20), departure(5, 30)
+    assert without_consequences([first, again, explained, follows, before]) == [first, again, explained, before]
 
 
 @pytest.mark.parametrize("shape", ["[:, :-1]", "[:0]", "[0, 0, 0]"])

@@ -135,6 +135,15 @@ NUMBER, OPPOSITE = "0.25 instead of 0.5", "the reference does the opposite"
 SHAPE, TURNED = "your port returns the answer in the shape", "`self.turned(q, cos, sin)`"
 
 
+ROUTED = THEIRS.replace(
+    "h = nn.functional.silu(self.gate(h)) * self.up(h)",
+    """best = self.gate(h).softmax(-1).topk(3).values
+        best = best / best.sum(-1, keepdim=True)
+        h = self.up(h) * best[..., :1]""",
+)
+"""A model whose largest gates are divided by their sum."""
+
+
 @dataclass(frozen=True)
 class Mistake:
     edits: dict[str, str]
@@ -324,6 +333,13 @@ def test_a_mistake_is_told_with_both_lines_and_an_edit_that_gives_the_ports_answ
     assert fault.reference_source is not None
     near = {fault.source["line"], fault.reference_source["line"]}
     assert any(line <= each <= line + 3 for each in near), (line, near)
+
+
+def test_a_weight_that_is_not_normalized_is_not_called_another_order(tmp_path: Path) -> None:
+    """In another order, the softmax of a sum is 1, and dividing by 1 is the same as leaving out the division."""
+    report = checked(one("best / best.sum(-1, keepdim=True)", "best", None, ROUTED), tmp_path)
+    assert [fault.causes[0].mistake for fault in report.faults] == ["left out"]
+    assert not any("explained if" in note for note in report.notes)
 
 
 def test_one_answer_of_another_shape_is_a_fault_beside_wrong_numbers(tmp_path: Path) -> None:

@@ -142,10 +142,23 @@ class FiveBugs(Model):
         return self.dense(f"{at}.down", self.act(gate) * up)
 
 
-def test_taps_are_found_between_faults_that_follow_each_other() -> None:
-    """Use five faults: rotation and head groups are wrong before the scores, and the norm is wrong before the gate."""
+class OneSign(Model):
+    """A rotation with a wrong sign. The queries are scaled after it, and have the shape of rotated queries."""
+
+    def rotated(self, x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        angles = (where[..., None] * self.frequencies(where)).to(x.dtype)
+        (first, second), cos, sin = x.chunk(2, -1), angles.cos(), angles.sin()
+        return torch.cat([first * cos - second * sin, second * cos - first * sin], -1)
+
+    def scores(self, query: torch.Tensor, key: torch.Tensor, bias: Any) -> torch.Tensor:
+        return (query * self.scale()) @ key.transpose(-2, -1)
+
+
+@pytest.mark.parametrize("build", [FiveBugs, OneSign])
+def test_taps_are_found_between_faults_that_follow_each_other(build: type[Model]) -> None:
+    """Both ports have wrong rotations before the scores. One also has wrong head groups, norms and gates."""
     probe = aligned_probe(probes_of(CASES["llama"], "llama")["tiny"])
-    port = FiveBugs(probe.config, probe.parameters)
+    port = build(probe.config, probe.parameters)
     plan, taps = heard(port, probe)
     assert plan.matches.keys() == probe.oracle.expected.keys()
     for tap in [tap for tap in taps if tap in port.heard]:

@@ -20,6 +20,7 @@ from transparity_conformance.identify.alignment.found import Found, flow_of
 from transparity_conformance.identify.alignment.heard import AlignedCall, aligned_probe
 from transparity_conformance.identify.alignment.known_faults import Recorded
 from transparity_conformance.identify.alignment.lines import behind_taps, operation_of
+from transparity_conformance.identify.alignment.reported import alike_on_a_line
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.matching.forms import unmasked, with_biases, without_loops
 from transparity_conformance.matching.graph import common
@@ -27,6 +28,7 @@ from transparity_conformance.matching.recorded import Recorded as RecordedCall
 from transparity_conformance.matching.recorded import layouts
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters, probes_of
+from transparity_conformance.report.report import Cause, Divergence
 from transparity_conformance.running.process.wire import described, received
 from transparity_numpy.transformer import transformer
 
@@ -158,6 +160,17 @@ def test_a_line_that_is_right_elsewhere_is_told_by_its_caller() -> None:
     assert getattr(operations[1].line_apart(right), "line", None) == 11
     # the operation is wrong wherever it runs
     assert operations[1].line_apart([]) == operations[1].source
+
+
+def test_a_cause_is_false_if_its_line_is_unexplained_at_another_activation_of_the_same_kind() -> None:
+    layer, line = "decoder.layers.0", {"file": "port.py", "line": 12, "code": "x"}
+    cause = (Cause("norm-eps", "eps is 1e-08 instead of 1e-06", 1e-8),)
+    unknown = Divergence(f"{layer}.self_attention_norm", 1.0, 0.1, source=line)
+    norm, hidden = (Divergence(f"{layer}.{tap}", 1.0, 0.1, cause, source=line) for tap in ("norm", "feed_forward.up"))
+    elsewhere = dataclasses.replace(norm, source=line | {"line": 13})
+    norm = dataclasses.replace(norm, where=f"{layer}.feed_forward_norm")
+    told = alike_on_a_line([unknown, norm, hidden, elsewhere])
+    assert told == (unknown, norm.unexplained, hidden, elsewhere)
 
 
 def test_another_expression_of_the_same_line_is_not_the_operation_elsewhere() -> None:

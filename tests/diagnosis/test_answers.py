@@ -17,7 +17,9 @@ from transparity_conformance.catalogue import hypotheses
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.stages.forward import changes_right_answers
-from transparity_conformance.diagnosis.divergences import explain_all, fed_by
+from transparity_conformance.diagnosis.divergences import consistent, explain_all, fed_by
+from transparity_conformance.diagnosis.explain import Explanation
+from transparity_conformance.diagnosis.judge import with_effect
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
@@ -28,7 +30,7 @@ from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.check.findings import sentence
-from transparity_conformance.report.report import Report
+from transparity_conformance.report.report import Cause, Divergence, Impact, Report
 from transparity_numpy.transformer import transformer
 from transparity_pytorch.port import build as build_pytorch
 
@@ -100,6 +102,33 @@ def test_activations_that_were_taken_for_others_explain_nothing(probes: dict[str
     assert taken <= {*faulty} and taken.isdisjoint(each.where for each in told) and "logits" in faulty
     assert {cause.mistake for each in told for cause in each.causes} == {"attention-scale"}
     assert all(cause.residual <= each.budget for each in told for cause in each.causes)
+
+
+@pytest.mark.parametrize("is_explained", [True, False])
+def test_nothing_is_certain_directly_after_an_unexplained_activation(
+    probes: dict[str, Probe], is_explained: bool
+) -> None:
+    """If the value that was found is not the head's input, a cause at the logits may be false."""
+    name, probe = next(iter(probes.items()))
+    fault, actual = hypotheses(probe.config, ["logits"])[0], computed({name: probe})
+    actual[name]["decoder.output"] = np.sin(actual[name]["decoder.output"])
+    actual[name]["logits"] = walk(probe, actual[name], (fault,) if is_explained else ())["logits"] ** (2 - is_explained)
+    answer, results = answer_of({name: probe}, actual), results_of({name: probe}, actual)
+    answer.found = {"decoder.output"}
+    causes = (Cause(fault.fault.id, fault.fault.description, explained=1.0),) if is_explained else ()
+    every = [Divergence("decoder.output", 1.0, 0.1), Divergence("logits", 1.0, 0.1, causes)]
+    explanations = {"logits": Explanation(causes, (fault,))} if is_explained else {}
+    told = consistent(answer, results, every, explanations)
+    assert told == [every[0], every[1].unexplained][: 1 + is_explained]
+
+
+def test_an_unexplained_place_that_changes_no_logit_is_told_only_alone() -> None:
+    """A right port may exceed the narrow budget of a single activation."""
+    changed, none = (Impact({"changed": count, "of": 9}, 0, at_padding_only=False) for count in (5, 0))
+    first, quiet = (Divergence("decoder.output", 1.0, 0.1, impact=impact) for impact in (changed, none))
+    caused = dataclasses.replace(quiet, causes=(Cause("norm-eps", "eps is 0"),))
+    assert [*with_effect([first, quiet, caused])] == [first, caused]
+    assert [*with_effect([quiet])] == [quiet]
 
 
 def test_a_fault_at_no_activation_that_was_found_is_told_all_the_same(probes: dict[str, Probe]) -> None:

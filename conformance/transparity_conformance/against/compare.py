@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,9 @@ from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.matching.values import agreeing, apart
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence
+
+MOST_TOLD = 3
+"""The largest number of equally good explanations in a note."""
 
 Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
@@ -114,6 +117,18 @@ class Confirming:
             for step, edit in ((doubtful.step, doubtful.edit), *((each.step, each.edit) for each in doubtful.others)):
                 assert edit is not None
                 self.departures.search.refuse(step, edit)
+
+    def equal_edits(self, found: Sequence[Departure]) -> Iterator[tuple[Departure, list[str]]]:
+        """Yield each difference with the descriptions of other edits that explain every call, and that are as simple as
+        the reported edit."""
+        for place, each in enumerate(found):
+            simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
+            told = []
+            for other in simple[:MOST_TOLD]:
+                instead = dataclasses.replace(each, edit=other.edit, step=other.step, steps=other.steps)
+                if self._failing([*found[:place], instead, *found[place + 1 :]]) is None:
+                    told.append(other.edit.says)
+            yield each, told
 
     def _failing(self, found: Sequence[Departure]) -> Call | None:
         return next((each for each in self.others if not each.is_explained(found)), None)
@@ -229,6 +244,7 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     found, now = confirming.found()
     if not now.agrees:  # An edit is a cause only if the reference with all edits computes the port's answer.
         found = list(map(without_edit, found))
+    found = without_consequences(found)
     residual = confirming.departures.comparer.residual(now)
     worst = max(outcome.wrong, key=lambda each: share(each.error, each.budget))
     told = [_divergence(each, residual, worst) for each in found]
@@ -244,12 +260,26 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     if not (found and outcome.is_explained):
         return outcome
     notes = []
-    for each in found:
-        if each.others:
-            says = "; or ".join(other.edit.says for other in each.others[:3])
-            notes.append(f"{each.step.module or 'answer'}: equally well explained if the port {says}")
+    for each, others in confirming.equal_edits(found):
+        if others:
+            notes.append(f"{each.step.module or 'answer'}: equally well explained if the port {'; or '.join(others)}")
     probes = ", ".join(each.probe for each in outcome.answers)
     return dataclasses.replace(outcome, notes=[*notes, f"the edited reference computes the port's answers on {probes}"])
+
+
+def without_consequences(found: Sequence[Departure]) -> list[Departure]:
+    """Drop each unexplained difference that depends on one at another line of the reference.
+
+    After an unexplained difference, the reference continues with a similar value of the port. If this value is not the
+    right one, right lines also differ.
+    """
+    kept: list[Departure] = []
+    for each in found:
+        before = (one for one in kept if one.edit is None and one.by is each.by and one.step.line != each.step.line)
+        leads_to = each.by.comparer.port.leads_to
+        if each.edit is not None or not any(leads_to(one.operation, each.operation) for one in before):
+            kept.append(each)
+    return kept
 
 
 def _divergence(departure: Departure, residual: float, worst: Answer) -> Divergence:

@@ -51,7 +51,8 @@ LAG = 2
 """The search moves away from the first difference in rounds. `LATER` is tried this number of rounds after `SIMPLE`."""
 
 RANK_OF_FITTED = 3
-"""The lowest rank of edits with a fitted number. After such an edit, the search looks for a simpler edit."""
+"""The lowest rank of edits with a fitted number, and of swapped segments. After such an edit, the search looks for a
+simpler edit."""
 
 MEASURED = 3
 """The largest number of edits for which the rounding error is measured, to limit time."""

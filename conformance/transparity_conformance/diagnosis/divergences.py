@@ -54,11 +54,11 @@ def explain_all(
         every = [fewest] if fewest else answer.pairs()
         if told := _by_answer(answer, results, faulty, every, segments.explanations):
             return told
-        divergences = _consistent(answer, results, divergences, segments.explanations)
+        divergences = consistent(answer, results, divergences, segments.explanations)
     return _named(divergences, segments.explanations)
 
 
-def _consistent(
+def consistent(
     answer: Answer,
     results: Results,
     divergences: Sequence[Divergence],
@@ -66,31 +66,30 @@ def _consistent(
 ) -> list[Divergence]:
     """Drop causes that the logits contradict, and divergences of activations that the model does not use.
 
-    Only causes at activations that were matched by value can be wrong. Run the reference with all causes, and with the
-    port's values at unexplained taps. If this run does not compute the port's logits, drop the causes at these
-    activations. Also drop a cause next to an unexplained tap, because either tap may be matched wrongly.
+    Only statements about activations that were matched by value, and about the logits after them, can be wrong. Run the
+    reference with all causes, and with the port's values at unexplained taps. If this run does not compute the port's
+    logits, drop the causes at these activations. Also drop a cause next to an unexplained tap, because either tap may
+    be matched wrongly. For the same reason, drop an unexplained divergence directly after another one.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
     follows = answer.follows(results, told, unexplained)
-    after = {each for tap in unexplained for each in fed_by(tap, results)}
+    after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}
 
     def contradicts(tap: str) -> bool:
-        if tap not in answer.found:
+        if tap not in {*answer.found, "logits"}:
             return False
         return not follows or tap in after or not {*unexplained}.isdisjoint(fed_by(tap, results))
 
-    def is_used(tap: str) -> bool:
+    def is_told(each: Divergence) -> bool:
+        if not each.causes:
+            return each.is_misshapen or each.where not in after or each.where not in {*answer.found, "logits"}
         with contextlib.suppress(Impossible):
-            return tap not in answer.found or bool(fed_by(tap, results, told))
+            return each.where not in answer.found or bool(fed_by(each.where, results, told))
         return True
 
     return [
-        dataclasses.replace(each, causes=(), indistinguishable=(), split_by=None)
-        if each.causes and contradicts(each.where)
-        else each
-        for each in divergences
-        if not each.causes or is_used(each.where)
+        each.unexplained if each.causes and contradicts(each.where) else each for each in divergences if is_told(each)
     ]
 
 

@@ -167,10 +167,21 @@ def _verdict(
     search.located(report("diverges", first, unexplained, notes=tuple(notes)))
     divergences, remarks, others = _explained(results, places, search)
     said = {"notes": (*notes, *remarks), "other_fields": others}
-    explained = report("diverges", first, with_impact(results, divergences), **said)
+    effects = with_impact(results, divergences)
+    explained = report("diverges", first, with_effect(effects) if search.answer else effects, **said)
     if search.clock.is_interrupted:
         raise Interrupted(explained)
     return explained
+
+
+def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:
+    """Drop unexplained divergences that change no logit, unless no divergence changes a logit.
+
+    A right port may exceed the narrow budget of one activation, for example with another approximation of tanh.
+    """
+    effects = [(each, each.impact) for each in divergences]
+    told = [each for each, impact in effects if each.causes or not impact or impact.changes_logits]
+    return told or divergences
 
 
 def _explained(

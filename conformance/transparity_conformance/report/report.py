@@ -100,6 +100,10 @@ class Impact:
     at_padding_only: bool
 
     @property
+    def changes_logits(self) -> bool:
+        return self.at_padding_only or self.positions["changed"] > 0
+
+    @property
     def sentence(self) -> str:
         """A sentence such as `Effect: the logits of 31 of 56 tokens change, the predicted token of 4.`"""
         if self.at_padding_only:
@@ -143,6 +147,11 @@ class Divergence(Compared):
     """The port's line that computes the value (`file`, `line`, `code`); None if it is unknown."""
     reference_source: Mapping[str, Any] | None = None
     """With `--against`, the corresponding line of the other implementation."""
+
+    @property
+    def unexplained(self) -> Divergence:
+        """Return the same divergence without causes."""
+        return dataclasses.replace(self, causes=(), indistinguishable=(), split_by=None)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def segments(at: At, context: Context) -> Iterator[Edit]:
         for first in range(LONGEST, 0, -1):
             counts = (count, first)
             says = functools.partial(_exchange_in_words, at, *counts)
-            yield Edit("exchanged", says, functools.partial(_exchanged, counts=counts), 2, counts)
+            yield Edit("exchanged", says, functools.partial(_exchanged, counts=counts), 3, counts)
 
 
 def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:

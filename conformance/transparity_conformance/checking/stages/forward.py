@@ -289,8 +289,7 @@ def explain_at_other_size(evidence: Evidence) -> None:
     found = _judged(evidence, probes, actual, recorded, clock, answer)
     told = answer.told if answer else ()
     if len(taps) == 1 and changes_right_answers(evidence.ran.probes, told or told_in(found, probe), arguments.dtype):
-        without = [dataclasses.replace(fault, causes=(), indistinguishable=(), split_by=None) for fault in found.faults]
-        found = dataclasses.replace(found, faults=tuple(without))
+        found = dataclasses.replace(found, faults=tuple(fault.unexplained for fault in found.faults))
     evidence.report = report
     if any(fault.causes or fault.source for fault in found.faults):
         kept = tuple(fault for fault in report.faults if fault.where != "logits" or fault.causes)

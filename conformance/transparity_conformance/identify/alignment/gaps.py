@@ -23,32 +23,60 @@ from transparity_conformance.identify.alignment.known_faults import behind_fault
 from transparity_conformance.matching.graph import ancestors
 from transparity_conformance.matching.recorded import Layout, Match, Recorded, layouts
 
+MOST_COMBINATIONS = 2**4
+"""The number of combinations of possible matches that are tried, to limit the runs of the reference."""
+
 
 def between(found: Found, lost: Sequence[str]) -> Matches:
-    """Return matches of the `lost` taps that the data flow identifies; start with the last tap."""
-    known, port = found, found.port
+    """Return matches of the `lost` taps that the data flow identifies; start with the last tap.
+
+    Several operations may fit. Prefer the operations from which the reference computes the port's next known values.
+    """
+    known, port, possible = found, found.port, dict[str, list[Match]]()
     depends = {tap: found.flow.reached(tap, found.matches) for tap in found.matches}
     for tap in reversed(lost):
         made_from = {known.index(name) for name in found.matches if tap in depends[name]}
         shape = found.ours[tap].shape
-        index = _last(known, tap, shape, made_from)
-        if index is not None:
+        for index in _fitting(known, tap, shape, made_from):
             fits = layouts(shape, port.values[index].shape, port.heads)
             inputs = [known.matches[name].layout for name in found.flow.inputs[tap] if name in known.matches]
             like = [layout for layout in inputs if layout.ours == shape]
             layout = _alike(fits, like[0]) if like else fits[0]
-            known = known.adding({tap: _first_of_same(known, shape, Match(index, layout or fits[0]))})
-    return known.without(found.matches).matches
+            match = _first_of_same(known, shape, Match(index, layout or fits[0]))
+            if all(match.index != each.index for each in possible.setdefault(tap, [])):
+                possible[tap].append(match)
+        known = known.adding({tap: matches[0] for tap, matches in possible.items()})
+    confirmed = {} if found.probe.is_large else _confirmed(found, possible)  # a run of a large model takes long
+    return {tap: known.matches[tap] for tap in possible} | confirmed
 
 
-def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> int | None:
-    """Return the last value of the given shape that depends on the taps before `tap`, and leads to all taps after
-    `tap`.
+def _confirmed(found: Found, possible: Mapping[str, Sequence[Match]]) -> dict[str, Match]:
+    """Return the matches from which the reference computes the port's values of the next known taps.
 
-    Prefer a value that leads to each of these later taps directly.
+    A known tap may depend on several missing taps, so combinations of matches are tried.
+    """
+    ends = {tap: frozenset(found.flow.reached(tap, found.matches) & found.matches.keys()) for tap in possible}
+    confirmed: dict[str, Match] = {}
+    for end in dict.fromkeys(ends.values()):
+        taps = [tap for tap in possible if end and ends[tap] == end]
+        tried = itertools.product(*(possible[tap] for tap in taps)) if taps else iter(())
+        for matches in itertools.islice(tried, MOST_COMBINATIONS):
+            chosen = dict(zip(taps, matches, strict=True))
+            after = found.adding(chosen)
+            if all(found.port.agree(found.values[tap], after.ours[tap]) for tap in end):
+                confirmed |= chosen
+                break
+    return confirmed
+
+
+def _fitting(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> list[int]:
+    """Return the values of the given shape that depend on the taps before `tap`, and lead to all taps after `tap`; the
+    last value first.
+
+    Values that lead to each of these later taps directly precede the others.
     """
     if not made_from and known.flow.inputs[tap]:
-        return None
+        return []
     port, every = known.port, [match.index for match in known.matches.values()]
     own, flows = set(every), list[set[int]]()  # for each operation, the matches on which it depends directly
     for index, inputs in enumerate(port.inputs):
@@ -62,7 +90,7 @@ def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -
         if layouts(shape, port.values[index].shape, port.heads)
     ]
     directly = [_leading_to(known, [end], every) for end in ends]
-    return next((index for index in fitting if all(index in each for each in directly)), next(iter(fitting), None))
+    return sorted(fitting, key=lambda index: not all(index in each for each in directly))
 
 
 def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:

@@ -29,9 +29,23 @@ from transparity_conformance.report.report import Cause, Divergence, Report
 
 def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
     """Add the port's line to each divergence with a recorded operation, and add the notes of the recording."""
-    faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults)
+    faults = alike_on_a_line([_with_line(fault, report, heard, probes) for fault in report.faults])
     changes = [note for fault in faults if not fault.causes for note in _partly_changed(fault, heard)]
     return dataclasses.replace(report, faults=faults, notes=(*report.notes, *dict.fromkeys(changes), *heard.notes))
+
+
+def alike_on_a_line(faults: Sequence[Divergence]) -> tuple[Divergence, ...]:
+    """Drop the causes of a line that computes other activations of the same kind wrongly without a known cause.
+
+    For example, a cause explains some norms only by chance if it does not explain all norms that the line computes.
+    """
+
+    def computing(fault: Divergence) -> tuple[object, ...]:
+        line = fault.source or {}
+        return line.get("file"), line.get("line"), tap_kind(fault.where)
+
+    unknown = {computing(fault) for fault in faults if fault.source and not fault.causes}
+    return tuple(each.unexplained if computing(each) in unknown else each for each in faults)
 
 
 def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:

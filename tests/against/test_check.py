@@ -111,11 +111,14 @@ def test_an_unlike_port_is_not_explained(tmp_path: Path) -> None:
 
 
 def test_a_difference_that_follows_from_an_unexplained_one_is_not_told() -> None:
-    by = SimpleNamespace(comparer=SimpleNamespace(port=SimpleNamespace(leads_to=lambda one, other: one <= other)))
+    operations = [SimpleNamespace(source="", inputs=each) for each in ((), (0,), (1,), (2,), (3,), (4,))]
+    port = SimpleNamespace(operations=operations, leads_to=lambda one, other: one <= other)
+    program = SimpleNamespace(makers=lambda number: set[int]())
+    by: Any = SimpleNamespace(comparer=SimpleNamespace(port=port, program=program))
 
     def departure(operation: int, line: int, edit: Edit | None = None) -> Departure:
-        step: Any = SimpleNamespace(line=line)
-        return Departure(by, operation, step, edit)  # type: ignore[arg-type]
+        step: Any = SimpleNamespace(line=line, number=operation)
+        return Departure(by, operation, step, edit)
 
     before, explained = departure(1, 10), departure(4, 40, Edit("number", "", lambda at: None))
     first, again, follows = departure(2, 20), departure(3, 20), departure(5, 30)

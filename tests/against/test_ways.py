@@ -12,10 +12,33 @@ import numpy as np
 import pytest
 
 from transparity_conformance import check
-from transparity_conformance.against.probes import Source
+from transparity_conformance.against.probes import Answer, Source
+from transparity_conformance.against.ways import catalogue
 from transparity_conformance.against.ways.calls import IGNORED, PROMPT, _requests, _with_labels
-from transparity_conformance.report.report import Report
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.running.loading import load_port
+
+
+@pytest.mark.parametrize(("causes", "count"), [((Cause("number", "0.25 instead of 0.5"),), 3), ((), 5)])
+def test_a_fault_without_an_edit_is_named_only_if_it_explains_every_call(
+    causes: tuple[Cause, ...], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def judged(preset: str, probes: dict[str, Any], *args: Any, **options: Any) -> Report:
+        tried.extend(probes)
+        return Report(preset, "diverges", "logits")
+
+    tokens, logits = np.ones((1, 3), int), np.ones((1, 3, 5))
+    answers = [Answer(f"call {i}", {"input_ids": tokens}, 1.0, 0.1, logits, 15, 0, (1, 3, 5)) for i in range(5)]
+    checkpoint = SimpleNamespace(config=example_config("llama"), parameters={})
+    monkeypatch.setattr(catalogue, "import_checkpoint", lambda folder: checkpoint)
+    monkeypatch.setattr(catalogue, "judge", judged)
+    report = Report("theirs", "diverges", "answer", (Divergence("answer", 1.0, 0.1, causes),))
+    catalogue.with_names(report, Path(), answers, None, lambda *_: None)
+    assert len(tried) == count
+
 
 THEIRS = """
 from types import SimpleNamespace

@@ -25,6 +25,7 @@ from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.graph import ancestors
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.matching.values import agreeing, apart
 from transparity_conformance.report.comparison import share
@@ -276,10 +277,21 @@ def without_consequences(found: Sequence[Departure]) -> list[Departure]:
     kept: list[Departure] = []
     for each in found:
         before = (one for one in kept if one.edit is None and one.by is each.by and one.step.line != each.step.line)
-        leads_to = each.by.comparer.port.leads_to
-        if each.edit is not None or not any(leads_to(one.operation, each.operation) for one in before):
+        if each.edit is not None or not any(_leads_to(one, each) for one in before):
             kept.append(each)
     return kept
+
+
+def _leads_to(one: Departure, other: Departure) -> bool:
+    """Return whether a difference depends on another one, in the port or in the reference.
+
+    An operation with several results, such as `topk`, is several operations with the same inputs.
+    """
+    port, program = other.by.comparer.port, other.by.comparer.program
+    first = port.operations[one.operation]
+    same = (i for i, each in enumerate(port.operations) if (each.source, each.inputs) == (first.source, first.inputs))
+    is_before = one.step.number in ancestors([other.step.number], program.makers)
+    return is_before or any(port.leads_to(index, other.operation) for index in same)
 
 
 def _divergence(departure: Departure, residual: float, worst: Answer) -> Divergence:

@@ -7,6 +7,7 @@ a fault computes the port's answers, the report names this fault.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.inputs import NAMES
 
 MOST_PROBES = 3
-"""The number of inputs to try for each fault. Several inputs make coincidences unlikely; more take too long."""
+"""The number of inputs to try for each fault if edits explain the answers. Without edits, all inputs are tried, so that
+no fault is named by coincidence."""
 
 
 def with_names(
@@ -37,7 +39,8 @@ def with_names(
         checkpoint = import_checkpoint(folder)
     except TransparityError:  # the family is not supported
         return report
-    probes = dict(_probes(checkpoint.config, checkpoint.parameters, answers))
+    most = MOST_PROBES if all(fault.causes for fault in report.faults) else len(answers)
+    probes = dict(itertools.islice(_probes(checkpoint.config, checkpoint.parameters, answers), most))
     actual = {each.probe: {"logits": each.actual} for each in answers if each.probe in probes}
     if not any(each.probe in probes and not each.agrees for each in answers):
         return report
@@ -66,7 +69,7 @@ def _probes(
     names = {theirs: ours for ours in (*config.input_names, *config.further_inputs) for theirs in NAMES.get(ours, ())}
     whole = [each for each in answers if not is_padded(each.inputs) and len(each.inputs) < 3]
     right = [each for each in whole if each.agrees]
-    for each in [*(each for each in whole if not each.agrees), *right][:MOST_PROBES]:
+    for each in [*(each for each in whole if not each.agrees), *right]:
         inputs = {names[name]: value for name, value in each.inputs.items() if name in names}
         if set(config.input_names) <= set(inputs):
             yield each.probe, Probe("against", each.probe, "", config, dict(parameters), inputs)

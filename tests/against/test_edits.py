@@ -178,7 +178,7 @@ MISTAKES: dict[str, Mistake] = {
         {"q @ k.mT": "k @ q.mT"}, ("swaps the axes -2 and -1",), port="scores = k @ q.mT"
     ),
     "bias of only a part": Mistake(
-        {"(x[:, :1] * 2, x[:, 1:]), 1) + self.bias": "(x[:, :1] * 2, x[:, 1:] + self.bias), 1)"}, (None, None), BIASED
+        {"(x[:, :1] * 2, x[:, 1:]), 1) + self.bias": "(x[:, :1] * 2, x[:, 1:] + self.bias), 1)"}, (None,), BIASED
     ),
     "function with a part left out": Mistake(
         {"h = nn.functional.gelu(self.gate(h))": "g = self.gate(h)\n        h = g * (1 + torch.erf(g)) / 2"},
@@ -187,7 +187,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "mask": one(".tril()", ".tril(1)", "shows one later key"),
     "mask after the softmax": Mistake(
-        {LOWEST_MASK: "", "scores.softmax(-1)": "scores.softmax(-1).masked_fill(~seen, 0.0)"}, (None,) * 3, LOWEST
+        {LOWEST_MASK: "", "scores.softmax(-1)": "scores.softmax(-1).masked_fill(~seen, 0.0)"}, (None,), LOWEST
     ),
     "axis": one("scores.softmax(-1)", "scores.softmax(-2).nan_to_num()", "uses -2 instead of -1"),
     "sign": one("x + self.down(h)", "x - self.down(h)", "applies `sub`"),

@@ -83,7 +83,7 @@ def _with_kept_angles(config: TransformerConfig, sizes: tuple[int, ...]) -> tupl
 
 def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
     """Return requests that bundles do not contain: large chunks, one row, two batches in turns, the longest probe, and
-    texts beyond a threshold."""
+    texts beyond a threshold. The first chunk of these texts is long or short."""
     _, probe = first_of(forward.probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
@@ -96,7 +96,11 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
         sizes = tuple(size for size in (half, 1, 1, half + more - 2) if size > 0)
         if sum(sizes) == 2 * half + more:
             made.append(StepRequest("the longest", longest, sizes, (slice(0, 1),)))
-    made += [StepRequest("across a threshold", each, _across(each)) for each in crossing_calls(forward.reached)]
+    for each in crossing_calls(forward.reached):
+        made.append(StepRequest("across a threshold", each, _across(each)))
+        length = each.lengths[-1]
+        if (short := length // 5) and length - 1 in thresholds(each.config).values():
+            made.append(StepRequest("a short chunk, then a long one", each, (short, length - 2 - short, 1, 1)))
     made = [replace(each, sizes=_with_kept_angles(each.probe.config, each.sizes)) for each in made]
     return {f"{each.probe.name}/step.{each.name.replace(' ', '_')}": each for each in made}
 
@@ -199,7 +203,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
         remaining = {fault: left(fault) for fault in CACHE_FAULTS}
         return [cause_of(fault, error, rest) for fault, rest in remaining.items() if math.isfinite(rest)]
 
-    notes = (_boundary(found),) if wrong else ()
+    notes: tuple[str, ...] = (_boundary(found),) if wrong else ()
     limits = {str(limit) for request in logits for limit in request.probe.config.angle_limits}
     if limits:
         notes += (

@@ -191,6 +191,8 @@ def check_step(
         raise InputError(f"tokens has {batch} rows and the {others} {rows}; expected equal numbers.")
     longest = length + (0 if lengths is None else int(np.max(lengths)))
     check_length(config, longest, "a row with its cached tokens")
+    if lengths is not None:
+        _check_angles(config, np.asarray(lengths), longest)
     if attention_mask is not None:
         if config.padding != "attention-mask" or (config.has_encoder and source is None):
             raise InputError(
@@ -212,15 +214,20 @@ def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -
             f"mask_value is {config.mask_value:g}, so masked tokens keep a weight and cached values would change with "
             "every token; use a full forward pass."
         )
-    if config.angles_depend_on_length:
-        raise InputError(
-            f"Rotary angles depend on the length, so cached keys would change beyond {config.rotary_original_length} "
-            "tokens; use a full forward pass."
-        )
     if (first and config.has_encoder) != with_source:
         needs = "takes no source" if with_source else "needs a source"
         step = "The first step" if first else "A step with a cache"
         raise InputError(f"{step} of this {config.architecture} {needs}.")
+
+
+def _check_angles(config: TransformerConfig, lengths: np.ndarray, longest: int) -> None:
+    """Raise `InputError` if the keys in the cache have other rotary angles than in a row of `longest` tokens."""
+    for limit in config.angle_limits:
+        if lengths.min() <= limit < longest:
+            raise InputError(
+                f"Rotary angles depend on the length, so cached keys would change beyond {limit} tokens; use a full "
+                f"forward pass, or a first step of more than {limit} tokens."
+            )
 
 
 def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, lengths: Any = None) -> dict[str, Any]:

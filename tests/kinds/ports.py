@@ -47,7 +47,8 @@ class Learner:
         self.model = build(config, parameters)
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
-        return np.asarray(self.model.logits(tokens=tokens))
+        logits: np.ndarray = self.model.logits(tokens=tokens)
+        return logits
 
     def loss_and_gradients(self, targets: np.ndarray, tokens: np.ndarray) -> tuple[Any, dict[str, Any]]:
         loss, gradients = self.model.loss_and_gradients(targets, tokens=tokens)
@@ -99,3 +100,22 @@ def load_latent(folder: str) -> Any:
         scale = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1
         layer.self_attn.scaling = layer.self_attn.qk_head_dim**-0.5 * scale * scale
     return model
+
+
+def load_pooled(folder: str) -> Any:
+    """Load a classifier that reads the last visible token's state."""
+    import torch
+    import transformers
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            states = self.inner.model(input_ids, attention_mask=attention_mask).last_hidden_state
+            last = (attention_mask * torch.arange(input_ids.shape[1])).argmax(1)
+            logits: torch.Tensor = self.inner.score(states[torch.arange(len(states)), last])
+            return logits
+
+    return Model().eval()

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from transparity_conformance import check
+from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.report.report import Report
@@ -25,6 +26,7 @@ SYSTEMS = {
     "window": dataclasses.replace(
         CASES["qwen"], max_length=300, sliding_window=64, pad_id=None, bos_id=None, eos_id=None
     ),
+    "longrope": dataclasses.replace(CASES["phi3"], max_length=40, pad_id=None, bos_id=None, eos_id=None),
     "bart": dataclasses.replace(CASES["bart"], max_length=11),
     "mamba2": dataclasses.replace(CASES["mamba2"], padding="attention-mask"),
 }
@@ -65,7 +67,9 @@ def report(port: Any, system: str, path: Path) -> Report:
         options: dict[str, Any] = {"config": found.config, "parameters": found.parameters, "audit": False}
         return check(port, family="llama", budget=0, **options)
     if system not in SYSTEMS:
-        return check(port, family=system, budget=0, audit=False)
+        family, _, head = system.partition(" ")
+        config = example_config(family, head=head) if head else None
+        return check(port, family=family, config=config, budget=0, audit=False)
     return check(port, config=SYSTEMS[system], logits_only=True, budget=0)
 
 

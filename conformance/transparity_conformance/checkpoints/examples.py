@@ -25,6 +25,9 @@ def example_config(model_type: str, changes: Sequence[str] = (), head: str | Non
     names, fields = set(family.names) - set(family.computed), {**family.example}
     if head == "classes" and family.classifier is not None:
         fields["architectures"] = [f"Model{family.classifier.task}"]
+        if family.classifier.fields.get("pooling") == "last":
+            # Without a padding token, `transformers` finds the last token only in batches of one row.
+            fields = {"pad_token_id": 0} | fields
         names |= set(family.classifier.names)
     fields |= dict(_changed(each, model_type, family) for each in changes)
     return configuration(family, fields, names, head)

@@ -408,8 +408,13 @@ class TransformerConfig:
     @property
     def angles_depend_on_length(self) -> bool:
         """Return whether rotary angles change beyond `rotary_original_length` (LongRoPE)."""
-        kinds = [own for own in self.layer_kinds.values() if own.positions == "rotary"]
-        return any(own.rotary_depends_on_length and own.rotary_original_length < self.max_length for own in kinds)
+        return bool(self.angle_limits)
+
+    @property
+    def angle_limits(self) -> tuple[int, ...]:
+        """Return the lengths beyond which a layer's rotary angles change, below `max_length`."""
+        kinds = [own for own in self.layer_kinds.values() if own.positions == "rotary" and own.rotary_depends_on_length]
+        return tuple(own.rotary_original_length for own in kinds if own.rotary_original_length < self.max_length)
 
     @property
     def prefixes_agree(self) -> bool:

@@ -196,7 +196,8 @@ def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -
 
     def further(forward: ForwardPass) -> Requests:
         asked_for = of_probe(first_of(forward.probes)[1])
-        across = map(asked_for.across, crossing_calls(forward.reached)) if asked_for.across else ()
+        calls = [call for call in crossing_calls(forward.reached) if not call.config.angles_depend_on_length]
+        across = map(asked_for.across, calls) if asked_for.across else ()
         found = [*asked_for.further, *across]
         return {f"{claim}.further.{i}": each for i, each in enumerate(found)}
 

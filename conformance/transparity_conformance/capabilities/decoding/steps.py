@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity_conformance.capabilities.capability import (
     Answers,
@@ -67,12 +69,21 @@ def step_requests(probes: Probes) -> dict[str, StepRequest]:
     sizes = {"one by one": (1,) * length}
     if length > 2:
         sizes["in uneven chunks"] = (2, *((3,) * ((length - 2) // 3)), *((1,) * ((length - 2) % 3)))
-    return {f"{key}/step.{name.replace(' ', '_')}": StepRequest(name, probe, sizes[name]) for name in sizes}
+    made = {name: StepRequest(name, probe, _with_kept_angles(probe.config, sizes[name])) for name in sizes}
+    return {f"{key}/step.{name.replace(' ', '_')}": each for name, each in made.items()}
+
+
+def _with_kept_angles(config: TransformerConfig, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return step sizes with which no cached key changes. If rotary angles change beyond a length that the steps
+    exceed, the first step also exceeds this length."""
+    limit, ends = max((each for each in config.angle_limits if each < sum(sizes)), default=0), list(accumulate(sizes))
+    first = next(index for index, end in enumerate(ends) if end > limit)
+    return (max(ends[first], limit + 1), *sizes[first + 1 :])
 
 
 def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
     """Return requests that bundles do not contain: large chunks, one row, two batches in turns, the longest probe, and
-    texts beyond a threshold."""
+    texts beyond a threshold. The first chunk of these texts is long or short."""
     _, probe = first_of(forward.probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
@@ -85,7 +96,12 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
         sizes = tuple(size for size in (half, 1, 1, half + more - 2) if size > 0)
         if sum(sizes) == 2 * half + more:
             made.append(StepRequest("the longest", longest, sizes, (slice(0, 1),)))
-    made += [StepRequest("across a threshold", each, _across(each)) for each in crossing_calls(forward.reached)]
+    for each in crossing_calls(forward.reached):
+        made.append(StepRequest("across a threshold", each, _across(each)))
+        length = each.lengths[-1]
+        if (short := length // 5) and length - 1 in thresholds(each.config).values():
+            made.append(StepRequest("a short chunk, then a long one", each, (short, length - 2 - short, 1, 1)))
+    made = [replace(each, sizes=_with_kept_angles(each.probe.config, each.sizes)) for each in made]
     return {f"{each.probe.name}/step.{each.name.replace(' ', '_')}": each for each in made}
 
 
@@ -104,8 +120,6 @@ def _across(probe: ReachProbe) -> tuple[int, ...]:
 def _why_no_steps(probe: Probe, dtype: str) -> str:
     if not probe.config.mask_is_exact:
         return "this mask does not fully hide keys, so no cache gives the same logits"
-    if probe.config.angles_depend_on_length:
-        return "rotary angles depend on the length, so cached keys become wrong"
     return why_no_decoder(probe, dtype)
 
 
@@ -189,7 +203,12 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
         remaining = {fault: left(fault) for fault in CACHE_FAULTS}
         return [cause_of(fault, error, rest) for fault, rest in remaining.items() if math.isfinite(rest)]
 
-    notes = (_boundary(found),) if wrong else ()
+    notes: tuple[str, ...] = (_boundary(found),) if wrong else ()
+    limits = {str(limit) for request in logits for limit in request.probe.config.angle_limits}
+    if limits:
+        notes += (
+            f"step: no cache is compared across {' or '.join(sorted(limits))} tokens, where rotary angles change",
+        )
     return result("step", found[worst], explain, probe=worst.probe.name, notes=notes)
 
 

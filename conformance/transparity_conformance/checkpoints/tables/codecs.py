@@ -99,7 +99,10 @@ class Classifier:
         }
 
 
-OF_THE_LAST_TOKEN = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
+OF_THE_LAST_TOKEN = Classifier(
+    names={"score.weight": "head.weight"},
+    fields={"pooling": "last", "pooler": "none", "target_mask": "causal-and-padding"},
+)
 """A head of decoders that classifies by the last token that is not padding."""
 
 

@@ -460,7 +460,7 @@ def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:
     for probe in sorted(every, key=lambda probe: probe.batch):
         length, key = probe.lengths[-1], id(probe.parameters)
         is_told = length - 1 in thresholds(probe.config).values() or length == longest[key]
-        if is_told and length > 2 and not (probe.is_large or probe.config.angles_depend_on_length):
+        if is_told and length > 2 and not probe.is_large:
             chosen.setdefault((key, length), probe)
     return sorted(chosen.values(), key=lambda probe: probe.lengths[-1])
 

@@ -165,7 +165,7 @@ def test_the_answer_says_what_the_port_does_with_each_ignored_field_and_what_to_
     assert first == "config.json: 1 of 2 fields ignored: hidden_act; 1 obeyed"
     assert second == f"– {says}"
     assert Audit((followed, ignored)).warning.startswith(
-        "the port ignores 1 field, so it may be wrong for another folder"
+        "the port handles 1 field wrongly, so it may be wrong for another folder"
     )
     assert Audit((followed,)).warning == ""
 

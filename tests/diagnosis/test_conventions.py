@@ -22,6 +22,7 @@ from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes
 from transparity_conformance.oracle.undetermined import right_mask, undetermined_positions
+from transparity_conformance.report.check.findings import worst
 from transparity_conformance.report.report import Report
 from transparity_numpy.arithmetic.functional import softmax
 
@@ -133,6 +134,7 @@ def test_another_convention_for_rows_that_see_nothing_agrees(name: str, logits_o
     assert report.verdict == "agrees" and claim(report) == ["agrees"], report.notes
     (note,) = (note for note in report.notes if note.startswith("wholly_hidden"))
     assert name != "zeros" or "gives weight 0 to every key" in note
+    assert worst(report)[0] <= 1
 
 
 def test_steps_with_a_cache_may_follow_another_convention_too() -> None:

@@ -128,8 +128,8 @@ class Audit:
     def warning(self) -> str:
         """A warning that says how many fields and tensors are faulty; empty without faults."""
         nouns = [count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults]
-        ignored = f"the port ignores {' and '.join(nouns)}, so it may be wrong for another folder (see Audit)"
-        return f"{ignored}; --audit makes this a failure" if nouns else ""
+        wrong = f"the port handles {' and '.join(nouns)} wrongly, so it may be wrong for another folder (see Audit)"
+        return f"{wrong}; --audit makes this a failure" if nouns else ""
 
     @property
     def faults(self) -> str:

@@ -229,9 +229,12 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest used share of a tolerance, and the activation or claim; (0, "") if nothing was compared."""
+    """Return the largest used share of a tolerance, and the activation or claim; (0, "") if nothing was compared.
+
+    A claim may agree although its error exceeds the tolerance, because conventions differ; its share does not count.
+    """
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
-    shares += [(each.share, _place(each)) for each in report.claims]
+    shares += [(each.share, _place(each)) for each in report.claims if each.verdict != "agrees" or each.share <= 1]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))
 
 

@@ -113,7 +113,7 @@ class CheckedForward(ABC):
 
     def _checked_lengths(self, cache: Any) -> np.ndarray:
         try:
-            return np.array(cache["lengths"].tolist())
+            return np.array(check_kind("lengths", cache["lengths"], self.array).tolist())
         except Exception:  # noqa: BLE001 - what is no cache may raise anything
             raise InputError(f"cache is {shown(cache)}; expected the cache that the previous step returned.") from None
 

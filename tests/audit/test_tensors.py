@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests.audit.audited import audit_of, changed
 from transformers import AutoModelForCausalLM
 
@@ -49,7 +50,26 @@ def test_a_loader_that_names_all_missing_tensors_is_called_less_often_than_there
     assert len(folders) < len(tensors) / 2
 
 
+def test_a_loader_that_lists_tensors_that_may_be_missing_is_tried_without_each_of_them(tmp_path: Path) -> None:
+    known: set[str] = set()
+
+    def load(folder: str) -> Any:
+        path = Path(folder, "model.safetensors")
+        tensors = load_file(path)
+        known.update(name for name in tensors if name.startswith("transformer."))
+        missing = [name for name in known if name not in tensors]
+        if not all("ln_" in name for name in missing):
+            raise ValueError(f"Missing: {missing}")
+        size = tensors["transformer.wte.weight"].shape[1]
+        save_file(tensors | {name: np.ones(size, np.float32) for name in missing}, path, metadata={"format": "pt"})
+        return AutoModelForCausalLM.from_pretrained(folder)
+
+    found = faults(load, "gpt2", tmp_path)
+    assert found.keys() == {name for name in known if "ln_" in name}
+
+
 def test_a_message_may_list_the_numbers_of_layers_in_braces() -> None:
+    assert [*_without_braces(f"{{{'9' * 5000}}}")] == [f"{{{'9' * 5000}}}"]
     assert [*_without_braces("h.{0, 2}.w and {x}")] == ["h.0.w and {x}", "h.2.w and {x}"]
     assert [*_without_braces("h.{1...3}.w")] == ["h.1.w", "h.2.w", "h.3.w"]
 
@@ -140,6 +160,13 @@ def test_a_bias_of_zeros_that_no_file_has_is_no_fault(tmp_path: Path) -> None:
     file.write_text(file.read_text(encoding="utf-8").replace(TIE, f"    state |= {zeros}\n{TIE}"), encoding="utf-8")
     load = load_port(f"{file}:load")
     assert faults(load, "qwen2", tmp_path) == {}
+
+
+def test_a_layer_that_has_the_weights_of_another_is_told_as_one(tmp_path: Path) -> None:
+    wrong = 'state |= {n.replace("blocks.0.", "blocks.1."): p for n, p in state.items() if n.startswith("blocks.0.")}'
+    found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
+    assert len(found) == 9
+    assert {each.says for each in found.values()} == {"never read: the port uses the tensors of layers.0 instead"}
 
 
 def test_a_tensor_that_the_family_does_not_need_is_not_left_out() -> None:

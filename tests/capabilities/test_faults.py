@@ -13,12 +13,18 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
-from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass
-from transparity_conformance.capabilities.decoding.generation import BEAMS, GENERATION
+from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way
+from transparity_conformance.capabilities.decoding.generation import (
+    BEAMS,
+    GENERATION,
+    simulated_beams,
+    simulated_tokens,
+)
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.faults import (
     FAULTS,
     Edited,
+    SimulatedFault,
     edited,
 )
 from transparity_conformance.capabilities.learning.loss import LOSS
@@ -28,6 +34,7 @@ from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import CapabilityResult
 from transparity_conformance.running.process.running import run
+from transparity_numpy.decoding.beams import beam_search
 from transparity_numpy.decoding.generation import generate
 from transparity_numpy.port import build as numpy_build
 from transparity_numpy.training.loss import cross_entropy
@@ -119,6 +126,24 @@ def test_every_edit_has_one_place_in_the_reference() -> None:
         edited((("cross entropy", ""),), "training.loss.cross_entropy")
     with pytest.raises(ValueError, match="2 times; expected once"):
         edited((("config.filling_id", ""),), "decoding.generation.generate")
+
+
+def acts(fault: SimulatedFault, way: Way, request: Any) -> bool:
+    """Return whether a port with the fault answers a request differently."""
+    if way in BEAMS.ways:
+        found, expected = simulated_beams(fault.simulate, request), simulated_beams(beam_search, request)
+        return not all(map(np.array_equal, found, expected))
+    return not np.array_equal(simulated_tokens(fault.simulate, request), simulated_tokens(generate, request))
+
+
+def test_every_known_fault_of_generation_changes_an_answer() -> None:
+    passes = [ForwardPass({"mixed": first_probe(name)}, {}, "float32") for name in ("notes-lm", "translation")]
+    unseen: dict[SimulatedFault, bool] = {}
+    for way in (*GENERATION.ways, *BEAMS.ways):
+        requests = [request for each in passes for request in way.all_requests(each).values()]
+        for fault in way.faults:
+            unseen[fault] = unseen.get(fault, True) and not any(acts(fault, way, request) for request in requests)
+    assert [fault.says for fault, is_unseen in unseen.items() if is_unseen] == []
 
 
 UNKNOWN: dict[str, tuple[Capability, Build, str, str]] = {

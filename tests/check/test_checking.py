@@ -70,6 +70,23 @@ def test_a_tap_behind_right_logits_is_held_to_the_budget_of_the_precision(dtype:
     assert check(behind, preset="notes-lm", dtype=dtype, budget=0).verdict == expected
 
 
+@pytest.mark.long
+def test_what_is_told_its_precision_takes_it_by_name() -> None:
+    told: list[str] = []
+
+    def by_name(config: TransformerConfig, parameters: Arrays, dtype: str = "float32") -> Any:
+        told.append(dtype)
+        return build(config, parameters, dtype=dtype)
+
+    def by_type(config: TransformerConfig, parameters: Arrays, dtype: type = np.float32) -> Any:
+        return build(config, parameters, dtype=np.dtype(dtype).name)
+
+    assert check(by_name, preset="notes-lm", dtype="float64").verdict == "agrees"
+    assert set(told) == {"float64"}
+    (fault,) = check(by_type, preset="notes-lm", dtype="float64").faults
+    assert fault.causes[0].says == "rounding of float32 arithmetic"
+
+
 def test_what_a_port_of_another_precision_offers_is_not_held_to_this_one() -> None:
     pytorch = pytest.importorskip("transparity_pytorch.port")
     report = check(

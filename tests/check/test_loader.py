@@ -98,6 +98,14 @@ def test_a_checkpoint_is_given_to_a_loader_with_its_weights_and_with_others(tmp_
     assert result.stderr.startswith("build(config, parameters) raised RuntimeError: not asked for")
 
 
+def test_a_size_that_cannot_be_loaded_is_not_compared() -> None:
+    report = check(of("load_only_groups"), family="llama")
+    lines = [line for line in report.not_compared if "square" in line]  # one line for each size that was tried
+    assert lines
+    assert all("load(folder) raised ValueError: this model is 24 wide" in line for line in lines)
+    assert report.verdict == "agrees"
+
+
 @pytest.mark.long
 def test_the_command_audits_a_loader_unless_it_is_told_not_to(tmp_path: Path) -> None:
     changed('ACTIVATIONS[c.get("hidden_act", "silu")]', "F.silu", tmp_path)

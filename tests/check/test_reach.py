@@ -29,7 +29,7 @@ from transparity_conformance.oracle.reach.features import (
     is_active,
     logits_with,
 )
-from transparity_conformance.oracle.reach.models import ReachProbe, deep_models, reach_of, reach_of_preset
+from transparity_conformance.oracle.reach.models import ReachProbe, reach_of, reach_of_preset
 from transparity_conformance.oracle.reach.vocabulary import every_token
 from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
@@ -72,16 +72,6 @@ def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(transparity_pytorch.mixers.attention, "attention_weights", careless)
     assert check(pytorch_build, name, budget=0).verdict == "diverges"
-
-
-def test_the_heads_and_layers_of_the_deep_model_have_unequal_scales() -> None:
-    def spreads(parameters: Arrays) -> np.ndarray:
-        weights = np.stack([value for name, value in parameters.items() if name.endswith("query.weight")])
-        rows = np.log(np.linalg.norm(weights, axis=-1))
-        return np.array([rows.mean(axis=1).std(), rows.mean(axis=0).std()])  # of layers, and of the rows of all layers
-
-    (deep,) = deep_models(WINDOW)
-    assert (spreads(deep.parameters) > 2 * spreads(probe_parameters(deep.config, 9))).all()
 
 
 LONG = {

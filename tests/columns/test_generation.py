@@ -131,6 +131,15 @@ def test_rows_of_different_lengths_need_a_mask_that_hides(name: str) -> None:
     assert forward.generate(prompt, 2, lengths=[1, 1]).shape == (2, 3)
 
 
+def test_a_cache_of_another_column_is_refused() -> None:
+    config = small(architecture="decoder", target_vocab_size=VOCAB)
+    columns = [backend(name)(config, probe_parameters(config, 0)) for name in installed()]
+    for one, other in itertools.permutations(columns, 2):
+        _, cache = one.step(np.array([[1]]))
+        with pytest.raises(InputError, match="expected the cache that the previous step returned"):
+            other.step(np.array([[1]]), cache)
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

@@ -245,13 +245,13 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     found, now = confirming.found()
     if not now.agrees:  # An edit is a cause only if the reference with all edits computes the port's answer.
         found = list(map(without_edit, found))
-    found = without_consequences(found)
+    found, every = without_consequences(found), found
     residual = confirming.departures.comparer.residual(now)
     worst = max(outcome.wrong, key=lambda each: share(each.error, each.budget))
     told = [_divergence(each, residual, worst) for each in found]
     faults = list({str((each.where, each.causes, each.source, each.reference_source)): each for each in told}.values())
     misshapen = [each for each in outcome.wrong if each.is_misshapen]
-    notes = [f"answer has the shape {one.actual.shape} on {one.probe}, expected {one.shape}" for one in misshapen[:1]]
+    notes = _notes(misshapen, len(every) - len(found))
     for one in [each for each in misshapen if each.is_reshaped][:1]:
         says = f"your port returns the answer in the shape {one.actual.shape} instead of {one.shape}"
         causes = (Cause(RESHAPED, says, None, residual, 1.0),) if now.agrees else ()
@@ -266,6 +266,16 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
             notes.append(f"{each.step.module or 'answer'}: equally well explained if the port {'; or '.join(others)}")
     probes = ", ".join(each.probe for each in outcome.answers)
     return dataclasses.replace(outcome, notes=[*notes, f"the edited reference computes the port's answers on {probes}"])
+
+
+def _notes(misshapen: Sequence[Answer], left_out: int) -> list[str]:
+    notes = [f"answer has the shape {one.actual.shape} on {one.probe}, expected {one.shape}" for one in misshapen[:1]]
+    return notes + [LATER.format(left_out)] * (left_out > 0)
+
+
+LATER = (
+    "{} later differences may follow from an unexplained one and are not listed: fix the listed ones, and check again"
+)
 
 
 def without_consequences(found: Sequence[Departure]) -> list[Departure]:

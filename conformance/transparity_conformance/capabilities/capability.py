@@ -17,7 +17,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.models import ReachProbe
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence
+from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, Verdict
 
 Build = Callable[[TransformerConfig, Arrays], Any]
 
@@ -53,6 +53,9 @@ def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return cached
 
     return decorate
+
+
+TOO_LITTLE = "too little of the forward pass was compared"
 
 
 def first_of(probes: Probes) -> tuple[str, Probe]:
@@ -218,6 +221,11 @@ class Capability:
             return f"{tokens} tokens"
         rate = 1 - 0.05 ** (1 / rows)
         return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {1 / rate:.0f} differs)"
+
+    def after(self, verdict: Verdict) -> str:
+        """Return why the capability is not compared after this verdict on the forward pass; empty if it is compared."""
+        reasons = {"diverges": self.if_forward_diverges, "inconclusive": TOO_LITTLE}
+        return reasons.get(verdict, "") if self.if_forward_diverges else ""
 
     def reason(self, probe: Probe, dtype: str) -> str:
         """Return the reason why this capability is compared for no port, or an empty text if it is compared."""

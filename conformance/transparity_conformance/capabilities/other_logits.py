@@ -185,17 +185,25 @@ def _packed(probe: Probe, length: int, rows: int) -> LogitsRequest:
 SAME = "(documents[:, None, :, None] == documents[:, None, None, :])"
 SIGNATURE = ("    tap: Tap = identity,", "    tap: Tap = identity,\n    documents: Any = 0,\n    starts: Any = 0,")
 PACKED_FAULTS = {
-    "documents in a row see each other, and positions continue from one document to the next": (),
     "documents in a row see each other": (("Context(mask, positions,", "Context(mask, positions - starts,"),),
     "positions continue from one document to the next": (("Context(mask,", f"Context(mask & {SAME},"),),
+    "documents in a row see each other, and positions continue from one document to the next": (),
 }
 """Edits of the reference's forward pass, which computes a packed row in one call, by the sentence about the fault."""
+
+RECURRENT_FAULTS = {
+    "the state of a recurrence continues from one document to the next": (
+        ("Context(mask, positions,", f"Context(mask & {SAME}, positions - starts,"),
+    ),
+    "each document influences the later documents in its row": (),
+}
+"""The same for a model with a recurrence, whose state continues in every edit."""
 
 
 def _of_wrongly_packed(whole: Probe, documents: np.ndarray) -> Iterator[tuple[Cause, np.ndarray]]:
     begins = np.diff(documents, axis=1, prepend=0) != 0
     starts = np.maximum.accumulate(np.where(begins, np.arange(documents.shape[1]), 0), axis=1)
-    for says, edits in PACKED_FAULTS.items():
+    for says, edits in (RECURRENT_FAULTS if whole.config.is_recurrent else PACKED_FAULTS).items():
         run = edited((SIGNATURE, *edits), "transformer.transformer")
         yield (
             Cause("documents-mixed", says),

@@ -54,24 +54,24 @@ def offered_by(forward: object) -> list[Capability]:
 
 
 def compare_capabilities(
-    port: BuiltPort, forward: ForwardPass, rows: Iterable[Capability], left_out: Mapping[str, str], *, is_right: bool
+    port: BuiltPort, forward: ForwardPass, rows: Iterable[Capability], left_out: Mapping[str, str], verdict: Verdict
 ) -> CapabilityResult:
     """Compare the capabilities in `rows` that a port has. `left_out` gives the reason for each method that is not
-    compared. `is_right` says whether the forward pass agrees with the reference."""
+    compared. `verdict` is the verdict on the forward pass."""
     offered = {row.attribute for row in offered_by(port.forward)}
     missing = [name for name in ATTRIBUTES if name not in offered | left_out.keys()]
     found = not_compared(*(f"{name}: the port has no such method" for name in missing))
     found += not_compared(*(f"{name}: {why}" for name, why in left_out.items()))
     for row in (row for row in rows if row.attribute in offered - left_out.keys()):
-        found += compare_capability(row, port, forward, is_right=is_right)
+        found += compare_capability(row, port, forward, verdict)
     return found
 
 
 def compare_capability(
-    row: Capability, port: BuiltPort, forward: ForwardPass, *, is_right: bool = True
+    row: Capability, port: BuiltPort, forward: ForwardPass, verdict: Verdict = "agrees"
 ) -> CapabilityResult:
     reason = row.reason(first_of(forward.probes)[1], forward.dtype)
-    if reason := reason or ("" if is_right else row.if_forward_diverges):
+    if reason := reason or row.after(verdict):
         return not_compared(f"{row.attribute}: {reason}")
     config = first_of(forward.probes)[1].config
     far = row.is_long and config.max_length > LONGEST

@@ -26,8 +26,6 @@ from transparity_conformance.oracle.reach.vocabulary import unseen_tokens
 from transparity_conformance.report.report import CapabilityResult, Report, Verdict, not_compared, with_capabilities
 from transparity_conformance.storage.paths import is_file, is_folder
 
-TOO_LITTLE = "too little of the forward pass was compared"
-
 NO_TOKEN = -1
 """The number that fills a row after its last token, because all rows of a tensor have the same length."""
 
@@ -175,8 +173,7 @@ def _why_none(section: Section, verdict: Verdict) -> str:
     of_all = set(section.reasons.values())
     if len(of_all) == 1 and (reason := of_all.pop()):
         return reason
-    reasons = {"diverges": section.row.if_forward_diverges, "inconclusive": TOO_LITTLE}
-    return reasons.get(verdict, "") if section.row.if_forward_diverges else ""
+    return section.row.after(verdict)
 
 
 def _judge_way(

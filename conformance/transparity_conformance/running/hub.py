@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import logging
 import random
 import re
@@ -84,16 +85,22 @@ class HubBuild:
         return forward
 
     def reported(self, folder: str, names: Sequence[str]) -> list[str]:
-        """Load a copy of `folder` without the tensors `names`. Return the tensors that an exception or a message of the
-        loader names."""
+        """Load a copy of `folder` without the tensors `names`, and return the tensors that the loader reports.
+
+        Messages count if the loader returns a model, and so does the exception of PyTorch's strict `load_state_dict`. A
+        loader may raise another exception because of one tensor, and list tensors that may be missing, too.
+        """
         with tempfile.TemporaryDirectory(dir=self.root) as copy, recorded_messages() as said:
             shutil.copytree(folder, copy, dirs_exist_ok=True)
             edit_folder(Path(copy), Edit(without=tuple(names)))
             try:
                 call_port(self.load, copy)
+                lines = said.lines()
             except PortCallError as error:
-                said.written.write(f"\n{error.__cause__}\n")
-        text = "\n".join(each for line in said.lines() for each in _without_braces(line))
+                lines = str(error.__cause__).splitlines()
+                lines = lines if any(STRICT in line for line in lines) else []
+        expanded = itertools.chain.from_iterable(map(_without_braces, lines))
+        text = "\n".join(itertools.islice(expanded, MOST_LINES))
         return [name for name in names if re.search(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w)", text)]
 
 
@@ -129,9 +136,16 @@ class Messages:
         return next((safe(line, SENTENCE).rstrip(".") for line in lines), "")
 
 
+STRICT = "Missing key(s) in state_dict"
+"""The words with which PyTorch's strict `load_state_dict` lists all missing tensors."""
+
+MOST_LINES = 100_000
+"""The largest number of lines that are searched for names of missing tensors."""
+
+
 def _without_braces(line: str) -> Iterator[str]:
     """Yield a line for each number in braces: transformers writes `layers.{0, 1}.` or `layers.{0...11}.`."""
-    found = re.search(r"\{(\d+)(?:\.\.\.(\d+)|((?:, \d+)*))\}", line)
+    found = re.search(r"\{(\d{1,4})(?:\.\.\.(\d{1,4})|((?:, \d{1,4})*))\}", line)
     if found is None:
         yield line
         return

@@ -31,6 +31,7 @@ from transparity_conformance.report.report import (
     ClaimResult,
     Divergence,
     Report,
+    Verdict,
     known_so_far,
     not_compared,
     with_capabilities,
@@ -70,7 +71,7 @@ def compare_offers(evidence: Evidence) -> None:
             evidence.report = with_capabilities(report, left_out)
             found = _of_drawn(report, port, passed)
         else:
-            found = _of_given(port, passed, is_right=evidence.agrees())
+            found = _of_given(port, passed, report.verdict)
         if first.config.dropout and any(claim.id == "gradients" for claim in found.claims):
             found += not_compared("gradients with dropout: dropout is off in every compared call")
         if evidence.agrees():
@@ -85,13 +86,13 @@ def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> Capabili
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
         return not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
     left_out = {"loss_and_gradients": OF_A_CHECKPOINT} if is_loader(port.build) else {}
-    return compare_capabilities(port, forward, CAPABILITIES.values(), left_out, is_right=report.verdict == "agrees")
+    return compare_capabilities(port, forward, CAPABILITIES.values(), left_out, report.verdict)
 
 
-def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
+def _of_given(port: BuiltPort, forward: ForwardPass, verdict: Verdict) -> CapabilityResult:
     """Compare the capabilities that work with given parameters, and list all others as not compared."""
     others = {row.attribute for row in offered_by(port.forward)} - {row.attribute for row in OF_GIVEN}
-    found = compare_capabilities(port, forward, OF_GIVEN, dict.fromkeys(others, NOT_OF_GIVEN), is_right=is_right)
+    found = compare_capabilities(port, forward, OF_GIVEN, dict.fromkeys(others, NOT_OF_GIVEN), verdict)
     if any(claim.id == "generate" for claim in found.claims):
         found += not_compared(what_is_generated(first_of(forward.probes)[1]))
     return found

@@ -327,25 +327,8 @@ def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: Tru
         longest = SHORT + 3 if not config.reads_pixels else config.max_length
         deep = narrow(config, longest, **layers, layer_types=types)
         if accepts(deep):
-            return (ReachModel("deep", deep, unequal(probe_parameters(deep, 9)), few_calls(deep)),)
+            return (ReachModel("deep", deep, probe_parameters(deep, 9), few_calls(deep)),)
     return ()
-
-
-UNEQUAL = 0.5
-"""How much the factors of `unequal` vary: the standard deviation of their logarithms."""
-
-
-def unequal(parameters: Arrays) -> Arrays:
-    """Multiply each parameter, and each row of a matrix, by a random factor.
-
-    Layers, heads and experts then have different scales. If all scales are alike, some faults change little.
-    """
-    random, found = np.random.default_rng(10), {}
-    for name, value in parameters.items():
-        rows = (len(value), *[1] * (value.ndim - 1)) if value.ndim > 1 else ()
-        factors = random.lognormal(sigma=UNEQUAL) * random.lognormal(sigma=UNEQUAL, size=rows)
-        found[name] = (value * factors).astype(np.float32)
-    return found
 
 
 def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:

@@ -22,6 +22,7 @@ from transparity_conformance.capabilities.decoding.generation import (
 )
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.faults import (
+    CACHE_FAULTS,
     FAULTS,
     Edited,
     SimulatedFault,
@@ -30,8 +31,10 @@ from transparity_conformance.capabilities.faults import (
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
 from transparity_conformance.capabilities.table import compare_capability
-from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.oracle.probes import Probe, probes_of, sees_something
 from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import CapabilityResult
 from transparity_conformance.running.process.running import run
 from transparity_numpy.decoding.beams import beam_search
@@ -143,6 +146,21 @@ def test_every_known_fault_of_generation_changes_an_answer() -> None:
         requests = [request for each in passes for request in way.all_requests(each).values()]
         for fault in way.faults:
             unseen[fault] = unseen.get(fault, True) and not any(acts(fault, way, request) for request in requests)
+    assert [fault.says for fault, is_unseen in unseen.items() if is_unseen] == []
+
+
+def test_every_known_fault_of_a_cache_changes_the_logits() -> None:
+    probes = [first_probe(name) for name in PRESETS if CONFIGS[name].mask_is_exact]
+    probes += [
+        probes_of(example_config(name), "config")["mixed"] for name in ("llama", "mistral", "qwen3_next", "mamba2")
+    ]
+    unseen = dict.fromkeys(CACHE_FAULTS, True)
+    for probe in probes:
+        length = probe.inputs[probe.config.input_names[-1]].shape[1]
+        where, expected = sees_something(probe.config, probe.inputs), probe.oracle.expected["logits"]
+        for fault in [fault for fault, is_unseen in unseen.items() if is_unseen]:
+            logits = fault.simulate(probe.config, probe.exact, probe.inputs, (2, *(1,) * (length - 2)))
+            unseen[fault] = bool(gap(logits[where], expected[where]) <= probe.budget("float32"))
     assert [fault.says for fault, is_unseen in unseen.items() if is_unseen] == []
 
 

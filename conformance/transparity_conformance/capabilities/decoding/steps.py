@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -203,13 +203,15 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
         remaining = {fault: left(fault) for fault in CACHE_FAULTS}
         return [cause_of(fault, error, rest) for fault, rest in remaining.items() if math.isfinite(rest)]
 
-    notes: tuple[str, ...] = (_boundary(found),) if wrong else ()
-    limits = {str(limit) for request in logits for limit in request.probe.config.angle_limits}
-    if limits:
-        notes += (
-            f"step: no cache is compared across {' or '.join(sorted(limits))} tokens, where rotary angles change",
-        )
+    notes = (*[_boundary(found)] * bool(wrong), *_limits(logits))
     return result("step", found[worst], explain, probe=worst.probe.name, notes=notes)
+
+
+def _limits(requests: Iterable[StepRequest]) -> list[str]:
+    """Return a note about the lengths across which no cache is right; no note without such a length."""
+    limits = sorted({limit for request in requests for limit in request.probe.config.angle_limits})
+    says = f"step: no cache is compared across {' or '.join(map(str, limits))} tokens, where rotary angles change"
+    return [says] * bool(limits)
 
 
 def _boundary(found: Mapping[StepRequest, Judged]) -> str:

@@ -229,8 +229,10 @@ class Departures:
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
-        """Let the reference continue with the port's value: replace the result of the step whose value is most similar.
-        If no replacement leaves fewer operations unmatched, return None instead of a comparison."""
+        """Replace the result of a step of the reference with a similar value of the port, the most similar pair first.
+
+        Use the first pair that leaves fewer operations unmatched. Without such a pair, return no comparison.
+        """
         program = self.comparer.program
         fronts = port or now.lost[:1]
         # If the port lacks the step, use the port's value of the step's input. If the port has additional steps, use a

@@ -64,10 +64,8 @@ def checked_types(name: str, value: Any) -> tuple[str, ...]:
     """Return the shortest list of kinds that, repeated, is `value`; raise `ConfigError` for anything but names."""
     given = tuple(value) if isinstance(value, list | tuple) else (None,)
     if wrong := [kind for kind in given if not isinstance(kind, str) or not kind]:
-        raise ConfigError(
-            f"{name} is {shown(value)}; expected a list of names, such as ['sliding_attention', 'full_attention'], and "
-            f"{shown(wrong[0])} is no name."
-        )
+        says = f"{name} is {shown(value)}; expected a list of names, such as ['sliding_attention', 'full_attention']"
+        raise ConfigError(f"{says}." if wrong == [None] else f"{says}, but {shown(wrong[0])} is not a name.")
     lengths = (length for length in range(1, len(given)) if given == given[:length] * (len(given) // length))
     return given[: next(lengths, len(given))]
 

@@ -106,8 +106,11 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
 
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:
-    """Return step sizes that end with two single tokens just beyond a threshold. Without a threshold, return random
-    sizes, of which the first exceeds most windows."""
+    """Return the sizes of steps.
+
+    If the length is one more than a threshold, the last two steps have one token each. The first of them reaches the
+    threshold, and the second exceeds it. Otherwise, return random sizes; the first exceeds most windows.
+    """
     length = probe.lengths[-1]
     if length - 1 in thresholds(probe.config).values():
         return length - 2, 1, 1

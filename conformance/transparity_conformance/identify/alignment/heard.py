@@ -274,7 +274,10 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield later operations that compute `tap` with a known fault, and that are on all paths to later taps."""
+    """Yield other matches of `tap`: operations after its present match that compute `tap` with a known fault.
+
+    All paths from the present match to the taps that read `tap` lead through such an operation.
+    """
     others, early = found.without([tap]), found.matches[tap]
     ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
     for match in behind_faults(others, tap, of_weights=False).values():

@@ -146,7 +146,10 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 def _right_alike(
     fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
 ) -> list[str]:
-    """Return the right taps of the same kind as the wrong tap; if there are causes, only taps where they can act."""
+    """Return the taps of the same kind as the wrong tap at which the report has no fault.
+
+    If there are causes, return only taps at which at least one of them can act.
+    """
     wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
     alike = [tap for tap in numbers if tap_kind(tap) == tap_kind(fault.where)]
     right = [tap for tap in alike if numbers[tap] not in wrong]

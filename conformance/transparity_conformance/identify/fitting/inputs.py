@@ -133,8 +133,8 @@ def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
             continue
         if table is None:
             raise FitError(
-                f"No operation looks up rows of a parameter by the {name}; expected a table of embeddings, and all "
-                "tokens in one call."
+                f"No operation uses the {name} as row numbers of a parameter; expected a table of embeddings that one "
+                "operation indexes with all tokens."
             )
         used.add(table)
         sizes[name] = len(subject.values[table])

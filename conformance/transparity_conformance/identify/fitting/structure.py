@@ -185,7 +185,7 @@ def _attention(
     """
     heads, width = softmax.weights.shape[1], output.weight.shape[1]
     if width % heads:
-        raise FitError(f"An attention has {heads} heads and {width} features of context; {_FORMS}")
+        raise FitError(f"An attention has {heads} heads, but its output map reads {width} features; {_FORMS}")
     for ways in (_plain_attentions, _gated_attentions):
         for made in ways(softmax, projections, output, begins, keys_first):
             return made

@@ -112,7 +112,7 @@ def _fields_of_shapes(config: TransformerConfig) -> frozenset[str]:
 
 
 def logits_with(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the logits of a configuration in float64; None if an input is missing or does not fit."""
+    """Return the reference's logits in float64; None if an input is missing or does not fit the configuration."""
     shapes = parameter_shapes(config) if isinstance(config, _Watched) else _shapes(config)
     held = {name: parameters[name].astype(np.float64, copy=False) for name in shapes}
     names = (*config.input_names, *config.further_inputs)

@@ -191,7 +191,8 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
     is_whole = not isinstance(node.op, ast.Div) or (other and one % other == 0)
     if compute is not None and is_whole:
         return compute(one, other)
-    raise ValueError(f"{ast.unparse(node)!r} is not a whole number")
+    says = "is not a whole number" if compute is not None else "has an operator other than +, -, * and /"
+    raise ValueError(f"{ast.unparse(node)!r} {says}")
 
 
 Lines = dict[str, str]

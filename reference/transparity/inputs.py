@@ -225,8 +225,8 @@ def _check_angles(config: TransformerConfig, lengths: np.ndarray, longest: int) 
     for limit in config.angle_limits:
         if lengths.min() <= limit < longest:
             raise InputError(
-                f"Rotary angles depend on the length, so cached keys would change beyond {limit} tokens; use a full "
-                f"forward pass, or a first step of more than {limit} tokens."
+                f"Rotary angles depend on the length, so cached keys change beyond {limit} tokens; use a full "
+                "forward pass, or a longer first step."
             )
 
 

@@ -73,6 +73,10 @@ class BuiltPort:
     of_reached: Mapping[int, Any] = field(default_factory=dict)
     """The ports that were built for calls with other lengths or sizes than the probes, by their parameters' `id`."""
 
+    def of(self, probe: Probe) -> Any:
+        """Return the port with the model of a probe; the probes of the forward pass share one model."""
+        return self.built_for(probe.config, probe.parameters) if isinstance(probe, ReachProbe) else self.forward
+
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
         """Build the port with a copy of `parameters`; for the same `parameters`, return the port built before."""
         if id(parameters) in self.of_reached:

@@ -26,13 +26,13 @@ from transparity_conformance.capabilities.capability import (
     kept_in,
     result,
 )
+from transparity_conformance.capabilities.decoding.steps import as_logits, is_judged
 from transparity_conformance.capabilities.faults import edited
 from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe, as_given, sees_something
-from transparity_conformance.oracle.reach.models import ReachProbe, crossing_calls
-from transparity_conformance.oracle.undetermined import undetermined_positions
-from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.oracle.probes import Probe, as_given
+from transparity_conformance.oracle.reach.models import crossing_calls
+from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import CapabilityResult, Cause
 from transparity_numpy.transformer import transformer
 
@@ -74,26 +74,19 @@ class LogitsRequest:
     def budget(self, dtype: str) -> float:
         return max(part.probe.budget(dtype) for part in self.parts)
 
-    def is_judged(self, dtype: str) -> np.ndarray:
-        """Return a mask (batch, length) of the positions that see a token and depend on no near-tie of a router."""
+    def is_judged(self, logits: np.ndarray, dtype: str) -> np.ndarray:
+        """Return a mask (batch, length) of the positions to judge."""
         found = np.zeros(self.tokens.shape, bool)
         for rows, positions, probe in self.parts:
-            free = {} if isinstance(probe, ReachProbe) else undetermined_positions(probe, dtype)
-            seen = sees_something(probe.config, probe.inputs)
-            found[rows, positions] = seen & ~np.any(free["logits"], axis=-1) if "logits" in free else seen
+            found[rows, positions] = is_judged(probe, slice(None), logits[rows, positions], dtype)
         return found
 
 
 def _ask(method: str, port: BuiltPort, way: Way, key: str, request: LogitsRequest) -> Answers:
     """Return the logits of a port's method. Raise `TypeError` for another shape or dtype."""
-    is_reached = isinstance(request.probe, ReachProbe)
-    built = port.built_for(request.probe.config, request.probe.parameters) if is_reached else port.forward
     given, named = (_copied(each) for each in (request.given, request.named))
-    logits = as_numbers(call_port(getattr(built, method), *given, **named))
-    if logits.shape != request.shape or logits.dtype.kind != "f":
-        form = f"the logits have the shape {logits.shape} and the dtype {logits.dtype}"
-        raise TypeError(f"{form}; expected floats {request.shape}, {request.name}")
-    return {f"{key}/logits": logits}
+    answer = call_port(getattr(port.of(request.probe), method), *given, **named)
+    return {f"{key}/logits": as_logits(answer, request.shape, request.name)}
 
 
 def _copied(value: Any) -> Any:
@@ -108,7 +101,7 @@ def _copied(value: Any) -> Any:
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
     """Compare the logits; a known fault is the cause only if it explains every request."""
     logits = {request: answers[f"{key}/logits"].astype(np.float64) for key, request in requests.items()}
-    where = {request: request.is_judged(forward.dtype) for request in logits}
+    where = {request: request.is_judged(logits[request], forward.dtype) for request in logits}
 
     def beyond(request: LogitsRequest, expected: np.ndarray) -> float:
         return gap(logits[request][where[request]], expected[where[request]])
@@ -120,17 +113,15 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
     worst = max(found, key=lambda request: found[request].share)
 
     def explain() -> list[Cause]:
-        left: dict[str, list[float]] = {}
-        causes: dict[str, Cause] = {}
+        left: dict[Cause, float] = {}
         for request, judged in found.items():
             for cause, simulated in request.alternatives():
-                causes.setdefault(cause.says, cause)
-                left.setdefault(cause.says, []).append(share(beyond(request, simulated), judged.budget))
-        known = [says for says, shares in left.items() if max(shares) <= 1]
+                left[cause] = max(left.get(cause, 0.0), share(beyond(request, simulated), judged.budget))
         error, budget = found[worst].error, found[worst].budget
-        rest = {says: max(left[says]) * budget for says in known}
         return [
-            dataclasses.replace(causes[says], residual=rest[says], explained=1 - rest[says] / error) for says in known
+            dataclasses.replace(cause, residual=rest * budget, explained=1 - rest * budget / error)
+            for cause, rest in left.items()
+            if rest <= 1
         ]
 
     return result(way.claim, found[worst], explain, probe=worst.probe.name)
@@ -217,11 +208,8 @@ def _packed_requests(probes: Probes) -> Requests:
 
 
 def _packed_further(forward: ForwardPass) -> Requests:
-    return {f"packed.{i}": _packed(probe, probe.lengths[-1], 2) for i, probe in enumerate(_longest(forward), 1)}
-
-
-def _longest(forward: ForwardPass) -> list[ReachProbe]:
-    return crossing_calls(forward.reached)[-1:]
+    longest = crossing_calls(forward.reached)[-1:]
+    return {f"packed.{i}": _packed(probe, probe.lengths[-1], 2) for i, probe in enumerate(longest, 1)}
 
 
 PACKED = Capability(

@@ -80,7 +80,7 @@ class HubBuild:
         usual = _USUAL.setdefault(self.load, set())
         if not self.edit.without:
             usual.update(said.lines())
-        for line in filter(None, (said.line_about(name, usual) for name in self.edit.without)):
+        if line := next(filter(None, (said.line_about(name, usual) for name in self.edit.without)), ""):
             raise PortError(f"load(folder) reported: {line}.")
         return forward
 

@@ -53,11 +53,6 @@ class StepRequest:
         return np.array(self.probe.inputs[self.probe.config.input_names[-1]], np.int64)
 
     @property
-    def is_reached(self) -> bool:
-        """Return whether the request may use a model other than the first probe's."""
-        return isinstance(self.probe, ReachProbe)
-
-    @property
     def rows(self) -> np.ndarray:
         return np.concatenate([np.arange(len(self.tokens))[part] for part in self.parts])
 
@@ -133,7 +128,7 @@ def _shapes(key: str, request: StepRequest) -> Shapes:
 
 def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answers:
     """Return the logits of each step of a port. Raise `TypeError` unless a step returns (logits, cache)."""
-    built = port.built_for(request.probe.config, request.probe.parameters) if request.is_reached else port.forward
+    built = port.of(request.probe)
     answers: dict[str, np.ndarray] = {}
     caches: list[Any] = [None] * len(request.parts)
     begin = 0
@@ -143,13 +138,18 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answ
             tokens = request.tokens[part, chunk].copy()
             further = named_inputs(request.probe, part, chunk)
             answer, caches[index] = take_step(built.step, tokens, caches[index], further)
-            logits.append(as_numbers(answer))
-            shape, dtype = (len(tokens), size, vocab), logits[-1].dtype
-            if logits[-1].shape != shape or dtype.kind != "f":
-                given = f"the logits have the shape {logits[-1].shape} and the dtype {dtype}"
-                raise TypeError(f"{given}; expected floats {shape}, {request.name}")
+            logits.append(as_logits(answer, (len(tokens), size, vocab), request.name))
         answers[name], begin = logits[0] if len(logits) == 1 else np.concatenate(logits), begin + size
     return answers
+
+
+def as_logits(answer: Any, shape: tuple[int, ...], name: str) -> np.ndarray:
+    """Convert the answer to the request `name` to logits; raise `TypeError` for another shape or dtype."""
+    logits = as_numbers(answer)
+    if logits.shape != shape or logits.dtype.kind != "f":
+        given = f"the logits have the shape {logits.shape} and the dtype {logits.dtype}"
+        raise TypeError(f"{given}; expected floats {shape}, {name}")
+    return logits
 
 
 def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarray]:
@@ -180,7 +180,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
     budgets = {request: request.probe.budget(forward.dtype) for request in logits}
 
     def beyond(request: StepRequest, expected: np.ndarray) -> float:
-        where = _is_judged(request, logits[request], forward.dtype)
+        where = is_judged(request.probe, request.rows, logits[request], forward.dtype)
         return gap(logits[request][where], expected[request.rows][where])
 
     found = {
@@ -225,15 +225,14 @@ def _boundary(found: Mapping[StepRequest, Judged]) -> str:
     return f"step: wrong {'; '.join(wrong)}; right {'; '.join(right) or 'nowhere'}"
 
 
-def _is_judged(request: StepRequest, logits: np.ndarray, dtype: str) -> np.ndarray:
+def is_judged(probe: Probe, rows: np.ndarray | slice, logits: np.ndarray, dtype: str) -> np.ndarray:
     """Return a mask (rows, length) of the positions to judge. Leave out positions without a visible key, and positions
     that depend on a near-tie between experts."""
-    probe = request.probe
-    where: np.ndarray = sees_something(probe.config, probe.inputs)[request.rows]
-    free = None if request.is_reached else undetermined_positions(probe, dtype).get("logits")
+    where: np.ndarray = sees_something(probe.config, probe.inputs)[rows]
+    free = None if isinstance(probe, ReachProbe) else undetermined_positions(probe, dtype).get("logits")
     if free is None:
         return where
-    is_free: np.ndarray = np.any(free, axis=-1)[request.rows] & np.isfinite(logits).all(-1)
+    is_free: np.ndarray = np.any(free, axis=-1)[rows] & np.isfinite(logits).all(-1)
     return where & ~is_free
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable
+import tomllib
 from dataclasses import dataclass
+from importlib import resources
+from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, shown
@@ -133,115 +135,33 @@ def preset(name: str) -> TransformerConfig:
     return PRESETS[name].config
 
 
-# Differences from Vaswani et al. (2017), "Attention is all you need": a condition, and the words for it.
-_DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
-    (
-        lambda c: c.mask_value > -1e3,
-        "masked scores are replaced by {c.mask_value:g}, which hides nothing (paper: −∞, §3.2.3)",
-    ),
-    (
-        lambda c: c.attention_scale == "embed_dim" and c.num_heads > 1,
-        "scores are divided by √embed_dim = {root_embed}, not by √head_dim = {root_head} (§3.2.1)",
-    ),
-    (
-        lambda c: c.projection == "shared-per-head",
-        "one head_dim×head_dim projection is shared by all heads (paper: one per head, §3.2.2)",
-    ),
-    (
-        lambda c: c.feed_forward_dim != 4 * c.embed_dim,
-        "the feed-forward has {c.feed_forward_dim} hidden features, not 4 × embed_dim (§3.3)",
-    ),
-    (lambda c: not c.feed_forward_bias, "the feed-forward has no biases (§3.3)"),
-    (lambda c: c.activation != "relu", "the activation is {c.activation} (paper: ReLU, §3.3)"),
-    (lambda c: c.gated, "the feed-forward is gated (paper: not gated, §3.3)"),
-    (
-        lambda c: c.key_value_heads != c.num_heads,
-        "{c.num_heads} heads share the keys and values of {c.key_value_heads} (§3.2.2)",
-    ),
-    (
-        lambda c: c.head_dim * c.num_heads != c.embed_dim,
-        "heads have {c.head_dim} features, not embed_dim / num_heads (§3.2.2)",
-    ),
-    (lambda c: c.query_key_norm, "queries and keys are normalized, over each {c.query_key_norm_over}"),
-    (lambda c: c.attention_scale == "none", "scores are not divided by √head_dim (§3.2.1)"),
-    (lambda c: c.attention_multiplier != 1, "scores are also multiplied by {c.attention_multiplier:g} (§3.2.1)"),
-    (lambda c: c.attention_softcap is not None, "scores are bounded by a softcap of {c.attention_softcap:g}"),
-    (
-        lambda c: c.sliding_window is not None and c.window_kind == "sliding",
-        "positions {c.sliding_window} or more away are masked{but_for}",
-    ),
-    (
-        lambda c: c.sliding_window is not None and c.window_kind == "chunked",
-        "positions in other chunks of {c.sliding_window} are masked{but_for}",
-    ),
-    (
-        lambda c: any(own.query_temperature for own in c.layer_kinds.values()),
-        "the query temperature grows with position, from {c.query_temperature_length} positions on",
-    ),
-    (lambda c: c.norm_position == "pre", "norms come before the sublayers (paper: after the residual, §3.1)"),
-    (
-        lambda c: c.norm_position == "sandwich",
-        "norms come before and after the sublayers (paper: after the residual, §3.1)",
-    ),
-    (lambda c: c.branches != "sequential", "attention and feed-forward are parallel branches of a layer (§3.1)"),
-    (lambda c: c.residual_multiplier != 1, "sublayers are multiplied by {c.residual_multiplier:g} (§3.1)"),
-    (
-        lambda c: c.norm_position == "post-branch",
-        "norms come after the sublayers, before the residual is added (paper: after it, §3.1)",
-    ),
-    (lambda c: c.norm == "layer-unbiased", "the norm divides by the standard deviation (with n − 1) + eps"),
-    (lambda c: c.norm == "batch", "the norm is a batch norm (paper: layer norm, §3.1)"),
-    (lambda c: c.norm == "rms", "the norm is an RMS norm (paper: layer norm, §3.1)"),
-    (lambda c: not c.norm_bias and c.norm != "rms", "the norms have no biases (paper: layer norm, §3.1)"),
-    (
-        lambda c: not all(own.attention_norm for own in c.layer_kinds.values()),
-        "not every layer has a norm before its attention",
-    ),
-    (lambda c: c.final_norm, "one more norm ends each stack"),
-    (lambda c: c.memory_norm, "each decoder layer normalizes the encoder's output once more"),
-    (
-        lambda c: "sinusoidal" in (c.positions, c.encoder_positions) and c.sinusoidal_timescales == "inclusive",
-        "the longest timescale of positions is {c.rope_theta:g} itself (paper: below it, §3.5)",
-    ),
-    (lambda c: c.positions == "learned", "positions are learned (paper: sinusoidal, §3.5)"),
-    (
-        lambda c: c.positions == "rotary",
-        "queries and keys are rotated by their positions (paper: sinusoidal ones, §3.5)",
-    ),
-    (lambda c: c.positions == "relative", "distances have learned biases (paper: sinusoidal positions, §3.5)"),
-    (lambda c: c.relative_bias, "distances have learned biases, in addition to positions (paper: none)"),
-    (lambda c: c.positions == "alibi", "distances are subtracted from scores (paper: sinusoidal positions, §3.5)"),
-    (lambda c: c.positions == "none", "there are no positions (paper: sinusoidal, §3.5)"),
-    (lambda c: c.embedding_scale == "none", "token embeddings are not multiplied by √embed_dim (§3.4)"),
-    (
-        lambda c: c.embedding_multiplier != 1,
-        "token embeddings are also multiplied by {c.embedding_multiplier:g} (§3.4)",
-    ),
-    (lambda c: c.num_token_types > 0, "tokens have {c.num_token_types} types, each with an embedding"),
-    (lambda c: c.embedding_norm, "embeddings are normalized"),
-    (lambda c: c.architecture != "encoder-decoder", "the model has only one stack: {c.architecture}"),
-    (
-        lambda c: c.has_decoder and c.has_encoder and c.target_mask == "causal",
-        "the decoder masks later tokens, but not padding",
-    ),
-    (lambda c: c.head != "logits", "the output is {c.head!r}, not logits"),
-    (
-        lambda c: c.is_pooled and c.pooling != "first",
-        "the pooled state is the {c.pooling} of the positions, not the first",
-    ),
-    (lambda c: c.head_transform, "a linear map, an activation and a norm precede the head"),
-    (lambda c: c.head_multiplier != 1, "the input of the head is multiplied by {c.head_multiplier:g}"),
-    (lambda c: c.final_softcap is not None, "logits are bounded by a softcap of {c.final_softcap:g}"),
-)
+_DEPARTURES = tomllib.loads(resources.files("transparity").joinpath("departures.toml").read_text("utf-8"))["departures"]
 
 
 def departures(config: TransformerConfig) -> list[str]:
     """Return one clause for each difference of `config` from "Attention is all you need"."""
-    windows = {kind: own.sliding_window for kind, own in config.layer_kinds.items()}
-    others = [kind for kind, window in windows.items() if window != config.sliding_window]
-    words = {
+    kinds = config.layer_kinds
+    others = [kind for kind, own in kinds.items() if own.sliding_window != config.sliding_window]
+    derived = {
+        "scale": config.attention_scale if config.num_heads > 1 or config.attention_scale == "none" else "head_dim",
+        "feed_forward_ratio": config.feed_forward_dim / config.embed_dim,
+        "heads_ratio": config.attention_dim / config.embed_dim,
+        "key_value_ratio": config.key_value_heads / config.num_heads,
+        "window": config.window_kind if config.sliding_window else "none",
+        "tempered": any(own.query_temperature for own in kinds.values()),
+        "attention_norms": all(own.attention_norm for own in kinds.values()),
+        "timescales": "sinusoidal" in (config.positions, config.encoder_positions) and config.sinusoidal_timescales,
+        "lacks_norm_bias": not config.norm_bias and config.norm != "rms",
+        "pools": config.is_pooled and config.pooling,
+        "sees_padding": config.architecture == "encoder-decoder" and config.target_mask == "causal",
         "root_embed": f"{config.embed_dim**0.5:.3g}",
         "root_head": f"{config.head_dim**0.5:.3g}",
         "but_for": f", but for layers of {' and '.join(others)}" if others else "",
     }
-    return [says.format(c=config, **words) for holds, says in _DEPARTURES if holds(config)]
+
+    def departs(row: dict[str, Any]) -> bool:
+        name = row["of"]
+        value = derived[name] if name in derived else getattr(config, name)
+        return value == row["is"] if "is" in row else value not in row.get("paper", (None, False, 0))
+
+    return [row["says"].format(c=config, **derived) for row in _DEPARTURES if departs(row)]

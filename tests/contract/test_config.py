@@ -70,7 +70,7 @@ def test_resized_changes_only_sizes_and_tells_axes_apart(name: str) -> None:
 
 
 def test_what_a_document_does_by_mistake_is_said() -> None:
-    hides = "masked scores are replaced by -1e-20, which hides nothing (paper: −∞, §3.2.3)"
+    hides = "masked scores are replaced by -1e-20, so masked keys may keep a weight (paper: −∞, §3.2.3)"
     scaled = "scores are divided by √embed_dim = 22.6, not by √head_dim = 8 (§3.2.1)"
     said = {name: departures(preset(name)) for name in ("walkthrough", "translation")}
     assert hides in said["walkthrough"] and scaled in said["translation"] and scaled not in said["walkthrough"]

@@ -22,7 +22,7 @@ from transparity.limits.files import file_size, read_header
 from transparity.limits.lazy import InBlocks
 from transparity.limits.memory import check_fits
 from transparity.parts.model import model
-from transparity.parts.part import WHOLE, Shapes
+from transparity.parts.part import Shapes
 from transparity.text import VALUE, reason, safe
 
 Parameters = Mapping[str, np.ndarray]
@@ -48,20 +48,6 @@ def shared(config: TransformerConfig, parameters: Mapping[str, Any]) -> Mapping[
 def is_learned(name: str) -> bool:
     """Return whether the parameter has a gradient; batch-norm statistics and a router's correction bias have none."""
     return not name.endswith((".running_mean", ".running_var", ".router_score_bias"))
-
-
-def cut_axis(config: TransformerConfig, name: str, ranks: int) -> tuple[int | None, str | None]:
-    """Return the axis along which a parameter is distributed over `ranks`, and None.
-
-    If every rank has the whole parameter, return None and the reason. On one rank, there is no reason.
-    """
-    if ranks == 1:
-        return None, None
-    cut = model(config).cuts.get(name, WHOLE)
-    reason = cut.why_whole
-    if not reason and cut.heads and cut.heads % ranks:
-        reason = f"{cut.heads} {cut.of} cannot be distributed over {ranks} ranks"
-    return None if reason else cut.axis, reason
 
 
 def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:

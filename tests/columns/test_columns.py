@@ -21,8 +21,8 @@ COLUMNS = {
 TABLES = {"shapes"}
 """Files that contain only assignments."""
 
-SHARDED = ["parallel.plan", "parallel.sharding", "parallel.training", "parallel.port"]
-"""Files for several ranks, which NumPy lacks; the frameworks define the same functions only in `parallel.plan`."""
+SHARDED = ["parallel.sharding", "parallel.training", "parallel.port"]
+"""Files for several ranks, which NumPy lacks."""
 
 OWN_CONTENTS = {"fast.fast_linear", "port", "harness"}
 """Files that every column has, with different contents."""
@@ -175,10 +175,6 @@ def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -
     assert specified or file in TABLES, f"the reference's {file}.py defines nothing"
     found = [name for name in names(column, file) if not name.endswith("_parts")]
     assert [name for name in found if name not in MODULES.get(file, ())] == specified
-
-
-def test_the_plans_of_both_frameworks_hold_the_same_names_in_the_same_order() -> None:
-    assert names("pytorch", SHARDED[0]) == names("flax", SHARDED[0]) == ["placed", "plan", "report"]
 
 
 @for_each("column", ["pytorch", "flax"])

@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from transparity.checked import CheckedShardedBackend, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError
+from transparity.plan import plan
 from transparity.protocol import Arrays
 from transparity_flax.fast.structure import SplitModel
-from transparity_flax.parallel.plan import plan
 from transparity_flax.parallel.sharding import replicated, shard, split_rows
 from transparity_flax.parallel.training import loss_of_rows, start_on_mesh
 from transparity_flax.port import FlaxForward, build, in_its_precision, x64_for
@@ -76,7 +76,7 @@ class ShardedBackend(CheckedShardedBackend[ShardedForward]):
         return ("cpu",) if self.mesh.devices.flat[0].platform == "cpu" else ("cuda",)
 
     def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> ShardedForward:
-        placed, dtype = plan(config, self.mesh.shape["tensor"]), execution.dtype
+        placed, dtype = plan(config, self.mesh.shape["tensor"], evenly=True), execution.dtype
         with x64_for(dtype):
             model = shard(config, self.mesh, placed, parameters, dtype)
             return ShardedForward(model, dtype, self.mesh, execution.activations)

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transparity.config import TransformerConfig
-from transparity_flax.parallel.plan import Plan
+from transparity.plan import Plan
 from transparity_flax.port import shapes_of
 from transparity_flax.state.parameters import rounded, variables
 from transparity_flax.transformer import Transformer
@@ -28,9 +28,10 @@ def shard(config: TransformerConfig, mesh: Mesh, plan: Plan, source: Source, dty
     """
     model: Transformer = nnx.merge(*shapes_of(Transformer, config), copy=True)
     for path, name, variable in variables(model):
-        placement, shape, transposed = plan[name].placement, variable.get_value().shape, path[-1] == "kernel"
-        if transposed:
-            placement = PartitionSpec(*[*placement, None, None][1::-1])
+        axis, shape, transposed = plan[name].axis, variable.get_value().shape, path[-1] == "kernel"
+        if axis is not None and transposed:
+            axis = 1 - axis
+        placement = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "tensor")
         read = functools.partial(_read, source[name], dtype, transposed)
         variable.set_value(jax.make_array_from_callback(shape, NamedSharding(mesh, placement), read))
     return model

@@ -18,13 +18,13 @@ from transparity.checked import CheckedShardedBackend, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError
 from transparity.parts.tables import MIXERS
+from transparity.plan import plan
 from transparity.protocol import Arrays
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
 from transparity_pytorch.arithmetic.changes import dropping, rounding
 from transparity_pytorch.decoding.steps import step
 from transparity_pytorch.layers.sequential import Layer
-from transparity_pytorch.parallel.plan import plan
 from transparity_pytorch.parallel.sharding import Root, all_gathered, chunk, distributed, gathered, on_mesh, shard
 from transparity_pytorch.parallel.training import IGNORED, loss_and_gradients, train
 from transparity_pytorch.port import PytorchForward, build, tensor
@@ -169,7 +169,7 @@ class ShardedBackend(CheckedShardedBackend[ShardedForward]):
         return ("cuda",) if dist.get_backend() == "nccl" else ("cpu",)
 
     def _build(self, config: TransformerConfig, parameters: Arrays, execution: Execution) -> ShardedForward:
-        placed = plan(config, self.mesh["tensor"].size())
+        placed = plan(config, self.mesh["tensor"].size(), evenly=False)
         root = shard(config, self.mesh, placed, parameters, getattr(torch, execution.dtype))
         activations = getattr(torch, execution.activations) if execution.activations else None
         return ShardedForward(root, self.mesh, activations)

@@ -17,8 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from transparity.config import TransformerConfig
+from transparity.plan import Plan
 from transparity_pytorch.norms.norm import Norm
-from transparity_pytorch.parallel.plan import Plan
 from transparity_pytorch.transformer import Transformer
 
 Source = Mapping[str, Any]
@@ -98,9 +98,9 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
 
 def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
     """Return this rank's part of a parameter: some rows of its tensor rank's slice."""
-    held, placement = [slice(0, size) for size in value.shape], plan[name].placement
-    if isinstance(placement, Shard):
-        held[placement.dim] = chunk(held[placement.dim], mesh["tensor"])
+    held, axis = [slice(0, size) for size in value.shape], plan[name].axis
+    if axis is not None:
+        held[axis] = chunk(held[axis], mesh["tensor"])
     if mesh["data"].size() > 1 and isinstance(value, nn.Parameter):
         held[0] = chunk(held[0], mesh["data"])
     return tuple(held)
@@ -149,12 +149,13 @@ def _materialize(unit: nn.Module, names: Mapping[int, str], mesh: DeviceMesh, pl
     for module in unit.modules():
         for name, value in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
             if value.is_meta and id(value) not in made:
-                made[id(value)] = _share(value, plan[names[id(value)]].placement, mesh, dtype)
+                made[id(value)] = _share(value, plan[names[id(value)]].axis, mesh, dtype)
             if value.is_meta:
                 setattr(module, name, made[id(value)])
 
 
-def _share(value: Tensor, placement: Shard | Replicate, mesh: DeviceMesh, dtype: torch.dtype) -> Tensor:
+def _share(value: Tensor, axis: int | None, mesh: DeviceMesh, dtype: torch.dtype) -> Tensor:
+    placement = Replicate() if axis is None else Shard(axis)
     share = empty(value.shape, dtype=dtype, device_mesh=mesh, placements=[placement])
     return nn.Parameter(share) if isinstance(value, nn.Parameter) else share
 
@@ -167,7 +168,7 @@ def _hook(model: Transformer, plan: Plan) -> None:
     for name, module in model.named_modules():
         read = {nn.Linear: 1, nn.Embedding: 0}.get(type(module))
         placed = plan.get(f"{name}.weight")
-        if isinstance(module, Norm) or (placed and read is not None and placed.placement.is_shard(read)):
+        if isinstance(module, Norm) or (placed and read is not None and placed.axis == read):
             module.register_forward_hook(lambda module, given, result: _whole(result))
 
 

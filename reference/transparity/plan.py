@@ -1,0 +1,57 @@
+"""The plan of tensor parallelism: the axis along which each parameter is distributed over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity.parts.model import model
+from transparity.parts.part import WHOLE
+
+
+class Placed(NamedTuple):
+    """The placement of a parameter."""
+
+    axis: int | None
+    """The axis along which the parameter is sharded; None means that it is replicated: every rank has all of it."""
+    fallback: str | None = None
+    """Why the parameter is not sharded along its usual axis."""
+
+
+Plan = Mapping[str, Placed]
+
+
+def plan(config: TransformerConfig, ranks: int, *, evenly: bool) -> Plan:
+    """Place every parameter of `config` on `ranks` tensor ranks.
+
+    A parameter is replicated, with the reason, if a head would be split or a rank would get nothing. If all shards
+    must have the same size (`evenly`) and `ranks` does not divide an axis, the parameter is also replicated, but a
+    table of token embeddings or the head is sharded by features.
+    """
+    return {name: _placed(config, name, shape, ranks, evenly) for name, shape in parameter_shapes(config).items()}
+
+
+def report(plan: Plan) -> list[str]:
+    """Return a line for each parameter that is not sharded along its usual axis."""
+    return [
+        f"{name}: {'replicated' if placed.axis is None else 'sharded by features'}, since {placed.fallback}"
+        for name, placed in plan.items()
+        if placed.fallback
+    ]
+
+
+def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks: int, evenly: bool) -> Placed:
+    cut = model(config).cuts.get(name, WHOLE)
+    if ranks == 1 or cut.why_whole or cut.axis is None:
+        return Placed(None, cut.why_whole if ranks > 1 else None)
+    if cut.heads and cut.heads % ranks:
+        return Placed(None, f"{cut.heads} {cut.of} cannot be distributed over {ranks} ranks")
+    size = shape[cut.axis]
+    if evenly and size % ranks:
+        by_features = name.endswith(("token_embedding.weight", "head.weight")) and shape[1] % ranks == 0
+        return Placed(1 if by_features else None, f"{ranks} ranks do not divide {size}")
+    if (ranks - 1) * -(-size // ranks) >= size:
+        return Placed(None, f"{size} are too few: one of {ranks} ranks would have none")
+    return Placed(cut.axis)

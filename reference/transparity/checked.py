@@ -52,7 +52,9 @@ class CheckedForward(ABC):
     def logits(self, *, out: Any = None, **tokens: Any) -> Any:
         inputs = check_inputs(self.config, tokens)
         if out is not None:
-            check_dtype(check_kind("out", check_out(self.config, out, inputs), self.array), self.dtype)
+            check_kind("out", check_out(self.config, out, inputs), self.array)
+            if out.dtype != self.dtype:
+                raise InputError(f"out has the dtype {out.dtype}; expected {self.dtype}.")
         return self._logits(inputs, out)
 
     def loss(self, targets: Any, **tokens: Any) -> float:
@@ -254,12 +256,6 @@ def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) 
 
 
 Kind = TypeVar("Kind")
-
-
-def check_dtype(out: Any, dtype: Any) -> None:
-    """Raise an `InputError` that names both dtypes unless the dtype of `out` is `dtype`."""
-    if out.dtype != dtype:
-        raise InputError(f"out has the dtype {out.dtype}; expected {dtype}.")
 
 
 def check_kind(name: str, value: Any, kind: type[Kind]) -> Kind:

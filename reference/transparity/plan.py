@@ -26,9 +26,9 @@ Plan = Mapping[str, Placed]
 def plan(config: TransformerConfig, ranks: int, *, evenly: bool) -> Plan:
     """Place every parameter of `config` on `ranks` tensor ranks.
 
-    A parameter is replicated, with the reason, if a head would be split or a rank would get nothing. If all shards
-    must have the same size (`evenly`) and `ranks` does not divide an axis, the parameter is also replicated, but a
-    table of token embeddings or the head is sharded by features.
+    A parameter is replicated, with the reason, if a head would be split or a rank would get nothing. With `evenly`, all
+    shards have the same size: if `ranks` does not divide an axis, the parameter is replicated, too. Only a table of
+    token embeddings and the head are then sharded by features.
     """
     return {name: _placed(config, name, shape, ranks, evenly) for name, shape in parameter_shapes(config).items()}
 

@@ -33,7 +33,7 @@ def safe(text: Any, limit: int = SENTENCE) -> str:
     `\\u202e` and the like. Long text is cut in the middle, because the end of a message says what to do.
     """
     line = " ".join(_cut(_as_string(text), 4 * limit).split())
-    escaped = "".join(character if character.isprintable() else _escape(character) for character in line)
+    escaped = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
     return _cut(escaped, limit)
 
 
@@ -80,10 +80,6 @@ def _of_stranger(convert: Callable[[Any], str], value: Any) -> str:
         raise
     except BaseException:  # noqa: BLE001 - whatever a stranger's `__str__` or `__repr__` raises
         return f"<{type(value).__name__}>"
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def _represent(value: Any, limit: int, depth: int) -> str:

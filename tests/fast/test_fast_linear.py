@@ -124,7 +124,8 @@ def test_one_row_is_left_to_the_library_that_is_faster_on_the_processor(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": processor}, raising=False)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: has_mkl)
-    monkeypatch.setattr("transparity_pytorch.fast.fast_linear.WITHOUT_AVX512", without_avx512)
+    vector = "AVX2" if without_avx512 else "AVX512"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vector)
     assert one_row_by_mkl() == expected
 
 

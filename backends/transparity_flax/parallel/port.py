@@ -39,11 +39,12 @@ class ShardedForward(FlaxForward):
 
     @in_its_precision
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
-        return {name: value[: _batch(inputs)] for name, value in super()._taps(inputs).items()}
+        batch = len(next(iter(inputs.values())))
+        return {name: value[:batch] for name, value in super()._taps(inputs).items()}
 
     @in_its_precision
     def _logits(self, inputs: Inputs, out: jax.Array | None = None) -> jax.Array:
-        return super()._logits(inputs, out)[: _batch(inputs)]
+        return super()._logits(inputs, out)[: len(next(iter(inputs.values())))]
 
     def _rows(self, values: Inputs, *, training: bool = False) -> dict[str, jax.Array]:
         """Shard inputs or masks over the data ranks, unless a batch norm normalizes by the batch."""
@@ -80,7 +81,3 @@ class ShardedBackend(CheckedShardedBackend[ShardedForward]):
         with x64_for(dtype):
             model = shard(config, self.mesh, placed, parameters, dtype)
             return ShardedForward(model, dtype, self.mesh, execution.activations)
-
-
-def _batch(inputs: Inputs) -> int:
-    return len(next(iter(inputs.values())))

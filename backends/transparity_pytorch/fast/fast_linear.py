@@ -26,20 +26,6 @@ STREAMS = 2
 for two places than for one. More places cost more compilation time than they save."""
 
 
-def has_mkl() -> bool:
-    """Return whether PyTorch can use MKL for matrix products."""
-    return torch.backends.mkl.is_available()
-
-
-def is_intel() -> bool:
-    """Return whether this is an Intel processor, for which MKL is optimized; False if PyTorch is too old to know."""
-    told: Mapping[str, Any] = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return "Intel" in told.get("cpu_name", "")
-
-
-WITHOUT_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX2"
-
-
 def one_row_by_mkl() -> Literal["whole", "parts"] | None:
     """Return how MKL should multiply one row, or None if oneDNN is faster.
 
@@ -47,9 +33,13 @@ def one_row_by_mkl() -> Literal["whole", "parts"] | None:
     AVX-512, the product is computed in parts, because MKL computes a whole product in one thread. On AMD with AVX-512,
     decoding with MKL takes 1.5 times as long as with oneDNN.
     """
-    if not has_mkl():
+    if not torch.backends.mkl.is_available():
         return None
-    return "whole" if is_intel() else "parts" if WITHOUT_AVX512 else None
+    # Older versions of PyTorch do not know the processor.
+    told: Mapping[str, Any] = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    if "Intel" in told.get("cpu_name", ""):
+        return "whole"
+    return "parts" if torch.backends.cpu.get_cpu_capability() == "AVX2" else None
 
 
 ONE_ROW_BY_MKL = one_row_by_mkl()
@@ -158,16 +148,13 @@ def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return multiplied(x, _PACKED[weight.data_ptr()].packed, bias)
 
 
-def _packed_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], len(weight))
-
-
 if "library" not in _KEPT:
     # `torch.library.custom_op` is not used, because its checks of aliasing take 0.2 ms in each call.
     _KEPT["library"] = torch.library.Library("transparity", "FRAGMENT")
     _KEPT["library"].define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
     _KEPT["library"].impl("packed_linear", _packed_linear, "CPU")
-    torch.library.register_fake("transparity::packed_linear", _packed_linear_shape)
+    fake = torch.library.register_fake("transparity::packed_linear")
+    fake(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
 
 
 def packed(module: nn.Module) -> nn.Module:

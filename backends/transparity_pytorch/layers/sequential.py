@@ -59,7 +59,7 @@ def feed(layer: Layer, x: Hidden, context: Context) -> Hidden:
 
 
 def residual(layer: Layer, name: str, x: Hidden, context: Context, sublayer: Callable[..., Hidden]) -> Hidden:
-    """x + sublayer(x), with the norms before the sublayer, before the sum and after the sum."""
+    """after(x + between(sublayer(before(x)))): `post` has only the norm `after`, and `pre` only the norm `before`."""
     y = sublayer(layer, normed(layer, name, "before", x, context), context)
     y = normed(layer, name, "between", y, context)
     return normed(layer, name, "after", add_residual(layer.config, x, y), context)

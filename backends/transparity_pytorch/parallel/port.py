@@ -53,13 +53,13 @@ class ShardedForward(PytorchForward):
     def _taps(self, inputs: Inputs) -> dict[str, Tensor]:
         taps: dict[str, Tensor] = {}
         with on_mesh():
-            self.root(_called, **self._rows(inputs), tap=chained(self.rounding, recording(taps)))
+            self.root(Transformer.__call__, **self._rows(inputs), tap=chained(self.rounding, recording(taps)))
             return {name: self._all_rows(value, inputs) for name, value in taps.items()}
 
     @torch.no_grad()
     def _logits(self, inputs: Inputs, out: Tensor | None = None) -> Tensor:
         with on_mesh():
-            logits = self._all_rows(self.root(_called, **self._rows(inputs), tap=self.rounding), inputs)
+            logits = self._all_rows(self.root(Transformer.__call__, **self._rows(inputs), tap=self.rounding), inputs)
         return logits if out is None else out.copy_(logits)
 
     def _loss_and_gradients(
@@ -179,8 +179,3 @@ def _a_gpu_for_each() -> bool:
     """Return whether this machine has a GPU for each rank, because NCCL refuses two ranks on one GPU."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "1")
     return torch.cuda.device_count() >= int(ranks)
-
-
-def _called(model: Transformer, **given: Any) -> Tensor:
-    logits: Tensor = model(**given)
-    return logits

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from transparity.config import TransformerConfig
 from transparity.plan import Plan
+from transparity_pytorch.layers.sequential import Layer
 from transparity_pytorch.norms.norm import Norm
 from transparity_pytorch.transformer import Transformer
 
@@ -84,7 +85,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
         model = Transformer(config)
     root, names = Root(model), {id(value): name for name, value in model.state_dict(keep_vars=True).items()}
     _hook(model, plan)
-    for unit in [*_layers(model), root]:
+    for unit in [*(module for module in model.modules() if isinstance(module, Layer)), root]:
         _materialize(unit, names, mesh["tensor"], plan, dtype)
         if mesh["data"].size() > 1:
             fully_shard(unit, mesh=mesh["data"], reshard_after_forward=True)  # the root frees its parameters, too
@@ -136,11 +137,6 @@ def all_gathered(root: Root) -> Iterator[None]:
     finally:
         for unit in units:
             unit.reshard()
-
-
-def _layers(model: Transformer) -> list[nn.Module]:
-    stacks = [stack for stack in ("encoder", "decoder") if hasattr(model, stack)]
-    return [layer for stack in stacks for layer in getattr(model, stack).layers]
 
 
 def _materialize(unit: nn.Module, names: Mapping[int, str], mesh: DeviceMesh, plan: Plan, dtype: torch.dtype) -> None:

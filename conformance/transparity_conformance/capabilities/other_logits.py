@@ -144,7 +144,7 @@ def _why_not_packed(probe: Probe, dtype: str) -> str:
         return "documents are packed only for a model whose only input is tokens"
     if not config.mask_is_exact:
         return "this mask does not fully hide keys, so documents cannot be hidden from each other"
-    if config.angles_depend_on_length:
+    if config.angle_limits:
         return "rotary angles depend on the length, of a document or of a row"
     return _why_no_logits(probe, dtype) or ("" if config.max_length > 2 else "max_length is too small for documents")
 

@@ -347,7 +347,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         *[("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1))] * (not config.reads_pixels),
         ("tiny", "activations so small that eps matters", config, probe_parameters(config, 3, 1e-3), mixed),
     ]
-    if config.angles_depend_on_length:
+    if config.angle_limits:
         short = min(source, *(own.rotary_original_length for own in config.layer_kinds.values()))
         made.insert(2, ("short", "the original length", config, ordinary, mixed_inputs(config, 6, short, short)))
     if not is_large(ordinary):

@@ -406,20 +406,15 @@ class TransformerConfig:
         return self.masked_score < EXACT_MASK_BELOW
 
     @property
-    def angles_depend_on_length(self) -> bool:
-        """Return whether rotary angles change beyond `rotary_original_length` (LongRoPE)."""
-        return bool(self.angle_limits)
-
-    @property
     def angle_limits(self) -> tuple[int, ...]:
-        """Return the lengths beyond which a layer's rotary angles change, below `max_length`."""
+        """Return the lengths beyond which a layer's rotary angles change (LongRoPE), below `max_length`."""
         kinds = [own for own in self.layer_kinds.values() if own.positions == "rotary" and own.rotary_depends_on_length]
         return tuple(own.rotary_original_length for own in kinds if own.rotary_original_length < self.max_length)
 
     @property
     def prefixes_agree(self) -> bool:
         """Return whether a decoder's outputs do not depend on later tokens, so that keys and values can be cached."""
-        return self.mask_is_exact and not self.angles_depend_on_length and not self.is_pooled
+        return self.mask_is_exact and not self.angle_limits and not self.is_pooled
 
     @property
     def score_scale(self) -> float:

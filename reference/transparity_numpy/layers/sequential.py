@@ -68,7 +68,7 @@ def residual(
     context: Context,
     sublayer: Callable[..., Hidden],
 ) -> Hidden:
-    """x + sublayer(x), with the norms before the sublayer, before the sum and after the sum."""
+    """after(x + between(sublayer(before(x)))): `post` has only the norm `after`, and `pre` only the norm `before`."""
     y = sublayer(config, parameters, normed(config, parameters, name, "before", x, context), context)
     y = normed(config, parameters, name, "between", y, context)
     return normed(config, parameters, name, "after", add_residual(config, x, y), context)

@@ -64,7 +64,7 @@ def _why_not_coarse(probe: Probe, dtype: str) -> str:
 
 
 def _why_not_ragged(probe: Probe, dtype: str) -> str:
-    if probe.config.angles_depend_on_length:
+    if probe.config.angle_limits:
         return "rotary angles depend on the length, so all rows would get the angles of the longest row"
     exact = probe.config.mask_is_exact
     return "" if exact else "this mask does not fully hide keys, so rows would see their padding"
@@ -196,7 +196,7 @@ def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -
 
     def further(forward: ForwardPass) -> Requests:
         asked_for = of_probe(first_of(forward.probes)[1])
-        calls = [call for call in crossing_calls(forward.reached) if not call.config.angles_depend_on_length]
+        calls = [call for call in crossing_calls(forward.reached) if not call.config.angle_limits]
         across = map(asked_for.across, calls) if asked_for.across else ()
         found = [*asked_for.further, *across]
         return {f"{claim}.further.{i}": each for i, each in enumerate(found)}

@@ -51,6 +51,11 @@ def test_a_check_that_no_machine_has_memory_for(tmp_path: Path, fields: dict[str
     assert not (tmp_path / "bundle").exists()
 
 
+def test_a_vocabulary_of_one_token_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="The vocabulary of tokens has 1 token; .* from at least 2."):
+        probes_of(dataclasses.replace(TINY, target_vocab_size=1), "one token")
+
+
 def test_initial_parameters_that_no_machine_has_memory_for() -> None:
     config = dataclasses.replace(TINY, target_vocab_size=LARGEST)
     says = refusal_at_once(lambda: initialize_parameters(config), ConfigError, **LARGE)

@@ -17,6 +17,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.config.probe_sizes import feed_forward_width, recurrent_width, shared_expert_width
+from transparity.errors import ConfigError
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
 from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS, NEIGHBOURS_OF_HOT, NEIGHBOURS_OF_RECURRENT
@@ -230,6 +231,8 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
     inputs = {"source": frame_inputs(config, BATCH, seed)} if config.reads_frames else {}
     for name in config.token_inputs:
         length, size = lengths[name], config.stack_vocab_size(config.input_stack(name))
+        if size < 2:
+            raise ConfigError(f"The vocabulary of {name} has {size} token; the checker draws tokens from at least 2.")
         tokens = random.integers(0, size - 1, (BATCH, length))
         tokens += tokens >= pad  # skip the padding token
         tokens[0] = (pad + 1 + random.permutation(min(size - 1, length))[np.arange(length) % (size - 1)]) % size

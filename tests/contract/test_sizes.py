@@ -52,7 +52,7 @@ def test_a_check_that_no_machine_has_memory_for(tmp_path: Path, fields: dict[str
 
 
 def test_a_vocabulary_of_one_token_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ConfigError, match="The vocabulary of tokens has 1 token; .* from at least 2."):
+    with pytest.raises(ConfigError, match="The vocabulary of tokens has 1 token"):
         probes_of(dataclasses.replace(TINY, target_vocab_size=1), "one token")
 
 

@@ -46,7 +46,7 @@ def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Fr
 
 
 def rotary_tables(config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype) -> RotaryTables:
-    """Return the cosine and sine of position · frequency, times the attention factor.
+    """factor · cos(position · frequency) and factor · sin(position · frequency).
 
     NumPy computes the angles of the positions 0 … `keys` − 1 in float64 during tracing, since they are constants. JAX
     has float64 only if it is enabled.

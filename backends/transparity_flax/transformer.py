@@ -34,8 +34,8 @@ class Stack(nnx.Module):
             self.input = INPUTS[config.input_kinds[name]](config, name, rngs=rngs)
         if name == "encoder" and config.num_token_types:
             self.token_type_embedding = nnx.Embed(config.num_token_types, config.embed_dim, rngs=rngs)
-        if (layer_config := config.for_stack(name)).positions == "learned":
-            self.position_embedding = nnx.Embed(layer_config.num_positions, config.embed_dim, rngs=rngs)
+        if (stack_config := config.for_stack(name)).positions == "learned":
+            self.position_embedding = nnx.Embed(stack_config.num_positions, config.embed_dim, rngs=rngs)
         if config.embedding_norm:
             self.embedding_norm = Norm(config, rngs=rngs)
         if config.has_relative_bias:

@@ -48,7 +48,7 @@ def choose(
 
 
 def router_weights(config: TransformerConfig, scores: ByExpert, chosen: ByExpert) -> ByExpert:
-    """Return each chosen expert's score, divided by the sum if `normalize_topk`, times `router_scale`; 0 for others."""
+    """router_scale · score / Σ scores of the chosen experts (without the sum if not `normalize_topk`); 0 for others."""
     weights = scores.masked_fill(chosen == 0, 0)
     if config.normalize_topk:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -76,8 +76,8 @@ class MixtureOfExperts(nn.Module):
         self.register_buffer("router_score_bias", correction)
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.num_experts))
         if config.shared_expert_dim:
-            own = dataclasses.replace(config, feed_forward_dim=config.shared_expert_dim)
-            self.shared_expert = FeedForward(own)
+            shared = dataclasses.replace(config, feed_forward_dim=config.shared_expert_dim)
+            self.shared_expert = FeedForward(shared)
         if config.shared_expert_dim and config.shared_expert_gate:
             self.shared_expert_gate = nn.Linear(config.embed_dim, 1, bias=False)
 
@@ -87,8 +87,8 @@ class MixtureOfExperts(nn.Module):
         chosen = tap(ROUTER_CHOSEN, choose(self.config, scores, self.router_score_bias).to(x.dtype))
         weights = tap("router_weights", router_weights(self.config, scores, chosen).to(x.dtype))
         y = torch.zeros_like(x)
-        for expert, own in enumerate(self.experts):
-            y = y + weights[..., expert, None] * own(x)
+        for index, expert in enumerate(self.experts):
+            y = y + weights[..., index, None] * expert(x)
         if self.config.shared_expert_dim:
             y = y + shared_expert(self, x, tap)
         return tap("output", y)

@@ -22,7 +22,6 @@ from transparity_pytorch.decoding.generation import generate
 from transparity_pytorch.decoding.replayed import ReplayedGeneration
 from transparity_pytorch.decoding.steps import Step, prefill, step
 from transparity_pytorch.fast.fast_linear import can_be_packed, compiled_for_few_rows, packed
-from transparity_pytorch.fast.fused_qkv import fused_qkv
 from transparity_pytorch.fast.graphs import Replayed
 from transparity_pytorch.state.parameters import load, to_numpy
 from transparity_pytorch.training.loss import cross_entropy, loss_and_gradients
@@ -59,9 +58,7 @@ class PytorchForward(DifferentiableForward):
     @functools.cached_property
     def fastest(self) -> Transformer:
         """The fastest form of the model, for calls without gradients and taps."""
-        model = fused_qkv(self.model)
-        can_pack = can_be_packed(self.dtype, self.device)
-        fastest = packed(model) if can_pack else model
+        fastest = packed(self.model) if can_be_packed(self.dtype, self.device) else self.model
         assert isinstance(fastest, Transformer)
         return fastest
 

@@ -41,7 +41,7 @@ def choose(
 
 
 def router_weights(config: TransformerConfig, scores: ByExpert, chosen: ByExpert) -> ByExpert:
-    """Return each chosen expert's score, divided by the sum if `normalize_topk`, times `router_scale`; 0 for others."""
+    """router_scale · score / Σ scores of the chosen experts (without the sum if not `normalize_topk`); 0 for others."""
     weights = np.where(chosen != 0, scores, scores.dtype.type(0))
     if config.normalize_topk:
         weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -67,9 +67,9 @@ def mixture_of_experts(config: TransformerConfig, parameters: Parameters, x: Hid
     for expert in range(config.num_experts):
         tokens = weights[..., expert] != 0
         if tokens.any():
-            own = weights[tokens, expert, None] * feed_forward(config, parameters["experts"][str(expert)], x[tokens])
-            added = np.zeros(x.shape, own.dtype)
-            added[tokens] = own
+            part = weights[tokens, expert, None] * feed_forward(config, parameters["experts"][str(expert)], x[tokens])
+            added = np.zeros(x.shape, part.dtype)
+            added[tokens] = part
             y = y + added
     if config.shared_expert_dim:
         y = y + shared_expert(config, parameters, x, tap)

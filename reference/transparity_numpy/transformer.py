@@ -34,9 +34,9 @@ def stack(name: str, config: TransformerConfig, parameters: Parameters, tokens: 
     attends_by_position = config.attends_by_position
     contexts = contexts_by_kind(name, config, parameters, context, x.real.dtype) if attends_by_position else {}
     for i in range(config.stack_num_layers(name)):
-        own, cache = config.for_layer(name, i), context.cache and context.cache["layers"][i]
+        layer_config, cache = config.for_layer(name, i), context.cache and context.cache["layers"][i]
         given = contexts.get(config.layer_kind(name, i), context)._replace(tap=scoped(tap, f"layers.{i}"), cache=cache)
-        x = LAYERS[own.branches](own, parameters["layers"][str(i)], x, given)
+        x = LAYERS[layer_config.branches](layer_config, parameters["layers"][str(i)], x, given)
     if config.final_norm:
         x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=context.training)
     return tap("output", x)

@@ -5,11 +5,22 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import torch
+from flax import nnx
 from tests.looping import for_each
 
+import transparity_flax.transformer as flax_model
+import transparity_numpy.transformer as numpy_model
+import transparity_pytorch.transformer as pytorch_model
+from transparity import initialize_parameters, preset
 from transparity_conformance.oracle import backends
 
 ROOT = Path(__file__).parents[2]
@@ -30,14 +41,13 @@ OWN_CONTENTS = {"fast.fast_linear", "port", "harness"}
 WITHOUT_TWIN = {
     # functions that the frameworks provide; threads for the rows of a batch
     "numpy": {"arithmetic.functional", "fast.threads"},
-    # parameters of the framework; recurrences in chunks; kernels recorded for a GPU; fused matrix products
+    # parameters of the framework; recurrences in chunks; kernels recorded for a GPU
     "pytorch": {
         "state.parameters",
         "state.tied",
         "mixers.recurrence",
         "decoding.replayed",
         "fast.graphs",
-        "fast.fused_qkv",
         *SHARDED,
     },
     # parameter names of the framework; a key for compiled programs; several devices for the rows of a batch
@@ -142,6 +152,21 @@ def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str] | None:
     return [it.arg for it in named if it.arg != "training" or ast.unparse(it.annotation or it) != "bool"]
 
 
+def defaults(node: ast.FunctionDef | ast.ClassDef) -> dict[str, str]:
+    """Return the default of each argument that has one, or of each field of a class without a call."""
+    if isinstance(node, ast.ClassDef):
+        calls = [it for it in node.body if isinstance(it, ast.FunctionDef) and it.name in ("__call__", "forward")]
+        fields = [it for it in node.body if isinstance(it, ast.AnnAssign) and isinstance(it.target, ast.Name)]
+        if calls:
+            return defaults(calls[0])
+        return {ast.unparse(it.target): ast.unparse(it.value) if it.value else "" for it in fields}
+    given = node.args
+    positional = [*given.posonlyargs, *given.args]
+    last = zip(reversed(positional), reversed(given.defaults), strict=False)
+    named = [*last, *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    return {it.arg: ast.unparse(default) for it, default in named if default is not None}
+
+
 def replaced(specified: list[str], found: list[str]) -> list[str]:
     """Return a framework's arguments without `device`, and without the module replacing `config` or `parameters`."""
     found = [name for name in found if name not in ("self", "config", "device")]
@@ -155,9 +180,14 @@ def replaced(specified: list[str], found: list[str]) -> list[str]:
 
 @for_each("file", sorted(MIRRORED))
 @for_each("column", ["pytorch", "flax"])
-def test_functions_of_a_file_have_the_same_arguments_in_the_same_order(column: str, file: str) -> None:
+def test_functions_of_a_file_have_the_same_arguments_and_defaults_in_the_same_order(column: str, file: str) -> None:
     found = defined(column, file)
     for name, node in defined("numpy", file).items():
+        expected, others = defaults(node), defaults(found[name])
+        shared = (
+            expected.keys() & others.keys() if arguments(node) else (expected.keys() | others.keys()) - {"training"}
+        )
+        assert {it: expected.get(it) for it in shared} == {it: others.get(it) for it in shared}, name
         specified, given = arguments(node), arguments(found[name])
         if specified is None or given is None:
             continue  # a named tuple, or a module without its own call
@@ -175,6 +205,65 @@ def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -
     assert specified or file in TABLES, f"the reference's {file}.py defines nothing"
     found = [name for name in names(column, file) if not name.endswith("_parts")]
     assert [name for name in found if name not in MODULES.get(file, ())] == specified
+
+
+TEXTBOOK = [
+    "transformer",
+    "masks",
+    "inputs.embedding",
+    "positions.learned",
+    "layers.sequential",
+    "mixers.attention",
+    "feed_forward",
+    "norms.norm",
+    "heads.logits",
+    "state.context",
+]
+"""The files that a forward pass of the paper's model goes through, without primitives and shapes."""
+
+
+def statements(file: Path) -> set[int]:
+    """Return the lines of the statements in a file's functions, without docstrings."""
+    functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
+    inside = [node for function in functions for part in function.body for node in ast.walk(part)]
+    texts = {node.lineno for node in inside if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    return {node.lineno for node in inside if isinstance(node, ast.stmt)} - texts
+
+
+def call_the_papers_model(column: str) -> None:
+    config, source, target = preset("translation").resized(), np.full((2, 5), 3), np.full((2, 4), 3)
+    if column == "numpy":
+        numpy_model.transformer(config, initialize_parameters(config), source=source, target=target)
+    elif column == "pytorch":
+        pytorch_model.Transformer(config)(torch.as_tensor(source), torch.as_tensor(target))
+    else:
+        flax_model.Transformer(config, rngs=nnx.Rngs(0))(jnp.asarray(source), jnp.asarray(target))
+
+
+def lines_that_run(column: str) -> set[tuple[str, int]]:
+    """Build the paper's model and call it; return the file and number of each line of the column that runs."""
+    folder, ran = str(COLUMNS[column]), set()
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        ran.add((frame.f_code.co_filename, frame.f_lineno))
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call_the_papers_model(column)
+    finally:
+        sys.settrace(None)
+    return ran
+
+
+@for_each("column", list(COLUMNS))
+def test_the_papers_model_runs_three_quarters_of_a_textbook_of_650_lines(column: str) -> None:
+    files = [COLUMNS[column].joinpath(*name.split(".")).with_suffix(".py") for name in TEXTBOOK]
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 650
+    every = {(str(file), line) for file in files for line in statements(file)}
+    assert len(every & lines_that_run(column)) >= 0.75 * len(every)
 
 
 @for_each("column", ["pytorch", "flax"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import pickle
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,16 @@ def test_loading_keeps_tied_parameters_tied(assign: bool) -> None:
     for each in (model, copy.deepcopy(model)):
         tables = [stack.get_parameter("token_embedding.weight") for stack in (each.encoder, each.decoder)]
         assert each.head.weight is tables[0] is tables[1]
+
+
+def test_a_tied_model_can_be_pickled_and_called_with_other_parameters() -> None:
+    model = Transformer(TIED).eval()
+    expected, others = model(SOURCE, TARGET), {name: 2 * value for name, value in model.named_parameters()}
+    assert torch.equal(pickle.loads(pickle.dumps(model))(SOURCE, TARGET), expected)
+    assert not torch.equal(torch.func.functional_call(model, others, (SOURCE, TARGET)), expected)
+    torch.func.grad(lambda given: torch.func.functional_call(model, given, (SOURCE, TARGET)).sum())(others)
+    assert torch.equal(model(SOURCE, TARGET), expected)
+    assert model.decoder.token_embedding.weight is model.encoder.token_embedding.weight is model.head.weight
 
 
 def test_inputs_are_taken_in_order_or_by_name() -> None:

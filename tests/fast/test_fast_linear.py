@@ -55,18 +55,11 @@ def test_a_packed_model_says_what_the_model_says(case: str) -> None:
     np.testing.assert_allclose(fast, plain, rtol=0, atol=probe.oracle.budget("logits", "float32"))
 
 
-def test_its_parameters_are_the_models_own_or_copies_side_by_side() -> None:
+def test_its_parameters_are_the_models_own() -> None:
     probe = probes("translation")["mixed"]
     forward = build(probe.config, probe.parameters)
     own, packed = (dict(model.named_parameters()) for model in (forward.model, forward.fastest))
-    shared = own.keys() & packed.keys()
-    assert all(packed[name] is own[name] for name in shared)
-    joined = {name: parameter for name, parameter in packed.items() if name not in shared}
-    assert joined and all(".self_attention.fused_qkv." in name for name in joined)
-    for name, parameter in joined.items():
-        query, key, value = (own.pop(name.replace("fused_qkv", role)) for role in ("query", "key", "value"))
-        assert torch.equal(parameter, torch.cat((query, key, value)))
-    assert own.keys() == shared
+    assert own.keys() == packed.keys() and all(packed[name] is own[name] for name in own)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])

@@ -18,7 +18,6 @@ from transparity_pytorch.decoding.generation import generate
 from transparity_pytorch.decoding.replayed import Generation, ReplayedGeneration
 from transparity_pytorch.decoding.steps import step
 from transparity_pytorch.fast import graphs
-from transparity_pytorch.fast.fused_qkv import fused_qkv
 from transparity_pytorch.port import PytorchForward, build
 from transparity_pytorch.transformer import Transformer
 
@@ -89,8 +88,8 @@ def test_what_is_recorded_reads_no_value(case: str) -> None:
     probe = probes_of(MODELS[case], case)["mixed"]
     config, inputs = probe.config, without_values(probe.inputs)
     with torch.device("meta"), torch.no_grad():
-        model = fused_qkv(Transformer(config).eval())
-        assert isinstance(model, Transformer) and model(**inputs).is_meta
+        model = Transformer(config).eval()
+        assert model(**inputs).is_meta
         if config.has_decoder and config.prefixes_agree:
             generation = Generation(
                 model,

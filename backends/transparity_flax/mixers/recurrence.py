@@ -122,7 +122,8 @@ class Recurrence(nnx.Module):
             kernel = _Convolution(features, config.convolution_width, bias=config.convolution_bias, rngs=rngs)
             setattr(self, f"{name}_convolution", kernel)
         self.decay = nnx.Linear(config.embed_dim, heads, use_bias=bias, rngs=rngs)
-        self.dt_bias, self.A_log = nnx.Param(jnp.zeros(heads)), nnx.Param(jnp.zeros(heads))
+        self.dt_bias = nnx.Param(jnp.zeros(heads))
+        self.A_log = nnx.Param(jnp.log(jnp.arange(1.0, heads + 1)))  # the rates 1, 2 … of Mamba-2
         self.gate = nnx.Linear(config.embed_dim, config.recurrent_dim, use_bias=bias, rngs=rngs)
         self.output = nnx.Linear(config.recurrent_dim, config.embed_dim, use_bias=bias, rngs=rngs)
 

@@ -25,7 +25,7 @@ Start = Callable[[Training, Float[Array, " steps"], State], tuple[optax.OptState
 
 
 def clip_by_global_norm(gradients: State, max_norm: float) -> State:
-    """Scale all gradients by one factor, so that their norm together is at most `max_norm` (Pascanu et al. 2013)."""
+    """g · min(1, max_norm / ‖g‖), where ‖g‖ is the norm of all gradients together (Pascanu et al. 2013)."""
     clip = optax.clip_by_global_norm(max_norm)
     clipped, _ = clip.update(gradients, clip.init(gradients))
     return clipped

@@ -76,7 +76,7 @@ class Recurrence(nn.Module):
             self.add_module(f"{name}_convolution", kernel)
         self.decay = nn.Linear(into, heads, bias=bias)
         self.dt_bias = nn.Parameter(torch.zeros(heads))
-        self.A_log = nn.Parameter(torch.zeros(heads))
+        self.A_log = nn.Parameter(torch.arange(1.0, heads + 1).log())  # the rates 1, 2 … of Mamba-2
         self.gate = nn.Linear(into, config.recurrent_dim, bias=bias)
         self.output = nn.Linear(config.recurrent_dim, into, bias=bias)
 

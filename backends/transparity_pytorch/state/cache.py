@@ -32,7 +32,7 @@ def empty_cache(
     """Return an empty cache for `batch` rows of up to `capacity` tokens."""
     with device:
         kinds = [config.for_layer("decoder", i) for i in range(config.num_decoder_layers)]
-        layers = [_empty_layer(own, batch, capacity, dtype) for own in kinds]
+        layers = [_empty_layer(layer_config, batch, capacity, dtype) for layer_config in kinds]
         is_token = torch.zeros(batch, capacity, dtype=torch.bool)
         return {"lengths": torch.zeros(batch, dtype=torch.long), "is_token": is_token, "layers": layers}
 

@@ -13,7 +13,7 @@ from transparity_pytorch.transformer import Transformer
 
 
 def clip_by_global_norm(gradients: Mapping[str, Tensor], max_norm: float) -> dict[str, Tensor]:
-    """Scale all gradients by one factor, so that their norm together is at most `max_norm` (Pascanu et al. 2013).
+    """g · min(1, max_norm / ‖g‖), where ‖g‖ is the norm of all gradients together (Pascanu et al. 2013).
 
     `torch.nn.utils.clip_grad_norm_` is not used, because it divides by the norm plus 1e-6.
     """

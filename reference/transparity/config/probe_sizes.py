@@ -28,6 +28,8 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"num_heads": 4, "num_key_value_heads": 1 if config.key_value_heads == 1 else 2}
     elif config.num_key_value_heads:
         sizes |= {"num_key_value_heads": None}
+    if config.shared_embedding:
+        sizes |= {"target_vocab_size": PROBE_SIZES["source_vocab_size"]}
     if config.attends_never:  # no layer has attention heads
         sizes |= {"num_heads": 1}
     if config.attention_head_dim:

@@ -64,12 +64,12 @@ def model(config: TransformerConfig) -> Part:
 
 def embedding(config: TransformerConfig, stack: str, length: str) -> Part:
     """Return the embedding of a stack: the tables or maps of its input, its token types and its positions."""
-    own, width = config.for_stack(stack), config.embed_dim
-    types, rows = config.num_token_types, own.num_positions
+    stack_config, width = config.for_stack(stack), config.embed_dim
+    types, rows = config.num_token_types, stack_config.num_positions
     return joined(
         INPUTS[config.input_kinds[stack]].part(config, stack, length),
         linear("token_type_embedding", types, width, bias=False) if types else NOTHING,
-        linear("position_embedding", rows, width, bias=False) if own.positions == "learned" else NOTHING,
+        linear("position_embedding", rows, width, bias=False) if stack_config.positions == "learned" else NOTHING,
         tapped({"embedding": ("batch", length, width)}),
     )
 

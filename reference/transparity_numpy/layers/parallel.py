@@ -12,7 +12,6 @@ def parallel_layer(config: TransformerConfig, parameters: Parameters, x: Hidden,
     """x + attention(norm(x)) + feed_forward(norm(x)), with a norm per branch (GPT-NeoX) or one for both (GPT-J)."""
     shared = normalize(config, parameters, "self_attention_norm", x, context)
     y = mix(config, parameters, shared, context)
-    own = config.branches == "parallel"
-    z = normalize(config, parameters, "feed_forward_norm", x, context) if own else shared
+    z = normalize(config, parameters, "feed_forward_norm", x, context) if config.branches == "parallel" else shared
     z = feed(config, parameters, z, context)
     return context.tap("output", add_residual(config, add_residual(config, x, y), z))

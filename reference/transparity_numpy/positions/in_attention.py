@@ -29,11 +29,10 @@ def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind =
 
 
 def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, both: bool) -> Integers:
-    """Return the bucket of each distance, key position − query position (Raffel et al. 2020, §2.1).
+    """d if d < e, else e + ⌊e · log(d / e) / log(max_distance / e)⌋, the bucket of a distance d (Raffel et al. 2020).
 
-    In each direction, each bucket of the first half has one distance. Each bucket of the second half has a range of
-    distances; the ranges grow geometrically up to `max_distance`. With `both`, half of all buckets are for later keys.
-    Without `both`, later keys count as distance 0.
+    Each direction has 2e buckets; the last one also has all larger distances. With `both`, half of all buckets are for
+    later keys. Without `both`, later keys count as distance 0.
     """
     offset = buckets // 2 * (distances > 0) if both else 0
     buckets, distances = (buckets // 2, np.abs(distances)) if both else (buckets, np.maximum(-distances, 0))
@@ -54,10 +53,10 @@ def relative_bias(
 
 
 def alibi_slopes(num_heads: int) -> Float64[Array, " heads"]:
-    """Return the slope of each head (Press et al. 2022, §3, and their code).
+    """2^(−8 i / num_heads) for the heads i = 1 … num_heads (Press et al. 2022, §3, and their code).
 
-    If `num_heads` is a power of two, the slopes are 2^(−8 i / heads) for i = 1 … heads. Otherwise, the heads get all
-    slopes for the next lower power of two, then every other slope for the next higher power of two.
+    If `num_heads` is no power of two, the heads get all slopes for the next lower power of two, then every other slope
+    for the next higher power of two.
     """
     below = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 / below * np.arange(1, below + 1))
@@ -106,4 +105,4 @@ def contexts_by_kind(
     if config.has_score_bias:
         place, both = (context.positions, context.mask.shape[-1], dtype), name == "encoder"
         context = context._replace(bias=score_bias(config, parameters, *place, both=both))
-    return {kind: layer_context(own, context, dtype) for kind, own in config.layer_kinds.items()}
+    return {kind: layer_context(layer_config, context, dtype) for kind, layer_config in config.layer_kinds.items()}

@@ -17,7 +17,7 @@ Parameters = Mapping[str, Array]
 
 
 def clip_by_global_norm(gradients: Parameters, max_norm: float) -> dict[str, Array]:
-    """Scale all gradients by one factor, so that their norm together is at most `max_norm` (Pascanu et al. 2013)."""
+    """g · min(1, max_norm / ‖g‖), where ‖g‖ is the norm of all gradients together (Pascanu et al. 2013)."""
     norm = math.sqrt(sum(float((gradient * gradient).sum()) for gradient in gradients.values()))
     factor = min(1.0, max_norm / norm) if norm else 1.0
     return {name: gradient * gradient.dtype.type(factor) for name, gradient in gradients.items()}

@@ -28,7 +28,7 @@ class Context(NamedTuple):
     """The inputs of a stack or a layer besides x and its weights.
 
     The mask, the rotary tables and the temperature are the same for all layers of a kind; `tap` and `cache` differ by
-    layer. The NumPy column also has a field `training`, which modules have themselves.
+    layer. In the NumPy column, masks are plain arrays, and `training` is a field.
     """
 
     mask: Mask  # where self-attention may attend

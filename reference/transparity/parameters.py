@@ -60,7 +60,7 @@ def cut_axis(config: TransformerConfig, name: str, ranks: int) -> tuple[int | No
     cut = model(config).cuts.get(name, WHOLE)
     reason = cut.why_whole
     if not reason and cut.heads and cut.heads % ranks:
-        reason = f"{cut.heads} {cut.of} cannot be distributed over {ranks} ranks"
+        reason = f"the number of {cut.of} ({cut.heads}) is not a multiple of the number of ranks ({ranks})"
     return None if reason else cut.axis, reason
 
 

@@ -376,7 +376,7 @@ def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
     report = judged(bundle, tensors | {"one/logits": tensors["one/logits"] + 1})
     assert report.verdict == "diverges"
     assert report.not_compared[:5] == (
-        "gradients: the forward pass diverges, so its gradients belong to another function",
+        "gradients: the forward pass diverges, so its gradients diverge, too",
         "generate: the forward pass diverges, so the generated tokens diverge, too",
         "beam_search: the forward pass diverges, so the generated tokens diverge, too",
         "step: the forward pass diverges, so cached steps diverge, too",
@@ -427,7 +427,7 @@ def test_without_a_section_its_tensors_do_not_belong_there(tmp_path: Path) -> No
     assert f"{actual} has the unexpected tensor 'mixed/loss'" in " ".join(result.stderr.split())
     with refused(
         BundleError,
-        "There is no section 'caches'; the sections of a bundle are loss, gradients, generation, beams, steps",
+        "A bundle has no section 'caches'; expected one of loss, gradients, generation, beams, steps",
     ):
         export_bundle(SMALL, tmp_path, sections=["caches"])
 

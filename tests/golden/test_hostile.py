@@ -175,7 +175,10 @@ def test_arguments_that_do_not_fit_are_one_sentence(
         ("check no.such:build", "There is no module 'no.such' in this folder, and no installed package has this name."),
         ("check json.no:build", "There is no module 'json.no' in this folder, and no installed package has this name."),
         ("check ..:build", ".. cannot be imported: "),
-        (f"check {LLAMA}load", f"{LLAMA}load takes one argument, like a loader load(folder); add --family NAME or"),
+        (
+            f"check {LLAMA}load",
+            f"{LLAMA}load takes one argument, so it must be a loader load(folder); add --family NAME or",
+        ),
         (f"check {LLAMA}build --family llama", "--family needs load(folder)"),
         (f"check {LLAMA}neither --family llama", f"{LLAMA}neither takes 3 arguments; expected load(folder) with one"),
         (f"check {LLAMA}load_nothing --family llama", "load(folder) returned None; expected a model, or a function"),
@@ -221,8 +224,8 @@ def build(config, parameters):
     return port
 """
     assert refused(checked(tmp_path, source)) == (
-        "The port's process ended with the exit code 0 at step; expected an answer. "
-        "The forward pass was already compared: it agrees."
+        "The port's process ended with the exit code 0 during step; run the port without the checker to see why. "
+        "Before this error, the forward pass was compared: it agrees."
     )
 
 

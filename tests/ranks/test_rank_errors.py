@@ -54,7 +54,8 @@ def children_of(groups_of: set[int]) -> list[str]:
 def test_a_rank_that_dies_is_named() -> None:
     with started("dies") as build, pytest.raises(PortProcessError) as raised:
         check(build, "notes-lm")
-    assert str(raised.value) == "The process of rank 2 of 3 ended with the exit code 7 at forward; expected an answer."
+    said = "The process of rank 2 of 3 ended with the exit code 7 during forward; run the port without the checker"
+    assert str(raised.value) == f"{said} to see why."
 
 
 def test_a_rank_that_hangs_is_named_and_nothing_of_it_is_left() -> None:

@@ -70,7 +70,10 @@ def test_large_parameters_are_sharded_where_ranks_divide_them(plans: Any) -> Non
 def test_heads_are_not_cut(plans: Any) -> None:
     report = plans.report(plans.plan(CASES["gemma"], 2))
     scope = "decoder.layers.0.self_attention"
-    assert f"{scope}.key.weight: replicated, since 1 heads cannot be distributed over 2 ranks" in report
+    assert (
+        f"{scope}.key.weight: replicated, since the number of heads (1) is not a multiple of the number of ranks (2)"
+        in report
+    )
     assert not any("query" in line for line in report)
     plan = plans.plan(preset("shared-heads").resized(num_heads=4), 2)
     assert plan["encoder.layers.0.self_attention.query.weight"].fallback == "one map serves all heads"
@@ -84,10 +87,14 @@ def test_an_odd_vocabulary_is_sharded_unevenly_or_by_features() -> None:
     config = dataclasses.replace(CASES["llama"], target_vocab_size=31)
     assert sharded(pytorch, config, 2)["head.weight"] == 0
     assert sharded(flax, config, 2)["head.weight"] == 1
-    assert "head.weight: sharded by features, since 2 ranks do not divide 31" in flax.report(flax.plan(config, 2))
+    assert (
+        "head.weight: sharded by features, since its size 31 is not a multiple of the number of ranks (2)"
+        in flax.report(flax.plan(config, 2))
+    )
     few = dataclasses.replace(config, target_vocab_size=6)
-    assert "head.weight: replicated, since 6 are too few: one of 4 ranks would have none" in pytorch.report(
-        pytorch.plan(few, 4)
+    assert (
+        "head.weight: replicated, since its size 6 is too small: one of 4 ranks would have no elements"
+        in pytorch.report(pytorch.plan(few, 4))
     )
 
 
@@ -100,5 +107,5 @@ def test_ranks_have_whole_heads_of_keys_of_a_recurrence_and_what_shares_them(pla
         assert of - set(cut) == of & {f"{scope}.{name}" for name in whole}
         assert {name: axis for name, axis in cut.items() if name in of and axis} == {f"{scope}.output.weight": 1}
         assert not of & set(sharded(plans, config, 4))
-        why = "2 heads of keys cannot be distributed over 4 ranks"
+        why = "the number of heads of keys (2) is not a multiple of the number of ranks (4)"
         assert f"{scope}.query_convolution.weight: replicated, since {why}" in plans.report(plans.plan(config, 4))

@@ -52,4 +52,6 @@ def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks:
     if size % ranks == 0:
         return Placed((ROWS, COLUMNS)[axis])
     by_features = name.endswith(("token_embedding.weight", "head.weight")) and shape[1] % ranks == 0
-    return Placed(COLUMNS if by_features else REPLICATED, f"{ranks} ranks do not divide {size}")
+    return Placed(
+        COLUMNS if by_features else REPLICATED, f"its size {size} is not a multiple of the number of ranks ({ranks})"
+    )

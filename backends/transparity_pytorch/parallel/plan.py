@@ -41,5 +41,5 @@ def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks:
         return Placed(Replicate(), fallback)
     size = shape[axis]
     if (ranks - 1) * -(-size // ranks) >= size:
-        return Placed(Replicate(), f"{size} are too few: one of {ranks} ranks would have none")
+        return Placed(Replicate(), f"its size {size} is too small: one of {ranks} ranks would have no elements")
     return Placed(Shard(axis))

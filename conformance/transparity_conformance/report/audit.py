@@ -128,7 +128,7 @@ class Audit:
     def warning(self) -> str:
         """A warning that says how many fields and tensors are faulty; empty without faults."""
         nouns = [count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults]
-        wrong = f"the port handles {' and '.join(nouns)} wrongly, so it may be wrong for another folder (see Audit)"
+        wrong = f"the port handles {' and '.join(nouns)} wrongly, so it may be wrong for other folders (see Audit)"
         return f"{wrong}; --audit makes this a failure" if nouns else ""
 
     @property

@@ -721,7 +721,7 @@ class TransformerConfig:
         fields, known = renamed(fields), [field.name for field in dataclasses.fields(cls)]
         for name in fields:
             if name not in known:
-                hub = "; a hub's config.json is imported with its checkpoint" if "model_type" in fields else ""
+                hub = " (a Hugging Face config.json belongs to --checkpoint)" if "model_type" in fields else ""
                 close = difflib.get_close_matches(safe(name, VALUE), known, 1)
                 nearest = f"the nearest is {close[0]}" if close else "expected a field of TransformerConfig"
                 raise ConfigError(f"A configuration has no field {shown(name)}{hub}; {nearest}.")

@@ -79,7 +79,7 @@ class At:
         """Return `made` in the shape of the step's result. Raise `ValueError` if its size or kind differs."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
-            raise ValueError("the result has another shape or kind than the step's result")
+            raise ValueError("the edit changes the shape or the kind of the step's result")
         return made
 
 

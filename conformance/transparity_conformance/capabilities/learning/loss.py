@@ -34,7 +34,7 @@ Numbers = Mapping[str, np.float64]
 
 def why_no_loss(probe: Probe, dtype: str) -> str:
     head = probe.config.head
-    return "" if head == "logits" else f"the head is {head!r}, for which no loss is defined"
+    return "" if head == "logits" else f"no loss is defined for the head {head!r}"
 
 
 def has_a_loss(key: str, forward: ForwardPass) -> bool:
@@ -70,7 +70,7 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
         The result, and the loss function that the port seems to compute, or None if no known function fits.
     """
     if not losses:
-        return not_compared(f"{name}: no probe has logits and a target other than padding"), None
+        return not_compared(f"{name}: no probe has both logits and targets that are not padding"), None
     probes, logits = forward.probes, forward.logits
     given = {key: np.float64(loss) for key, loss in losses.items()}
     budgets = {key: _budget(probes[key], logits[key], forward.dtype) for key in given}

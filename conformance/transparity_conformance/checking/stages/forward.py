@@ -55,7 +55,7 @@ FORM_ALONE = "activations and capabilities: the port returns something other tha
 
 SECOND_SEED = 1
 
-DRAWN = "a weight is random instead of read: if the port is built again from the same weights, its result changes"
+DRAWN = "a weight keeps a random value: if the port is built again from the same weights, its result changes"
 NOT_TIED = "the output head is not tied to the token embedding: its weight is random in every build of the port"
 
 FOLDER = "loader.folder"

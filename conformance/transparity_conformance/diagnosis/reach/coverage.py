@@ -72,7 +72,7 @@ CALLS = 120
 """The number of forward passes in a history (many calls of one object). If all of them are right, fewer than 2.5 % of
 all possible calls are wrong, with 95 % confidence."""
 
-HISTORY = "a newly built object answers this call rightly: the port keeps state between calls"
+HISTORY = "a newly built model answers this call correctly: the port keeps state between calls"
 """The cause of a wrong call that a new object answers correctly."""
 
 
@@ -90,7 +90,7 @@ def boundary(calls: Sequence[Call]) -> str:
     lengths = {each.length for each in wrong}
     right = {each.length for each in calls if not each.is_wrong}
     listed = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if names[4:] else "")
-    text = f"wrong on {len(names)} of {len(calls)} calls at other sizes ({listed})"
+    text = f"{len(names)} of {len(calls)} calls at other sizes are wrong ({listed})"
     if right and max(right) < min(lengths):
         return f"{text}; right up to length {max(right)}, wrong from length {min(lengths)} on"
     return text

@@ -133,9 +133,13 @@ class Clock:
         if not self.ran_out:
             return ""
         known = f"{self.tried:,} of {self.planned:,} candidates were tried"
-        known = f"; {known}, so unexplained faults may have a known cause" if self.tried < self.planned else ""
+        known = (
+            f"; {known}, so the cause of an unexplained fault may be among the others"
+            if self.tried < self.planned
+            else ""
+        )
         if self.is_interrupted:
             return f"the search for causes was interrupted{known}"
         if self.is_late:
             return f"the search for causes ended after {self.time.amount:g} s{known} (--budget SECONDS searches longer)"
-        return f"the search for causes ended after its full number of runs of the reference{known}"
+        return f"the search for causes reached its limit of runs of the reference{known}"

@@ -83,7 +83,7 @@ def search(
             try:
                 settled = seeker.settled(place, found.lines)
             except OutOfTime:
-                found.lost_at = f"{place.tap} before the search ended"
+                found.lost_at = f"{place.tap} within the limits of the search"
             if settled is None:
                 found.lost_at = found.lost_at or place.tap
         if settled is None:

@@ -50,7 +50,7 @@ def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
             return other(subject)
         except FitError as instead:
             what = "images" if other is _as_image else "frames of audio and tokens"
-            note = "" if str(instead) in (NO_IMAGES, NO_FRAMES) else f" It was also called with {what}: {instead}"
+            note = "" if str(instead) in (NO_IMAGES, NO_FRAMES) else f" A call with {what} also failed: {instead}"
         subject.positions = {}
         raise FitError(f"{error}{note}") from error
 

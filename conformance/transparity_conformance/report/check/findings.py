@@ -158,7 +158,7 @@ def _verdict(report: Report) -> str:
 
 
 def unlocated(report: Report) -> str:
-    return f"{report.first_divergence or 'The port'} is beyond the tolerance; no part of it was compared separately."
+    return f"{report.first_divergence or 'The port'} is beyond the tolerance; its parts were not compared separately."
 
 
 def another_model(report: Report) -> str:
@@ -215,7 +215,7 @@ def _with_its_line(cause: Cause) -> str:
 
 
 def immeasurable(fault: Divergence) -> str:
-    return "its shape is wrong (see the notes)" if fault.is_misshapen else "has numbers that are not finite"
+    return "its shape is wrong (see the notes)" if fault.is_misshapen else "has values that are not finite"
 
 
 def worst_share(report: Report) -> str:

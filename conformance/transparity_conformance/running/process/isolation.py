@@ -254,7 +254,7 @@ def _stays(name: str) -> int | None:
 def _signature(described: Any) -> inspect.Signature:
     """Return the signature that a port's process has described; raise `TypeError` if the function has no signature."""
     if described is None:
-        raise TypeError("the function has no signature")
+        raise TypeError("the port's function has no signature")
     empty = inspect.Parameter.empty
     return inspect.Signature(
         [

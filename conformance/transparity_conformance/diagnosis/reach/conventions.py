@@ -75,7 +75,7 @@ def _named(results: Results) -> str:
     for by_site in by_variant.values():
         fault = next(iter(by_site.values()))
         if _explains(results, Hypothesis(fault, tuple(by_site))):
-            return f"in the port {fault.description}"
+            return f"in the port, {fault.description}"
     return "the results of the port and the reference differ where every key is masked"
 
 

@@ -90,7 +90,7 @@ def boundary(calls: Sequence[Call]) -> str:
     lengths = {each.length for each in wrong}
     right = {each.length for each in calls if not each.is_wrong}
     listed = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if names[4:] else "")
-    text = f"{len(names)} of {len(calls)} calls at other sizes are wrong ({listed})"
+    text = f"wrong on {len(names)} of {len(calls)} calls at other sizes ({listed})"
     if right and max(right) < min(lengths):
         return f"{text}; right up to length {max(right)}, wrong from length {min(lengths)} on"
     return text

@@ -284,10 +284,10 @@ LATER = (
 
 
 def without_consequences(found: Sequence[Departure]) -> list[Departure]:
-    """Drop each unexplained difference that depends on one at another line of the reference.
+    """Drop each unexplained difference that depends on a difference at another line of the reference.
 
-    After an unexplained difference, the reference continues with a similar value of the port. If this value is not the
-    right one, right lines also differ.
+    After an unexplained difference, the reference continues with a similar value of the port. If this is the wrong
+    value, later lines of the port differ although they are right.
     """
     kept: list[Departure] = []
     for each in found:

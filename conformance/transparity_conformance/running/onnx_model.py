@@ -119,7 +119,7 @@ class OnnxForward(Listened):
         return self.model.at_once(self._named(inputs), self.answer)
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
-        """Return the output and the operations. Record none if the graph fixes the batch size or the length."""
+        """Return the output and the operations. Record nothing if the graph fixes the batch size or the length."""
         result, limits = self(**inputs), self.model.limits
         if limits.batch is not None or limits.length is not None:
             return result, []

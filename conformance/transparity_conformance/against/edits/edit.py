@@ -110,7 +110,7 @@ class Edit:
     view_of: int = -1
     """If the edit leaves out a view that reorders an operand, the position of this operand; otherwise -1."""
     operation: int = -1
-    """The index of the port's operation whose value the edit uses or gives, or -1."""
+    """The index of the port's operation whose value the edit inserts or reproduces; -1 without such an operation."""
 
     @functools.cached_property
     def says(self) -> str:
@@ -165,7 +165,8 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield a value's dominators (see `..flow`), nearest first. If only views separate two, yield the nearer one."""
+    """Yield a value's dominators (see `..flow`), nearest first. If only views separate two dominators, yield only the
+    nearer one."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS

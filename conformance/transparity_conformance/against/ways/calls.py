@@ -255,7 +255,7 @@ def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
 
 
 def _continued(inputs: Inputs, content: str, length: int) -> Inputs:
-    """Return the inputs with zeros for the new positions in each array with one integer per position, such as types."""
+    """Extend each array that has one integer per position, such as token types, by zeros for the new positions."""
     shape = inputs[content].shape
     beyond = ((0, 0), (0, max(length - shape[1], 0)))
     return {

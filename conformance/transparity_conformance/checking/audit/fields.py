@@ -109,7 +109,7 @@ class Audited:
     files: tuple[str, str]
     """The names of the files with the configuration and the parameters, as in `Audit`."""
     reported: Callable[[str, Sequence[str]], Sequence[str]] = lambda folder, names: ()
-    """Returns the tensors that a loader reports as missing if a folder lacks the tensors `names`."""
+    """A function that returns the tensors that a loader reports as missing if a folder lacks the tensors `names`."""
 
     def logits(self, edit: Edit, probe: AuditProbe, folder: Path | None = None) -> np.ndarray | PortError:
         """Build the port with an edit of its files, and return its logits or its error.
@@ -158,7 +158,7 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""One or two variants of a change, each with a call whose logits the variant changes, or None.
+"""One or two variants of a change, each with a call whose logits the variant changes; None if no call shows it.
 
 The audit tries the second variant if the port refuses the first, or if the error of the first may be chance.
 """

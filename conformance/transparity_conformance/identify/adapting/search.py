@@ -220,7 +220,7 @@ class _Seeker:
         return None
 
     def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
-        """Return whether each parameter affects the result with `fault`, because others cannot be identified."""
+        """Return whether every parameter affects the result with `fault`; other parameters cannot be identified."""
         values = self._values(lines)
         computed = self.reference.computed(values, tap, (fault,))[tap]
         names = [name for name, text in lines.items() if text != ABSENT]

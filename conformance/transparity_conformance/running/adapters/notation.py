@@ -57,7 +57,7 @@ NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
 """Matches a number between dots or in brackets in a tensor's name."""
 
 COUNTED = re.compile(r"(?<![^._\[])\d+(?![^.\]])")
-"""Matches a number that may be a layer's number; it may also follow an underscore, as in flax's `h_0`."""
+"""Matches what `NUMBER` matches, and also a number after an underscore, as in flax's `h_0`."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -190,7 +190,7 @@ RECURRENT_FAULTS = {
     ),
     "each document influences the later documents in its row": (),
 }
-"""The same for a model with a recurrence, whose state continues in every edit."""
+"""The edits for a model with a recurrence. In each of them, the state continues from one document to the next."""
 
 
 def _of_wrongly_packed(whole: Probe, documents: np.ndarray) -> Iterator[tuple[Cause, np.ndarray]]:

@@ -583,7 +583,7 @@ class TransformerConfig:
         return self.layer_kinds[self.layer_kind(stack, layer)]
 
     def for_stack(self, stack: str) -> TransformerConfig:
-        """Return the configuration for the embedding of a stack; `positions` and `max_length` are the stack's own."""
+        """Return the configuration for the embedding of a stack, with the stack's `positions` and `max_length`."""
         return self.encoder_view if stack == "encoder" else self
 
     @functools.cached_property

@@ -49,7 +49,7 @@ class Limit:
         return max(self.end - self.read(), 0.0)
 
     def part(self) -> Limit:
-        """Return a limit for one stage: its share of the amount, but at most what is left."""
+        """Return a limit for one stage: the stage's share of the whole amount, but at most the amount that is left."""
         return Limit(self.read, min(self.left, self.amount / STAGES))
 
 

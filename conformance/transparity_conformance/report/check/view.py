@@ -103,8 +103,8 @@ class CheckView:
 
     @property
     def audit(self) -> list[str]:
-        """The lines of an audit. If the port diverges and no audit was requested, list only unread tensors, a possible
-        reason.
+        """The lines of an audit. If the port diverges and no audit was requested, list only unread tensors, one
+        possible reason.
         """
         audit = self.report.audit
         if audit is None:

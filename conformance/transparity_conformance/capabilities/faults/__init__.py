@@ -203,8 +203,8 @@ def optimizer_faults(sharding: Sharding) -> list[SimulatedFault]:
     kinds = {placement.kind for placement in sharding.placements.values()}
     if sharding.ranks == 1 or "sharded" not in kinds:
         return []
-    counts = f"the norm of all gradients counts replicas on every rank ({sharding.ranks} ×)"
-    misses = "the norm of all gradients covers only each rank's own shards: the other ranks' shards are missing"
+    counts = f"the norm for clipping counts each replicated gradient on every rank ({sharding.ranks} ×)"
+    misses = "each rank clips by the norm of its own shards, without the shards of the other ranks"
     return [
         SimulatedFault("clip-norm-of-ranks", says, partial(_train_clipped, partial(clip, sharding)))
         for says, clip in ((counts, _counted), (misses, _by_rank))

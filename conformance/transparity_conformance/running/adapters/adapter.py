@@ -54,7 +54,7 @@ class Adapter:
         known = {*shapes, *map(in_every_layer, shapes)}
         if unknown := [name for name in self.lines if name not in known]:
             raise AdapterError(
-                f"The adapter has a line for {shown(unknown[0])}, which is not a parameter of this model."
+                f"The adapter has a line for {shown(unknown[0])}, which is not a parameter of this model; remove it."
             )
         for name, shape in shapes.items():
             filling.put(name, self._line(name), parameters[name], shape)

@@ -54,8 +54,8 @@ class Count(int):
 
 FITTED_WIDTH = Threshold(
     1e-4,
-    "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. The factor "
-    "was fitted to the float32 results, the width that follows has a relative error of at most 1.8e-5",
+    "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. If a factor was "
+    "fitted to the float32 results, the width that follows has a relative error of at most 1.8e-5",
 )
 """The largest relative distance between a width, computed from a fitted 1/√width, and the integer for which it counts.
 """

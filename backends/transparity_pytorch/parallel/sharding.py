@@ -97,7 +97,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
 
 
 def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
-    """Return this rank's part of a parameter: some rows of its tensor rank's slice."""
+    """Return this rank's part of a parameter: some rows of the slice that belongs to its tensor rank."""
     held, placement = [slice(0, size) for size in value.shape], plan[name].placement
     if isinstance(placement, Shard):
         held[placement.dim] = chunk(held[placement.dim], mesh["tensor"])

@@ -120,7 +120,7 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
     """Return the section with the bundle's own requests; call `check_section` first. Integers and random numbers must
-    equal the checker's. Parameters are taken from the file, because another machine may have rounded them
+    equal the checker's own. Parameters are taken from the file, because another machine may have rounded them
     differently."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):

@@ -588,7 +588,7 @@ class TransformerConfig:
 
     @functools.cached_property
     def encoder_view(self) -> TransformerConfig:
-        """The configuration for the encoder's embedding, which may differ from the decoder's."""
+        """The configuration for the encoder's embedding, whose positions may differ from the decoder's positions."""
         positions = self.positions if self.encoder_positions == "as-decoder" else self.encoder_positions
         length = self.positions_of(self.input_names[0]) or self.max_length
         is_itself = (length, positions) == (self.max_length, self.positions)

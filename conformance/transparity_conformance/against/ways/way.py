@@ -50,7 +50,7 @@ class Way:
 
 
 class _Called:
-    """A wrapper of a model. Its `forward` makes another kind of call; all other attributes are the model's."""
+    """A wrapper of a model. Its `forward` makes another kind of call; all other attributes come from the model."""
 
     def __init__(self, model: Any, way: Callable[[Any, dict[str, Any]], Any]) -> None:
         self.model, self.way = model, way

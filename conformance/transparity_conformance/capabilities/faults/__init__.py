@@ -156,7 +156,7 @@ PARTS: dict[str, Own] = {
 
 
 def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Return the known faults of a loss on several ranks, most likely first; nothing for one rank."""
+    """Return the known faults of a loss on several ranks, most likely first. On one rank, there are none."""
     ranks = sharding.ranks
     if ranks == 1:
         return []
@@ -199,7 +199,7 @@ def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: i
 
 
 def optimizer_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Return the known faults of gradient clipping; nothing for one rank or without sharded parameters."""
+    """Return the known faults of gradient clipping. On one rank, or without sharded parameters, there are none."""
     kinds = {placement.kind for placement in sharding.placements.values()}
     if sharding.ranks == 1 or "sharded" not in kinds:
         return []

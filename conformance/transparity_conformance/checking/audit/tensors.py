@@ -159,7 +159,7 @@ SECONDS = 30.0
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Build the port without each tensor in turn; if the port is wrong, also with each tensor changed."""
+    """Build the port without each tensor in turn. If the port is wrong, also change the values of each tensor."""
     with in_folder(port, tensor_file(port.model_type, config, dtype)) as file:
         yield from _audited(port, file, progress)
 
@@ -267,7 +267,7 @@ def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str
 
 
 def _without(port: Audited, file: TensorFile, name: str) -> AuditedTensor | None:
-    """Load the port without the tensor `name`, and judge the result; return None if the port raises, as it should."""
+    """Load the port without the tensor `name`, and judge the result; return None if the port fails, as it should."""
     logits = file.logits(port, Edit(without=(name,)))
     if isinstance(logits, PortError):
         return None

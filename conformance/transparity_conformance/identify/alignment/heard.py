@@ -90,7 +90,7 @@ WALKS_OF_A_TAP = 2
 
 
 def row_of(probe: Probe) -> Probe:
-    """Return a probe with one row without padding, and with the model and the lengths of `probe`."""
+    """Return a probe with the same model and lengths, but with a single row that has no padding."""
     lengths = lengths_of(probe.config, probe.inputs)
     source, target = lengths.get("source", lengths.get("tokens", 1)), lengths.get("target", 1)
     return aligned_probe(dataclasses.replace(probe, inputs=mixed_inputs(probe.config, 0, source, target)))

@@ -77,7 +77,7 @@ class Taken:
     linears: Mapping[str, Linear]
     parameters: Arrays
     used: set[str]
-    """The module's names of all parameters of the recurrence."""
+    """The names of all parameters of the recurrence in the module."""
     rates: Rates
 
     def context(self, found: FoundFields, rows: int) -> np.ndarray:

@@ -162,7 +162,7 @@ def unlocated(report: Report) -> str:
 
 
 def another_model(report: Report) -> str:
-    """Return a sentence about fields that have other values in the port's model; empty without such fields."""
+    """Return a sentence about fields that have other values in the port's model; empty if there are none."""
     if not report.other_fields:
         return ""
     fields = listed([f"{name} {port} (not {given})" for name, (given, port) in report.other_fields.items()])

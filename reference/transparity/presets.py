@@ -156,7 +156,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (lambda c: c.gated, "the feed-forward is gated (paper: not gated, §3.3)"),
     (
         lambda c: c.key_value_heads != c.num_heads,
-        "{c.num_heads} heads share the keys and values of {c.key_value_heads} (§3.2.2)",
+        "{c.num_heads} heads share {c.key_value_heads} heads of keys and values (§3.2.2)",
     ),
     (
         lambda c: c.head_dim * c.num_heads != c.embed_dim,
@@ -197,7 +197,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         lambda c: not all(own.attention_norm for own in c.layer_kinds.values()),
         "not every layer has a norm before its attention",
     ),
-    (lambda c: c.final_norm, "one more norm ends each stack"),
+    (lambda c: c.final_norm, "each stack ends with an additional norm"),
     (lambda c: c.memory_norm, "each decoder layer normalizes the encoder's output once more"),
     (
         lambda c: "sinusoidal" in (c.positions, c.encoder_positions) and c.sinusoidal_timescales == "inclusive",

@@ -99,7 +99,7 @@ class PortCheck:
         )
         not_compared, notes = (*system.not_compared, *report.not_compared), report.notes
         if dtype != options.dtype:
-            its = f"the artifact's weights are {dtype}, so its budgets are those for {dtype}, not for {options.dtype}"
+            its = f"the artifact's weights are {dtype}, so the tolerances are for {dtype} instead of {options.dtype}"
             notes = (*notes, its)
         return replace(report, not_compared=not_compared, notes=notes, timing={**starts, **report.timing})
 

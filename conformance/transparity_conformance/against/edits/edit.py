@@ -212,7 +212,7 @@ def expression_at(place: Place) -> str:
 
 
 def line_of(step: Step) -> str:
-    """Return the source of the innermost expression that runs a step; without source, the name of its operation."""
+    """Return the source of the innermost expression that runs a step; without source, return the operation's name."""
     return (expression_at(step.places[0]) if step.places else "") or step.name
 
 

@@ -163,7 +163,7 @@ def compare_way(
     `reference` is the result of `way.reference`. `shorten` returns shorter inputs with which a wrong answer stays
     wrong."""
     if not probes:
-        return not_compared(f"{way.claim}: no probe has inputs for this comparison")
+        return not_compared(f"{way.claim}: not compared, because no probe has suitable inputs")
     try:
         outcome = sides.judged(probes, way, reference)
         if outcome.wrong and shorten is not None:

@@ -466,4 +466,4 @@ def test_export_says_what_the_sections_are_for(tmp_path: Path) -> None:
     said = " ".join(result.stdout.split())
     assert "loss: the loss is the mean of -log softmax(logits)[target]" in said
     assert "gradients: the gradients of the first probe's loss with respect to every parameter" in said
-    assert "steps: this mask does not fully hide keys" in said
+    assert "steps: masked keys keep a nonzero weight in this model" in said

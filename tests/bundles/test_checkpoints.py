@@ -159,7 +159,7 @@ def test_a_probe_that_did_not_come_back_leaves_the_verdict_open(written: Path, t
     del answers["one/logits"]
     report = compared(written, answers, tmp_path / "a")
     assert report["verdict"] == "inconclusive"
-    assert "probe one: no logits" in report["not_compared"]
+    assert "probe one: the port returned no logits" in report["not_compared"]
 
 
 def exchange(parameters: Parameters) -> Parameters:

@@ -103,7 +103,7 @@ def test_a_replica_that_is_off_on_one_rank_diverges_though_the_first_is_right(sh
     assert "RANK" not in os.environ, "the checker has no rank itself"
     assert report.verdict == "diverges"
     assert [cause.mistake for fault in report.faults for cause in fault.causes] == ["replicas-differ"]
-    assert "ranks 0 and 2 have different values of the replica logits" in report.faults[0].causes[0].says
+    assert "ranks 0 and 2 have different values of the replicated logits" in report.faults[0].causes[0].says
 
 
 def test_code_that_does_not_run_on_one_rank_is_compared_with_the_reference_alone(shared: IsolatedBuild) -> None:

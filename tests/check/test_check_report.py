@@ -31,7 +31,7 @@ from transparity_conformance.report.parts import Stopwatch, Timing
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
 
 SCORES = "decoder.layers.{}.self_attention.scores"
-SAYS = "your scores are 0.5000 × ours: scaled by 1/√embed_dim (0.125) instead of 1/√head_dim (0.25)"
+SAYS = "your scores are 0.5000 × the reference's: scaled by 1/√embed_dim (0.125) instead of 1/√head_dim (0.25)"
 SCALE = Cause("attention-scale", SAYS, 0.125, 2e-7, 1.0)
 BIAS = Cause("bias-dropped", "the value bias is missing", None, 3e-7, 0.9999)
 PROFILE = {"row": [1.0, 1.0], "position": [0.0, 1e-8, 1.0, 0.1], "head": [0.0, 2.0, 0.0]}

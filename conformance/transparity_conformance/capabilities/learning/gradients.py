@@ -158,7 +158,13 @@ class Disagreement:
         for factor, says in ((ranks, f"{ranks} ×"), (1 / ranks, f"1/{ranks} ×")):
             settled = {name: self.gradients[name] / factor for name in self.wrong if name in self.gradients}
             if len(self.wrong) < len(self.budgets) and math.isfinite(rest := self.left(settled)):
-                yield Cause("gradient-of-replicas", f"the gradients of {self.named} are {says} ours", factor, rest, 1.0)
+                yield Cause(
+                    "gradient-of-replicas",
+                    f"the gradients of {self.named} are {says} the reference's",
+                    factor,
+                    rest,
+                    1.0,
+                )
 
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
         """Yield causes: missing gradients, or a common factor. `actual` has the port's derivatives."""
@@ -178,7 +184,7 @@ class Disagreement:
 
         if math.isfinite(factor) and fits(factor):
             meaning = next((f": {says}" for number, says in _factors(self.ours).items() if fits(number)), "")
-            says = f"your gradients are {factor:.6g} × ours{meaning}"
+            says = f"your gradients are {factor:.6g} × the reference's{meaning}"
             explained = 1 - float(np.abs(said - factor * right).max() / np.abs(said - right).max())
             yield Cause("gradient-scale", says, factor, max(left(factor).values()), explained)
 

@@ -124,7 +124,7 @@ def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str,
         yield Cause("loss-smoothing", says, value, float(left[at]), float(1 - left[at] / before))
     value, left = fit(0 * true, true)
     if (left <= max(1.0, abs(value)) * allowed).all():
-        says = f"your losses are {value:.6g} × ours"
+        says = f"your losses are {value:.6g} × the reference's"
         yield Cause("loss-scale", says, value, float(left[at]), float(1 - left[at] / before))
 
 

@@ -100,7 +100,9 @@ def layer_numbers(text: str) -> list[int]:
     """Read a text such as `0,7,31`; raise `UsageError` if it is not a list of numbers."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise UsageError(f"--layers is {shown(text)}; expected numbers separated by commas, from 0: 0,7,31.")
+        raise UsageError(
+            f"--layers is {shown(text)}; expected numbers of layers from 0, separated by commas, such as 0,7,31."
+        )
     return [int(part) for part in parts]
 
 

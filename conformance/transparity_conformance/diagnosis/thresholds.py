@@ -74,7 +74,8 @@ BEAM = Count(8, PAIRS)
 """The smallest number of combinations of faults that the search extends by a further fault."""
 
 WALKS = Count(
-    500, f"{PAIRS}. Pairs are ranked by the sum of their effects: 11 right pairs ranked 375th or better, one 31,228th"
+    500,
+    f"{PAIRS}. Pairs are ranked by the sum of their effects: 11 right pairs are among the first 375; the other right pair is 31,228th",
 )
 """The number of combinations to try at each size, which limits how many combinations are extended."""
 

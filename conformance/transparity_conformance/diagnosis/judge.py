@@ -67,10 +67,10 @@ def judge(
     """Judge the activations that a port returned. Raise `Interrupted` with the report if Ctrl-C ends the search.
 
     Args:
-        port, dtype: The name of the port; the precision that determines the budgets.
-        logits_only, needs_logits: Whether to compare only logits; whether to skip probes without logits.
-        not_compared, repeated: Further lines for the report; the claim that two runs are equal.
-        clock, located: The limits of the search for causes; a function that receives the report before the search.
+        port, dtype: The name of the port, and the precision that determines the budgets.
+        logits_only, needs_logits: Whether to compare only logits, and whether to skip probes without logits.
+        not_compared, repeated: Further lines for the report, and the claim that two runs are equal.
+        clock, located: The limits of the search for causes, and a function that receives the report before the search.
         ranks: The number of ranks, or 1 if the port is also wrong on a single rank.
         answer: The logits, if taps were matched by value.
     """
@@ -161,9 +161,7 @@ def _verdict(
         found = _undeclared(results, measured, rounding, where, dtype, notes)
         return report("diverges", where, with_impact(results, found), notes=tuple(notes))
     if wrong and any(item.tap == "logits" for item in measured):
-        notes.append(
-            "the logits agree, although the port has faults: on these probes, the faults do not change the logits"
-        )
+        notes.append("the logits agree, because on these probes the port's faults do not change the logits")
     places = wrong or faulty or ["logits"]
     unexplained = tuple(divergence_of(results, tap, Explanation()) for tap in places)
     search.located(report("diverges", first, unexplained, notes=tuple(notes)))

@@ -75,7 +75,8 @@ BEAM = Count(8, PAIRS)
 
 WALKS = Count(
     500,
-    f"{PAIRS}. Pairs are ranked by the sum of their effects: 11 right pairs are among the first 375; the other right pair is 31,228th",
+    f"{PAIRS}. Pairs are ranked by the sum of their effects: 11 right pairs are among the first 375, and the other "
+    "right pair is 31,228th",
 )
 """The number of combinations to try at each size, which limits how many combinations are extended."""
 

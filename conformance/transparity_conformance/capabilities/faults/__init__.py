@@ -38,7 +38,7 @@ from transparity_numpy.training.optimization import clip_by_global_norm, train
 Run = Callable[..., Any]
 
 Edits = tuple[tuple[str, str], ...]
-"""(old text, new text) of each edit."""
+"""The pair (old text, new text) of each edit."""
 
 
 @dataclass(frozen=True)

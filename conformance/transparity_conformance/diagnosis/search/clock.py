@@ -30,7 +30,7 @@ Candidate = TypeVar("Candidate")
 
 
 class OutOfTime(Exception):  # noqa: N818 - not an error
-    """The search's work or time is over; unconfirmed candidates are discarded."""
+    """The search has used all of its work or time; unconfirmed candidates are discarded."""
 
 
 @dataclass

@@ -154,11 +154,13 @@ def main() -> None:
         table.add_row(*row(it))
     Console().print(table)
     taken = (
-        f"The model is a decoder of {FORWARD.weights / 1e6:.0f} million parameters in float32 "
-        f"(`{FORWARD.name}` of the race). All ranks share {cores()} cores of one machine. PyTorch's ranks exchange "
-        "data by gloo; JAX has one process. The table shows the cost of sharding and the memory it saves, not how it "
-        "scales. The peak is the memory of one process in training with AdamW. The training ends with all learned "
-        "parameters as NumPy arrays. Other programs used the machine at the same time."
+        f"The model is a decoder of {FORWARD.weights / 1e6:.0f} million parameters in float32, with 8 rows of 64 "
+        f"tokens. All ranks share {cores()} cores of one machine. PyTorch's ranks exchange data with gloo; JAX has "
+        "one process. The table shows what sharding costs and how much memory it saves. It does not show how the "
+        "speed grows with more machines. *Peak* is the largest memory of a process during forward passes and "
+        "training with AdamW, minus its memory before it loads the parameters. If there are several processes, "
+        "*peak* is from the process with the largest value. The training ends with all learned parameters as NumPy "
+        "arrays. Other programs used the machine at the same time."
     )
     conditions = {"cores": cores(), "device": "cpu", "processor": processor(), "versions": versions()}
     kept = {"taken": taken, "conditions": conditions, "figures": [dataclasses.asdict(it) for it in figures]}

@@ -217,7 +217,7 @@ def cause_page(name: str, meaning: Meaning, lines: Iterator[str], says: list[str
     parts = [f"# {meaning.title}", f"`{name}`", f"**Right:** {meaning.right}", *lines]
     parts.append(f"**Where to look:** {meaning.look}")
     if meaning.hidden:
-        parts.append(f"**It does not show with:** {meaning.hidden}.")
+        parts.append(f"**The fault does not show with:** {meaning.hidden}.")
     if taps:
         parts.append("**Activations:** " + ", ".join(f"`{tap}`" for tap in sorted(taps)))
     if says:

@@ -22,7 +22,7 @@ SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
 def highest(x: Experts, count: int) -> Experts:
-    """Return 1 for the `count` highest values along the last axis, else 0. Among equal values, the first ones count."""
+    """Return 1 for the `count` highest values along the last axis, else 0. In a tie, the first values win."""
     _, order = jax.lax.top_k(jax.lax.stop_gradient(x), count)
     return jax.nn.one_hot(order, x.shape[-1], dtype=x.dtype).sum(axis=-2)
 

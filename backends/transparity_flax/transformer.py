@@ -88,7 +88,7 @@ class Transformer(nnx.Module):
             del self.head.kernel
 
     def reader(self, stack: str) -> Any:
-        """Return the module that embeds a stack's input; a decoder may share the encoder's."""
+        """Return the module that embeds a stack's input; both stacks may share one module."""
         return (self.encoder if self.config.shared_embedding else getattr(self, stack)).input
 
     def __call__(

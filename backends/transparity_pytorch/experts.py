@@ -25,7 +25,7 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": _softmax, "sigmoid":
 
 
 def highest(x: ByExpert, count: int) -> ByExpert:
-    """Return 1 for the `count` highest values along the last axis, else 0. Among equal values, the first ones count."""
+    """Return 1 for the `count` highest values along the last axis, else 0. In a tie, the first values win."""
     order = x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
     return F.one_hot(order, x.shape[-1]).sum(dim=-2).to(x.dtype)
 

@@ -76,7 +76,7 @@ CHECKPOINT_HELP = (
     "model with random weights."
 )
 FAMILY_HELP = (
-    "If PORT is load(folder): the family of the folders, such as llama. PORT is checked on a small model of the "
+    "If PORT is load(folder): its model family, such as llama. PORT is checked on a small model of the "
     "family, with random weights. Repeatable."
 )
 SET_HELP = "With --family: value for a field of config.json, such as num_hidden_layers=6. Repeatable."
@@ -84,10 +84,10 @@ COMMAND_HELP = (
     "Instead of PORT: program in any language. The program reads a bundle from a folder and writes its outputs to a "
     "file. The two paths replace {bundle} and {actual} in the command, or are added at its end."
 )
-BUDGET_HELP = "Time limit for each search for causes. By default, the amount of work is limited, not the time."
+BUDGET_HELP = "Time limit for each search for causes. By default, the work of a search is limited, not its time."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
-AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists these."
-RANKS_HELP = "Run PORT on N ranks, as torchrun does. The ranks are compared with one rank, then with the reference."
+AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists ignored ones."
+RANKS_HELP = "Run PORT on N ranks, as torchrun does. The results are compared with one rank and with the reference."
 BY_LAYER_HELP = (
     "Check each layer as a separate model, with the memory for only one layer. Needs --checkpoint and load(folder)."
 )
@@ -102,8 +102,8 @@ INPUTS_HELP = (
     "to arrays."
 )
 HEAD_HELP = (
-    "Output of an encoder-only checkpoint or family. Default: the first of classes, pooled, logits and hidden that "
-    "exists."
+    "Output to compare, for an encoder-only checkpoint or family. Default: the first that exists of classes, pooled, "
+    "logits and hidden."
 )
 AS_HUB_HELP = "With --family: write a small model with random weights, as a Hugging Face folder."
 EXPORTED_HELP = (
@@ -164,7 +164,7 @@ InputsFile = Annotated[Path | None, _option("--inputs", "FILE", INPUTS_HELP)]
 
 SECTIONS = {
     "loss": "the loss of each probe",
-    "gradients": "the gradients of the first loss",
+    "gradients": "the gradients of the first probe's loss",
     "generation": "the continuation of prompts: greedy, sampled with given random numbers, and of different lengths",
     "beams": "the continuation of prompts by beam search",
     "steps": "the logits of cached decoding, in chunks of tokens",
@@ -274,7 +274,7 @@ def presets() -> None:
     for name, system in PRESETS.items():
         differs = "; ".join(departures(system.config)) or "nothing"
         print_line(f"{name}  (document {system.document})")
-        print_line(f"as printed; differs from the paper in: {differs}", indent=4)
+        print_line(f"as the document prints it; differences from the paper: {differs}", indent=4)
         if system.decided:
             print_line(f"decided: {system.decided}", indent=4)
 

@@ -1,7 +1,7 @@
 """The number of threads with which the checker and the port compute small models; imports no NumPy.
 
 The threads of a small matrix product would wait for each other in busy loops. With two threads, checks of small models
-take 1.3 times the processor time, and four times on a busy machine.
+take 1.3 times as much processor time as with one thread. On a busy machine, they take four times as much.
 """
 
 from __future__ import annotations

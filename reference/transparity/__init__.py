@@ -1,7 +1,7 @@
 """transparity: a transformer in three frameworks that provably agree. This package is their shared contract.
 
 The model: `config`, `presets`, `parameters`, `taps`, `axes`. The inputs of the model: `inputs`, `sampling`, `training`,
-`errors`. Interfaces: `protocol`, and `checked` to implement them."""
+`errors`. The interfaces are in `protocol`; `checked` has base classes for their implementations."""
 
 from __future__ import annotations
 

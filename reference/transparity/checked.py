@@ -127,7 +127,7 @@ class CheckedForward(ABC):
 
     @abstractmethod
     def _logits(self, inputs: Inputs, out: Any = None) -> Any:
-        """Return the logits, in the memory of `out` if given, which has their shape and dtype."""
+        """Return the logits. If `out` is given, write them into `out`, which has their shape and dtype."""
 
     @abstractmethod
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float: ...

@@ -59,7 +59,9 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
     checked = {name: _checked_input(config, name, given[name]) for name in config.input_names}
     batches = {name: len(tokens) for name, tokens in checked.items()}
     if len(set(batches.values())) > 1:
-        raise InputError(f"source has {batches['source']} rows and target {batches['target']}; expected equal numbers.")
+        raise InputError(
+            f"source has {batches['source']} rows and target {batches['target']}; expected the same number of rows."
+        )
     shape = checked[config.input_names[0]].shape
     return checked | {name: _checked_further(config, name, given[name], shape) for name in config.further_inputs}
 
@@ -137,7 +139,7 @@ def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]
     for name, value in dict(masks or {}).items():
         if name not in shapes:
             raise InputError(
-                f"masks has {shown(name)}; expected activations of dropout_at: {', '.join(config.dropout_at)}."
+                f"masks has {shown(name)}; expected only activations in dropout_at: {', '.join(config.dropout_at)}."
             )
         mask = as_array(f"the mask of {name}", value, InputError)
         if mask.shape != shapes[name] or mask.dtype != bool:
@@ -188,7 +190,7 @@ def check_step(
     rows = len(checked.get("source", checked["tokens"])) if lengths is None else len(lengths)
     if rows != batch:
         others = "cache" if source is None else "source"
-        raise InputError(f"tokens has {batch} rows and the {others} {rows}; expected equal numbers.")
+        raise InputError(f"tokens has {batch} rows and the {others} {rows}; expected the same number of rows.")
     longest = length + (0 if lengths is None else int(np.max(lengths)))
     check_length(config, longest, "a row with its cached tokens")
     if lengths is not None:
@@ -249,7 +251,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
     inputs["prompt"] = _checked_tokens(config, config.input_names[-1], prompt, called="prompt")
     if source is not None and len(inputs["prompt"]) != len(inputs["source"]):
         rows = f"{len(inputs['prompt'])} rows and source {len(inputs['source'])}"
-        raise InputError(f"prompt has {rows}; expected equal numbers.")
+        raise InputError(f"prompt has {rows}; expected the same number of rows.")
     checked = None if lengths is None else _checked_lengths("lengths", lengths, *inputs["prompt"].shape)
     _check_something_is_seen(config, inputs["prompt"], checked)
     if checked is None:
@@ -257,7 +259,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
     if len(set(checked.tolist())) > 1 and not config.prefixes_agree:
         says = "the rotary angles of all rows depend on the longest row"
         if not config.mask_is_exact:
-            says = f"mask_value is {config.mask_value:g}, so rows would attend to their fillers"
+            says = f"mask_value is {config.mask_value:g}, so rows would attend to their padding"
         raise InputError(f"lengths differ, but {says}; pass the prompts one at a time.")
     return inputs | {"prompt": inputs["prompt"][:, : checked.max()], "lengths": checked}
 

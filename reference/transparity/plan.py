@@ -47,11 +47,11 @@ def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks:
     if ranks == 1 or cut.why_whole or cut.axis is None:
         return Placed(None, cut.why_whole if ranks > 1 else None)
     if cut.heads and cut.heads % ranks:
-        return Placed(None, f"{cut.heads} {cut.of} cannot be distributed over {ranks} ranks")
+        return Placed(None, f"the number of {cut.of} ({cut.heads}) is not a multiple of the number of ranks ({ranks})")
     size = shape[cut.axis]
     if evenly and size % ranks:
         by_features = name.endswith(("token_embedding.weight", "head.weight")) and shape[1] % ranks == 0
-        return Placed(1 if by_features else None, f"{ranks} ranks do not divide {size}")
+        return Placed(1 if by_features else None, f"its size {size} is not a multiple of the number of ranks ({ranks})")
     if (ranks - 1) * -(-size // ranks) >= size:
-        return Placed(None, f"{size} are too few: one of {ranks} ranks would have none")
+        return Placed(None, f"its size {size} is too small: one of {ranks} ranks would have no elements")
     return Placed(cut.axis)

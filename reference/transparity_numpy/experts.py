@@ -17,7 +17,7 @@ SCORES = {"softmax": softmax, "sigmoid": sigmoid}
 
 
 def highest(x: ByExpert, count: int) -> ByExpert:
-    """Return 1 for the `count` highest values along the last axis, else 0. Among equal values, the first ones count."""
+    """Return 1 for the `count` highest values along the last axis, else 0. In a tie, the first values win."""
     found = np.zeros_like(x)
     np.put_along_axis(found, np.argsort(-x, axis=-1, kind="stable")[..., :count], 1, axis=-1)
     return found

@@ -138,9 +138,9 @@ def test_names_that_contradict_what_is_computed_are_told(tmp_path: Path) -> None
     result = adapt(broken(tmp_path, "mingpt", "def keys_first(c, k, q, v)", "def keys_first(c, q, k, v)"), config)
     assert result.is_proved
     lines, _ = summary(result)
-    says = "{0}.query.{1} is blocks.{{i}}.attn.key.{1}, a name that suggests key: a loader that relies on names"
+    says = "{0}.query.{1} is blocks.{{i}}.attn.key.{1}, although this name suggests key: a loader by name"
     told = [says.format("decoder.layers.{i}.self_attention", leaf) for leaf in ("weight", "bias")]
-    assert [line.partition(",")[0] for line in lines if "a name that suggests key" in line] == [
+    assert [line.partition(",")[0] for line in lines if "although this name suggests key" in line] == [
         line.partition(",")[0] for line in told
     ]
 
@@ -243,8 +243,8 @@ def test_a_right_mapping_has_nothing_to_tell(port: str) -> None:
 
 @pytest.mark.long
 def test_rows_in_another_order_than_they_are_rotated_in_are_named() -> None:
-    says = "the rows of your {} have the order for rotating {}, but your model rotates {}: "
-    says += "permute them while you load them"
+    says = "the rows of your {} are in the order for a rotation of {}, but your model rotates {}: "
+    says += "permute the rows while loading"
     halves, neighbours = "halves", "neighbors (as in Meta's code)"
     name = "layers.{i}.attention.wk.weight"
     assert sentences("meta-llama", {KEY: name}) == [says.format(name, halves, neighbours)]
@@ -255,7 +255,9 @@ def test_rows_in_another_order_than_they_are_rotated_in_are_named() -> None:
 
 def test_a_square_weight_that_is_transposed_is_named() -> None:
     name = "transformer.h.{i}.attn.c_proj.weight"
-    assert sentences("gpt2-conv1d", {OUTPUT: name}) == [f"your {name} is transposed: your model computes with {name}.T"]
+    assert sentences("gpt2-conv1d", {OUTPUT: name}) == [
+        f"your {name} is transposed: your model needs the values in {name}.T"
+    ]
 
 
 FORGETFUL = """
@@ -280,5 +282,5 @@ def test_what_is_never_loaded_is_named_by_the_command(tmp_path: Path) -> None:
     result = invoke("adapt", f"{port}:build", "--config", config)
     assert result.exit_code == 1
     said = " ".join(result.output.split())
-    assert "no tensor contains the values of head.weight that your loader received" in said
+    assert "no tensor of your model has the values of head.weight in the folder" in said
     assert "numbers of token_embedding.weight" not in said

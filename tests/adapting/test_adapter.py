@@ -51,11 +51,11 @@ def test_every_number_of_a_tensor_is_that_of_its_parameter() -> None:
 @for_each(
     ("lines", "message"),
     [
-        ({QUERY: "?"}, "leaves decoder.layers.{i}.self_attention.query.weight undetermined: replace"),
+        ({QUERY: "?"}, "'?' instead of a tensor for decoder.layers.{i}.self_attention.query.weight; replace"),
         ({QUERY: "transformer.h.{i}.attn.c_attn.weight"}, "has 1728 elements; expected 576"),
         ({QUERY: "transformer.h.{i}.attn.c_attn.weight[N*H:2*N*H]"}, "selects elements that another line also selects"),
-        ({QUERY: "transformer.h.{i}.gone"}, "names 'transformer.h.0.gone', which is not a tensor of the port"),
-        ({QUERY: ""}, "is not 0 in this model; name its tensor, or"),
+        ({QUERY: "transformer.h.{i}.gone"}, "names 'transformer.h.0.gone', but the port has no such tensor"),
+        ({QUERY: ""}, "this parameter is not 0; name its tensor, or"),
         ({"decoder.layers.{i}.nothing": "x"}, "'decoder.layers.{i}.nothing', which is not a parameter of this model"),
     ],
 )
@@ -198,8 +198,8 @@ def test_a_line_selects_what_pytorch_would(text: str, expected: np.ndarray | Non
 @for_each(
     ("text", "message"),
     [
-        ("absent.weight", "'absent.weight', which is not a tensor of the port"),
-        ("heads.{n}.b", "'heads.{n}.b', which is not a tensor of the port"),
+        ("absent.weight", "'absent.weight', but the port has no such tensor"),
+        ("heads.{n}.b", "'heads.{n}.b', but the port has no such tensor"),
         ("fused.weight[0:X]", "'X' is not a size; expected numbers and D, N, K, H, F"),
         ("fused.weight[0:7/2]", "'7 / 2' is not a whole number"),
         ("fused.weight.view(N, 5, -1)", r"'.view\(N, 5, -1\)' of 'fused.weight.view\(N, 5, -1\)' does not fit"),
@@ -208,7 +208,7 @@ def test_a_line_selects_what_pytorch_would(text: str, expected: np.ndarray | Non
         ("fused.weight[len]", "'len' is not a size"),
         ("fused.weight[2**99]", "an operator other than"),
         ("fused.weight[0:6:2]", "not a size"),
-        ("fused.weight.exp()", "not a tensor of the port"),
+        ("fused.weight.exp()", "the port has no such tensor"),
     ],
 )
 def test_whatever_else_is_written_is_one_sentence_and_never_run(text: str, message: str) -> None:

@@ -132,7 +132,7 @@ ANSWER = "self.norm(x) @ self.embedding.weight.T"
 FLAT = replaced(THEIRS, {ANSWER: f"({ANSWER}).flatten(0, 1)"})
 ROOT_MEAN_SQUARE = "h = nn.functional.rms_norm(x, (16,), self.norm2.weight, 1e-5)"
 NUMBER, OPPOSITE = "0.25 instead of 0.5", "the reference does the opposite"
-SHAPE, TURNED = "your port returns the answer in the shape", "`self.turned(q, cos, sin)`"
+SHAPE, TURNED = "your port returns a result of the shape", "`self.turned(q, cos, sin)`"
 
 
 ROUTED = THEIRS.replace(
@@ -248,7 +248,7 @@ MISTAKES: dict[str, Mistake] = {
     "table": one(
         "self.slopes[",
         "0.3 ** torch.arange(1.0, 5.0)[",
-        "has other numbers than layers.0.slopes: 4 of 4 differ; the first of them is 0.3 instead of 0.5",
+        "has values that differ from layers.0.slopes: 4 of 4 differ; the first of them is 0.3 instead of 0.5",
         SLOPED,
     ),
     "mean": one(

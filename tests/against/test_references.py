@@ -254,7 +254,7 @@ class Counting:
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (Counting(), "cannot be followed"),
+        (Counting(), "cannot be recorded: its recorded operations"),
         (lambda tokens: jnp.asarray(EMBEDDING)[int(tokens[0, 0])], "cannot be recorded: it raised"),
         (7, "expected a module, or a function"),
     ],
@@ -271,5 +271,5 @@ def test_a_wrong_meaning_of_a_primitive_is_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(MEANINGS, "tanh", lambda x, **_: torch.sin(x))
     reference = reference_of("theirs", with_scan)
     assert isinstance(reference, TracedReference)
-    with pytest.raises(TransparityError, match="cannot be followed"):
+    with pytest.raises(TransparityError, match="cannot be recorded: its recorded operations"):
         reference.answer({"tokens": TOKENS})

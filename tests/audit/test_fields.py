@@ -40,7 +40,7 @@ def right() -> Report:
 def test_a_field_that_no_forward_pass_depends_on_is_not_exercised(right: Report) -> None:
     assert right.audit is not None
     assert right.audit.fields_with("not exercised") == ["pad_token_id", "bos_token_id", "eos_token_id"]
-    assert "config.json eos_token_id: no call exercises it" in right.not_compared
+    assert "config.json eos_token_id: no call of the audit depends on it" in right.not_compared
 
 
 def test_a_value_that_is_refused_is_not_compared_and_no_fault(right: Report) -> None:
@@ -55,7 +55,7 @@ def test_a_field_that_is_obeyed_wrongly_is_told_by_what_was_taken_for_it(tmp_pat
     audit = audit_of(load, "llama", tmp_path, with_fields=True)
     wrong = [each for each in of(audit, "rope_scaling") if each.outcome == "wrong"]
     assert [each.says.rpartition("}, ")[2] for each in wrong] == [
-        "the port's result equals the reference with rotary_slow_turns 1.0"
+        "the port's result is the reference's result with rotary_slow_turns 1.0"
     ]
 
 
@@ -73,7 +73,7 @@ def test_the_fields_of_a_port_that_is_wrong_by_itself_wait(tmp_path: Path) -> No
     load = changed("x = x + self.attention(self.norm1(x)", "x = x - self.attention(self.norm1(x)", tmp_path)
     report = check(load, family="llama", audit=True)
     assert report.audit is not None and report.audit.fields == ()
-    assert "config.json, field by field: the fields are audited only if the forward pass agrees" in report.not_compared
+    assert "config.json, field by field: not audited, because the forward pass does not agree" in report.not_compared
     assert not [fault for fault in report.faults if fault.where.startswith("config.json")]
 
 
@@ -165,7 +165,7 @@ def test_the_answer_says_what_the_port_does_with_each_ignored_field_and_what_to_
     assert first == "config.json: 1 of 2 fields ignored: hidden_act; 1 obeyed"
     assert second == f"– {says}"
     assert Audit((followed, ignored)).warning.startswith(
-        "the port handles 1 field wrongly, so it may be wrong for another folder"
+        "the port handles 1 field wrongly, so it may be wrong for other folders"
     )
     assert Audit((followed,)).warning == ""
 

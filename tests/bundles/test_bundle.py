@@ -127,7 +127,7 @@ def test_probes_of_other_models_do_not_fit(tmp_path: Path) -> None:
         export_bundle(preset("translation").resized(), tmp_path, probes("translation"))
     with refused(BundleError, "A bundle needs at least one probe"):
         export_bundle(SMALL, tmp_path, {})
-    with refused(BundleError, "A bundle needs vocabularies of at least 3 tokens"):
+    with refused(BundleError, "A vocabulary is too small for a bundle; expected at least 3 tokens"):
         export_bundle(dataclasses.replace(SMALL, source_vocab_size=2), tmp_path)
     with refused(BundleError, "The bundle is named 'walkthrough', but"):
         export_bundle(SMALL, tmp_path, name="walkthrough")

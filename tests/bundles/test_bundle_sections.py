@@ -376,7 +376,7 @@ def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
     report = judged(bundle, tensors | {"one/logits": tensors["one/logits"] + 1})
     assert report.verdict == "diverges"
     assert report.not_compared[:5] == (
-        "gradients: the forward pass diverges, so its gradients belong to another function",
+        "gradients: the forward pass diverges, so its gradients diverge, too",
         "generate: the forward pass diverges, so the generated tokens diverge, too",
         "beam_search: the forward pass diverges, so the generated tokens diverge, too",
         "step: the forward pass diverges, so cached steps diverge, too",
@@ -427,7 +427,7 @@ def test_without_a_section_its_tensors_do_not_belong_there(tmp_path: Path) -> No
     assert f"{actual} has the unexpected tensor 'mixed/loss'" in " ".join(result.stderr.split())
     with refused(
         BundleError,
-        "There is no section 'caches'; the sections of a bundle are loss, gradients, generation, beams, steps",
+        "A bundle has no section 'caches'; expected one of loss, gradients, generation, beams, steps",
     ):
         export_bundle(SMALL, tmp_path, sections=["caches"])
 
@@ -466,4 +466,4 @@ def test_export_says_what_the_sections_are_for(tmp_path: Path) -> None:
     said = " ".join(result.stdout.split())
     assert "loss: the loss is the mean of -log softmax(logits)[target]" in said
     assert "gradients: the gradients of the first probe's loss with respect to every parameter" in said
-    assert "steps: this mask does not fully hide keys" in said
+    assert "steps: masked keys keep a nonzero weight in this model" in said

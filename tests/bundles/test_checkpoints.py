@@ -159,7 +159,7 @@ def test_a_probe_that_did_not_come_back_leaves_the_verdict_open(written: Path, t
     del answers["one/logits"]
     report = compared(written, answers, tmp_path / "a")
     assert report["verdict"] == "inconclusive"
-    assert "probe one: no logits" in report["not_compared"]
+    assert "probe one: the port returned no logits" in report["not_compared"]
 
 
 def exchange(parameters: Parameters) -> Parameters:
@@ -207,12 +207,12 @@ def test_how_a_checkpoint_is_cut_into_files_makes_no_difference(written: Path, t
 
 
 MISTAKES = {
-    "compare {bundle} {answers}": "contains no weights; pass the checkpoint to which it refers as --checkpoint",
+    "compare {bundle} {answers}": "contains no weights; give the checkpoint for which it was written",
     "compare {bundle} {bundle} --checkpoint {checkpoint}": "is a folder; expected one safetensors file",
     "compare {bundle} {answers} --checkpoint {checkpoint}": "has the unexpected tensor",
-    "compare {plain} {answers} --checkpoint {checkpoint}": "contains its own weights; omit --checkpoint",
+    "compare {plain} {answers} --checkpoint {checkpoint}": "contains its own weights; leave out --checkpoint",
     "compare {damaged} {answers} --checkpoint {checkpoint}": "inputs.safetensors was changed",
-    "compare {bundle} {answers} --checkpoint {other}": "the numbers of 'model.layers.1.mlp.up_proj.weight' differ",
+    "compare {bundle} {answers} --checkpoint {other}": "the values of 'model.layers.1.mlp.up_proj.weight' differ",
     "export --checkpoint {checkpoint} {checkpoint}": "has other files in it",
     "export --checkpoint {checkpoint} new --loss": "leave out the other options",
     "export --layers 0 new": "leave out the other options",

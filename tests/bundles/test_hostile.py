@@ -200,9 +200,9 @@ PLACES: list[tuple[str, Any, str]] = [
     ("name", "gpt", "There is no preset 'gpt'"),
     ("dtype", "int8", f"{TYPE}dtype: invalid enum value 'int8'"),
     ("extra", 1, "unknown field 'extra'"),
-    ("sha256", {}, "it lists the sha256 of ['manifest.json']"),
+    ("sha256", {}, "it lists hashes of the files ['manifest.json']"),
     ("sha256", 5, f"{TYPE}sha256: "),
-    ("sha256 more", "", "it lists the sha256 of"),
+    ("sha256 more", "", "it lists hashes of the files"),
     ("checkpoint", 5, f"{TYPE}checkpoint: "),
     ("probes", {}, f"{TYPE}probes: "),
     ("probes", dict.fromkeys(map("p{}".format, range(17)), PROBE), f"{TYPE}probes: "),
@@ -226,7 +226,7 @@ PLACES: list[tuple[str, Any, str]] = [
 
 MANIFESTS: dict[str, Row] = {f"{place} = {str(value)[:40]}": (put(place, value), says) for place, value, says in PLACES}
 
-ANOTHER = "does not fit the configuration and the probes"
+ANOTHER = "does not fit the configuration and probes"
 
 SECTIONED: dict[str, Row] = {
     f"{place} = {value}": (put(f"capabilities {place}", value), says)

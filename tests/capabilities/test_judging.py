@@ -112,7 +112,7 @@ def test_a_draw_at_a_boundary_is_a_tie_and_one_beyond_it_is_wrong(off: float, sa
     found = judged(dataclasses.replace(request, uniforms=uniforms), tokens, "float32")
     place = f"token {request.prompt.shape[1]}, drawn"
     assert (found.share <= 1) == (says != "wrong")
-    assert found.near == ((f"{place} is a tie within rounding",) if says == "a tie" else ())
+    assert found.near == ((f"{place}: two choices are equally good, within rounding",) if says == "a tie" else ())
     assert says == "right" or found.where == place
 
 

@@ -31,7 +31,7 @@ from transparity_conformance.report.parts import Stopwatch, Timing
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
 
 SCORES = "decoder.layers.{}.self_attention.scores"
-SAYS = "your scores are 0.5000 × ours: scaled by 1/√embed_dim (0.125) instead of 1/√head_dim (0.25)"
+SAYS = "your scores are 0.5000 × the reference's: scaled by 1/√embed_dim (0.125) instead of 1/√head_dim (0.25)"
 SCALE = Cause("attention-scale", SAYS, 0.125, 2e-7, 1.0)
 BIAS = Cause("bias-dropped", "the value bias is missing", None, 3e-7, 0.9999)
 PROFILE = {"row": [1.0, 1.0], "position": [0.0, 1e-8, 1.0, 0.1], "head": [0.0, 2.0, 0.0]}
@@ -173,7 +173,7 @@ def test_values_that_a_loader_refuses_are_counted_and_verbose_lists_them() -> No
     lines = [f"config.json act {each.value}: {each.says}" for each in fields[:3]]
     lines += ["config.json eos: no call shows it", "loss: the port has no such method"]
     right = report(verdict="agrees", audit=Audit(tuple(fields)), not_compared=tuple(lines))
-    assert "3 values of fields in config.json: the port refuses them" in flat(as_text([right]))
+    assert "config.json, 3 changed values: the port refuses them" in flat(as_text([right]))
     assert "KeyError" not in as_text([right]) and "no call shows it" not in as_text([right])
     assert 'config.json act "a", config.json act "b"' in flat(as_text([right], verbose=True))
 
@@ -305,7 +305,7 @@ def test_it_is_readable_at_80_columns() -> None:
 
 def test_numbers_that_are_not_finite_are_described() -> None:
     lost = report(fault(error=math.inf), measured=(Measured("logits", "mixed", math.nan, 1e-6, math.inf, 1e-6),))
-    assert "has numbers that are not finite" in as_text([lost])
+    assert "has values that are not finite" in as_text([lost])
     assert "∞" in as_html([lost])
     assert bars([math.inf, 1.0, 0.0, math.nan], 1e-6) == "█▁·█"
     assert bars([math.nan, 1.0], 1e-6) == "█▁"

@@ -122,10 +122,10 @@ def test_a_large_model_is_listened_to_on_one_row(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.long
 def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = check(ScaledByTheWidth, config=GPT2, budget=0)
-    assert any("not recorded: the time of the search is over" in note for note in slow.notes)
+    assert any("not recorded: no time is left for the search" in note for note in slow.notes)
     for patched, says in (
-        ((work, "OPERATION", 1.0), "the search for causes has used its full number of runs"),
-        ((heard, "WALKS_OF_A_TAP", 10**9), "the search for the port's 27 activations needs too many runs"),
+        ((work, "OPERATION", 1.0), "the search for causes reached its limit of runs"),
+        ((heard, "WALKS_OF_A_TAP", 10**9), "matching the port's 27 activations would need too many runs"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(*patched)

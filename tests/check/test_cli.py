@@ -60,7 +60,7 @@ def test_presets_lists_departures_from_the_paper() -> None:
     text = plain(result.stdout)
     for name, system in PRESETS.items():
         assert f"{name} (document {system.document})" in text
-        assert f"as printed; differs from the paper in: {'; '.join(departures(system.config))}" in text
+        assert f"as the document prints it; differences from the paper: {'; '.join(departures(system.config))}" in text
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -55,7 +55,7 @@ save_file({name: value for name, value in tensors.items() if name != "one/logits
             "1, with the message: out of memory.",
         ),
         ("import os\nactual.write_bytes(right[:-8])\nos.abort()", "inconclusive", "was killed by SIGABRT"),
-        (PARTIAL, "inconclusive", "probe one: no logits"),
+        (PARTIAL, "inconclusive", "probe one: the port returned no logits"),
     ],
 )
 def test_a_program_is_judged_by_its_output_and_its_end(

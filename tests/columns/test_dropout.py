@@ -79,9 +79,12 @@ def test_what_is_dropped_is_zero_and_what_is_kept_grows() -> None:
     [
         (
             {"logits": np.ones((8, 9, 31), bool)},
-            "masks has 'logits'; expected activations of dropout_at: attention.weights",
+            "masks has 'logits'; expected only activations in dropout_at: attention.weights",
         ),
-        ({"decoder.layers.9.feed_forward.output": np.ones((8, 9, 24), bool)}, "expected activations of dropout_at"),
+        (
+            {"decoder.layers.9.feed_forward.output": np.ones((8, 9, 24), bool)},
+            "expected only activations in dropout_at",
+        ),
         ({"decoder.layers.0.feed_forward.output": np.ones((8, 9), bool)}, "expected (8, 9, 24) bool"),
         ({"decoder.layers.0.feed_forward.output": np.ones((8, 9, 24))}, "dtype float64; expected"),
     ],

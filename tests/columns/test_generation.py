@@ -124,7 +124,7 @@ def test_rows_of_different_lengths_need_a_mask_that_hides(name: str) -> None:
     config = small(mask_value=-1e-20)
     forward = backend(name)(config, probe_parameters(config))
     prompt = np.array([[1, 3], [4, 4]])
-    with pytest.raises(InputError, match="rows would attend to their fillers"):
+    with pytest.raises(InputError, match="rows would attend to their padding"):
         forward.generate(prompt, 2, lengths=[1, 2])
     with pytest.raises(InputError, match="use a full forward pass"):
         forward.step(prompt)

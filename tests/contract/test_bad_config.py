@@ -188,7 +188,7 @@ def test_a_lone_stack_shares_no_embedding() -> None:
             "layer_overrides has 'norm' for layers of the kind 'full'; expected a field in which layers may differ",
         ),
         ({"other": {"rope_theta": 5.0}}, "layer_overrides has the kind 'other', which is not in layer_types (full"),
-        ({"full": {"rope_theta": -1}}, "layer_overrides of the kind 'full' is impossible: rope_theta is -1"),
+        ({"full": {"rope_theta": -1}}, "layer_overrides for layers of the kind 'full' is not valid: rope_theta is -1"),
         (
             {"full": {"positions": "alibi"}},
             "layer_overrides changes positions from 'sinusoidal' to 'alibi' for layers of the kind 'full'",

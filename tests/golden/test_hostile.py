@@ -50,15 +50,15 @@ def calling(does: str) -> str:
 
 
 FAILING = (
-    (calling("os._exit(0)"), "The port's process ended with the exit code 0 at forward"),
-    (calling("os.kill(os.getpid(), signal.SIGSEGV)"), "The port's process was killed by SIGSEGV at forward"),
+    (calling("os._exit(0)"), "The port's process ended with the exit code 0 during forward"),
+    (calling("os.kill(os.getpid(), signal.SIGSEGV)"), "The port's process was killed by SIGSEGV during forward"),
     (calling("sys.exit(0)"), "raised SystemExit: 0"),
     (calling("raise KeyboardInterrupt"), "raised KeyboardInterrupt"),
     (calling("raise type('PanicException', (BaseException,), {})('a panic')"), "raised PanicException: a panic"),
-    (calling("if os.fork() == 0: time.sleep(60)\n        os._exit(4)"), "ended with the exit code 4 at forward"),
+    (calling("if os.fork() == 0: time.sleep(60)\n        os._exit(4)"), "ended with the exit code 4 during forward"),
     (calling("return np.broadcast_to(np.float32(0), (10**6, 10**6))"), "its arrays have 4,000,000,000,000 bytes"),
     (calling("raise RuntimeError('no tokens')"), "forward(tokens=…) raised RuntimeError: no tokens (port.py, line 16)"),
-    ("def build(config, parameters): os._exit(3)", "ended with the exit code 3 at build(config, parameters)"),
+    ("def build(config, parameters): os._exit(3)", "ended with the exit code 3 during build(config, parameters)"),
     ("def build(config, parameters): sys.exit(0)", "build(config, parameters) raised SystemExit: 0"),
     ("def build(): pass", "port.py:build takes 0 arguments; expected load(folder) with one argument, or build("),
     (
@@ -70,7 +70,7 @@ FAILING = (
         "build(config, parameters) raised RuntimeError: no weights for you",
     ),
     ("class Panic(BaseException): pass\nraise Panic", "cannot be imported: Panic"),
-    ("os._exit(0)", "The port's process ended with the exit code 0 at loading the port"),
+    ("os._exit(0)", "The port's process ended with the exit code 0 during loading the port"),
     ("sys.exit(1)", "cannot be imported: SystemExit"),
     ("import no_such_module\n", "cannot be imported: No module named 'no_such_module' "),
     ("x = 1\n1 / 0\n", "cannot be imported: ZeroDivisionError: division by zero (port.py, line 14)."),
@@ -175,7 +175,10 @@ def test_arguments_that_do_not_fit_are_one_sentence(
         ("check no.such:build", "There is no module 'no.such' in this folder, and no installed package has this name."),
         ("check json.no:build", "There is no module 'json.no' in this folder, and no installed package has this name."),
         ("check ..:build", ".. cannot be imported: "),
-        (f"check {LLAMA}load", f"{LLAMA}load takes one argument, like a loader load(folder); add --family NAME or"),
+        (
+            f"check {LLAMA}load",
+            f"{LLAMA}load takes one argument, so it must be a loader load(folder); add --family NAME or",
+        ),
         (f"check {LLAMA}build --family llama", "--family needs load(folder)"),
         (f"check {LLAMA}neither --family llama", f"{LLAMA}neither takes 3 arguments; expected load(folder) with one"),
         (f"check {LLAMA}load_nothing --family llama", "load(folder) returned None; expected a model, or a function"),
@@ -198,7 +201,7 @@ def test_bad_usage_exits_with_2(arguments: list[str]) -> None:
 def test_a_configuration_in_place_of_a_checkpoint_is_named_and_vice_versa(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
     message = refused(invoke("check", REFERENCE, "--config", tmp_path / "config.json"))
-    assert "a hub's config.json is imported with its checkpoint" in message
+    assert "a Hugging Face config.json belongs to --checkpoint" in message
     (tmp_path / "config.json").write_text(preset("notes-lm").to_json())
     assert "already imported; pass it as --config" in refused(invoke("check", REFERENCE, "--checkpoint", tmp_path))
 
@@ -221,8 +224,8 @@ def build(config, parameters):
     return port
 """
     assert refused(checked(tmp_path, source)) == (
-        "The port's process ended with the exit code 0 at step; expected an answer. "
-        "The forward pass was already compared: it agrees."
+        "The port's process ended with the exit code 0 during step; run the port without the checker to see why. "
+        "Before this error, the forward pass was compared: it agrees."
     )
 
 

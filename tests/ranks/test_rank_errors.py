@@ -54,7 +54,8 @@ def children_of(groups_of: set[int]) -> list[str]:
 def test_a_rank_that_dies_is_named() -> None:
     with started("dies") as build, pytest.raises(PortProcessError) as raised:
         check(build, "notes-lm")
-    assert str(raised.value) == "The process of rank 2 of 3 ended with the exit code 7 at forward; expected an answer."
+    said = "The process of rank 2 of 3 ended with the exit code 7 during forward; run the port without the checker"
+    assert str(raised.value) == f"{said} to see why."
 
 
 def test_a_rank_that_hangs_is_named_and_nothing_of_it_is_left() -> None:
@@ -102,7 +103,7 @@ def test_a_replica_that_is_off_on_one_rank_diverges_though_the_first_is_right(sh
     assert "RANK" not in os.environ, "the checker has no rank itself"
     assert report.verdict == "diverges"
     assert [cause.mistake for fault in report.faults for cause in fault.causes] == ["replicas-differ"]
-    assert "ranks 0 and 2 have different values of the replica logits" in report.faults[0].causes[0].says
+    assert "ranks 0 and 2 have different values of the replicated logits" in report.faults[0].causes[0].says
 
 
 def test_code_that_does_not_run_on_one_rank_is_compared_with_the_reference_alone(shared: IsolatedBuild) -> None:

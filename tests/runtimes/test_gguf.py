@@ -103,7 +103,7 @@ def test_quantisation_is_told_from_the_mistakes_of_a_conversion(wide: Hub, check
     again, mistakes = wrong.report["notes"]
     assert alone.startswith("quantization alone changes the logits by up to ")
     assert again == alone
-    assert mistakes.startswith("the sum of all faults changes the logits by up to ")
+    assert mistakes.startswith("the combination of all faults changes the logits by up to ")
 
 
 def test_one_wrong_row_is_found_though_no_mistake_explains_it(wide: Hub, check: Check, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ BROKEN: list[tuple[Callable[[bytes], bytes], str]] = [
     (lambda data: data[:200], SHORT),
     (lambda data: b"GGML" + data[4:], "GGUF magic invalid"),
     (lambda data: data[:4] + b"\x09\0\0\0" + data[8:], "Sorry, file appears to be version 9 which we cannot handle"),
-    (lambda data: data[:4] + b"\0\0\0\x03" + bytes(16) + data[24:], "its numbers are big-endian"),
+    (lambda data: data[:4] + b"\0\0\0\x03" + bytes(16) + data[24:], "its byte order is big-endian"),
     (lambda data: data[:8] + HUGE + data[16:], MANY),
     (lambda data: data[:16] + HUGE + data[24:], MANY),
     (lambda data: data[:24] + HUGE + data[32:], SHORT),

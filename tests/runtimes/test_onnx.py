@@ -76,7 +76,7 @@ def test_a_graph_in_half_precision_is_checked_in_it(asked: str, hub: Hub, check:
     checked = check(graph, "--checkpoint", hub("llama"), "--dtype", asked)
     assert checked.exit_code == 0, checked.errors
     assert checked.report["dtype"] == "float16"
-    said = "the weights of the artifact are float16, so the budgets are for float16 instead of float32"
+    said = "the artifact's weights are float16, so the tolerances are for float16 instead of float32"
     assert (said in checked.report["notes"]) == (asked == "float32")
 
 

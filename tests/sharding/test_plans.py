@@ -62,7 +62,8 @@ def test_large_parameters_are_sharded_where_ranks_divide_them(evenly: bool) -> N
 def test_heads_are_not_cut(evenly: bool) -> None:
     says = report(plan(CASES["gemma"], 2, evenly=evenly))
     scope = "decoder.layers.0.self_attention"
-    assert f"{scope}.key.weight: replicated, since 1 heads cannot be distributed over 2 ranks" in says
+    why = "the number of heads (1) is not a multiple of the number of ranks (2)"
+    assert f"{scope}.key.weight: replicated, since {why}" in says
     assert not any("query" in line for line in says)
     placed = plan(preset("shared-heads").resized(num_heads=4), 2, evenly=evenly)
     assert placed["encoder.layers.0.self_attention.query.weight"].fallback == "one map serves all heads"
@@ -73,11 +74,11 @@ def test_an_odd_vocabulary_is_sharded_unevenly_or_by_features() -> None:
     config = dataclasses.replace(CASES["llama"], target_vocab_size=31)
     assert sharded(config, 2, evenly=False)["head.weight"] == 0
     assert sharded(config, 2, evenly=True)["head.weight"] == 1
-    assert "head.weight: sharded by features, since 2 ranks do not divide 31" in report(plan(config, 2, evenly=True))
+    why = "its size 31 is not a multiple of the number of ranks (2)"
+    assert f"head.weight: sharded by features, since {why}" in report(plan(config, 2, evenly=True))
     few = dataclasses.replace(config, target_vocab_size=6)
-    assert "head.weight: replicated, since 6 are too few: one of 4 ranks would have none" in report(
-        plan(few, 4, evenly=False)
-    )
+    why = "its size 6 is too small: one of 4 ranks would have no elements"
+    assert f"head.weight: replicated, since {why}" in report(plan(few, 4, evenly=False))
 
 
 def test_ranks_have_whole_heads_of_keys_of_a_recurrence_and_what_shares_them(evenly: bool) -> None:
@@ -89,5 +90,5 @@ def test_ranks_have_whole_heads_of_keys_of_a_recurrence_and_what_shares_them(eve
         assert of - set(cut) == of & {f"{scope}.{name}" for name in whole}
         assert {name: axis for name, axis in cut.items() if name in of and axis} == {f"{scope}.output.weight": 1}
         assert not of & set(sharded(config, 4, evenly))
-        why = "2 heads of keys cannot be distributed over 4 ranks"
+        why = "the number of heads of keys (2) is not a multiple of the number of ranks (4)"
         assert f"{scope}.query_convolution.weight: replicated, since {why}" in report(plan(config, 4, evenly=evenly))

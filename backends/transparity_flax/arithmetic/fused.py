@@ -23,7 +23,7 @@ BLOCK = 128
 
 
 def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLike) -> bool:
-    """Return whether fused attention applies: no tap function, no softcap, masked keys weigh 0, XLA sums in float32."""
+    """Return whether fused attention applies: without taps and softcap, with exact masks, and with sums in float32."""
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and dtype in DTYPES
 
 

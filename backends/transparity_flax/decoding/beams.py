@@ -20,7 +20,7 @@ from transparity_flax.state.cache import Cache, select_rows
 
 
 class BeamState(NamedTuple):
-    """The score of each beam of each row, the number of tokens added to it, and whether it has ended."""
+    """For each beam of each row: the score, the number of added tokens, and whether the beam has ended."""
 
     score: Float[Array, "batch beams"]
     added: PerBeam

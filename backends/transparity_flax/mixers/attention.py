@@ -129,7 +129,7 @@ class SelfAttention(AttentionProjections):
 
 
 class CrossAttention(AttentionProjections):
-    """Multi-head attention from `x` to the encoder's output; with a cache, its keys and values are in the cache."""
+    """Multi-head attention from `x` to the encoder's output; with a cache, keys and values come from the cache."""
 
     def __call__(self, x: Hidden, context: Context) -> Hidden:
         assert context.memory_mask is not None

@@ -37,7 +37,10 @@ def add_statistics(norm: Any, features: int) -> None:
 
 
 def statistics(norm: Any, x: Vectors, tap: Tap) -> tuple[Weight, Weight]:
-    """Return the running mean and variance or, in training, the batch's; training also taps the new running ones."""
+    """Return the running mean and variance or, in training, the mean and variance of the batch.
+
+    Training also taps the new running statistics.
+    """
     if norm.use_running_average:
         return norm.mean[...], norm.var[...]
     mean, variance = batch_statistics(x)

@@ -68,8 +68,8 @@ class ShardedBackend(CheckedShardedBackend[ShardedForward]):
         if data * tensor > len(devices):
             given = f"{data} data ranks × {tensor} tensor ranks need {data * tensor} devices"
             raise BackendError(
-                f"{given}; there are {len(devices)}, and --xla_force_host_platform_device_count in XLA_FLAGS can add "
-                "more."
+                f"{given}, but there are {len(devices)}; add CPU devices with --xla_force_host_platform_device_count "
+                "in XLA_FLAGS."
             )
         self.mesh = Mesh(np.array(devices[: data * tensor]).reshape(data, tensor), ("data", "tensor"))
 

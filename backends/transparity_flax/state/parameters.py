@@ -37,13 +37,13 @@ def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any, de
     """
     left = set(parameters) - {name for _, name, _ in variables(model)}
     if left:
-        raise ParameterError(f"{', '.join(sorted(left))}: the model has no such parameters")
+        raise ParameterError(f"The model has no parameters {', '.join(sorted(left))}")
     for path, name, variable in variables(model):
         own = variable.get_value().shape
         value = np.asarray(parameters[name])
         value = value.T if path[-1] == "kernel" else value
         if value.shape != own:
-            raise ParameterError(f"{name}: {value.shape} does not fit the model's own shape {own}")
+            raise ParameterError(f"The parameter {name} has the shape {value.shape}; the model needs {own}")
         variable.set_value(jax.device_put(rounded(value, dtype), device))
 
 

@@ -17,7 +17,7 @@ from transparity_pytorch.transformer import Transformer
 
 
 class BeamState(NamedTuple):
-    """The score of each beam of each row, the number of tokens added to it, and whether it has ended."""
+    """For each beam of each row: the score, the number of added tokens, and whether the beam has ended."""
 
     score: Float[Tensor, "batch beams"]
     added: PerBeam

@@ -29,9 +29,9 @@ for two places than for one. More places cost more compilation time than they sa
 def one_row_by_mkl() -> Literal["whole", "parts"] | None:
     """Return how MKL should multiply one row, or None if oneDNN is faster.
 
-    On Intel, a whole product takes 0.9 times as long as with oneDNN, and half as long as in parts. On AMD without
-    AVX-512, the product is computed in parts, because MKL computes a whole product in one thread. On AMD with AVX-512,
-    decoding with MKL takes 1.5 times as long as with oneDNN.
+    On Intel, a whole product by MKL takes 0.9 times as long as by oneDNN, and half as long as a product in parts. On
+    AMD without AVX-512, the product is computed in parts, because MKL computes a whole product in one thread. On AMD
+    with AVX-512, decoding with MKL takes 1.5 times as long as with oneDNN.
     """
     if not torch.backends.mkl.is_available():
         return None

@@ -38,7 +38,10 @@ def add_statistics(norm: nn.Module, features: int) -> None:
 
 
 def statistics(norm: Any, x: Vectors, tap: Tap) -> tuple[Weight, Weight]:
-    """Return the running mean and variance or, in training, the batch's; training also taps the new running ones."""
+    """Return the running mean and variance or, in training, the mean and variance of the batch.
+
+    Training also taps the new running statistics.
+    """
     if not norm.training:
         return norm.running_mean, norm.running_var
     mean, variance = batch_statistics(x)

@@ -160,7 +160,7 @@ class ShardedBackend(CheckedShardedBackend[ShardedForward]):
             dist.init_process_group("nccl" if _a_gpu_for_each() else "gloo")
         if data * tensor > dist.get_world_size():
             given = f"{data} data ranks × {tensor} tensor ranks need {data * tensor} processes"
-            raise BackendError(f"{given}; {dist.get_world_size()} were launched.")
+            raise BackendError(f"{given}, but {dist.get_world_size()} were launched.")
         ranks = torch.arange(data * tensor).reshape(data, tensor)
         self.mesh = DeviceMesh(self.devices()[0], ranks, mesh_dim_names=("data", "tensor"))
         self.takes_part = dist.get_rank() < data * tensor

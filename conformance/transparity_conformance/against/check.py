@@ -85,7 +85,7 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
         raise UsageError(f"dtype is {shown(asked.dtype)}; expected one of {', '.join(RULES)}.")
     first, *others = asked.against if isinstance(asked.against, list | tuple) else [asked.against]
     if others[1:]:
-        raise UsageError(f"{len(others) + 1} references were given; expected one, or two.")
+        raise UsageError(f"--against was given {len(others) + 1} times; expected one or two references.")
     asked = dataclasses.replace(asked, against=first)
     reads_folder = asked.config is not None or asked.checkpoint is not None or first == "transformers"
     for package in ("transformers", "torch") if reads_folder else ("torch",):
@@ -190,7 +190,7 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
     If the user gave a configuration, the folder is temporary and contains a small model.
     """
     if asked.config is not None and asked.checkpoint is not None:
-        raise UsageError("--config makes a small model and --checkpoint names one; give one of the two.")
+        raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
         folder = None if asked.checkpoint is None else Path(asked.checkpoint)
         if asked.config is not None:
@@ -264,7 +264,7 @@ def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[
     if required_arguments(signature_of(make)) != 1:
         return []
     if folder is None:
-        raise UsageError(f"{spec} takes a folder, but none was given; add --config config.json or --checkpoint FOLDER.")
+        raise UsageError(f"{spec} needs a model folder; add --config config.json or --checkpoint FOLDER.")
     return [str(folder)]
 
 
@@ -335,12 +335,12 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source
     untested: tuple[str, ...] = ()
     for name in (*DRAWN, *COMPARISONS):
         if report.verdict != "agrees":
-            reason = "an earlier comparison differs" if report.verdict == "diverges" else "no forward pass was compared"
+            reason = "an earlier comparison failed" if report.verdict == "diverges" else "no forward pass was compared"
             found = not_compared(f"{name}: {reason}")
         elif name in COMPARISONS:
             found = COMPARISONS[name](sides, probes)
         elif source is None:
-            found = not_compared(f"{name}: you gave the inputs, so the checker draws no others")
+            found = not_compared(f"{name}: not compared with --inputs, because the checker then draws no random inputs")
         else:
             found = DRAWN[name](sides, source)
         report, untested = with_capabilities(report, found), untested + found.untested

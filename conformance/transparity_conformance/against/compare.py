@@ -231,7 +231,7 @@ def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clo
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
     for experts in reference.experts:
-        progress(f"looking for edits that explain {chosen.probe}", 0, 1)
+        progress(f"looking for edits that explain the difference on {chosen.probe}", 0, 1)
         departures = call.departures(experts, clock)
         tried = _outcome(Confirming(departures, others, experts, clock), outcome)
         found = max(found, tried, key=lambda each: (each.is_explained, -each.lost))
@@ -253,7 +253,7 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     misshapen = [each for each in outcome.wrong if each.is_misshapen]
     notes = _notes(misshapen, len(every) - len(found))
     for one in [each for each in misshapen if each.is_reshaped][:1]:
-        says = f"your port returns the answer in the shape {one.actual.shape} instead of {one.shape}"
+        says = f"your port returns a result of the shape {one.actual.shape} instead of {one.shape}"
         causes = (Cause(RESHAPED, says, None, residual, 1.0),) if now.agrees else ()
         faults.append(Divergence("answer", math.inf, one.budget, causes, probe=one.probe, is_misshapen=True))
     unlocated = Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
@@ -263,26 +263,31 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     notes = []
     for each, others in confirming.equal_edits(found):
         if others:
-            notes.append(f"{each.step.module or 'answer'}: equally well explained if the port {'; or '.join(others)}")
+            notes.append(f"{each.step.module or 'answer'}: equally good edits: the port {'; or '.join(others)}")
     probes = ", ".join(each.probe for each in outcome.answers)
-    return dataclasses.replace(outcome, notes=[*notes, f"the edited reference computes the port's answers on {probes}"])
+    return dataclasses.replace(
+        outcome, notes=[*notes, f"with these edits, the reference computes the port's results on {probes}"]
+    )
 
 
 def _notes(misshapen: Sequence[Answer], left_out: int) -> list[str]:
-    notes = [f"answer has the shape {one.actual.shape} on {one.probe}, expected {one.shape}" for one in misshapen[:1]]
+    notes = [
+        f"the port's result has the shape {one.actual.shape} on {one.probe}; expected {one.shape}"
+        for one in misshapen[:1]
+    ]
     return notes + [LATER.format(left_out)] * (left_out > 0)
 
 
 LATER = (
-    "{} later differences may follow from an unexplained one and are not listed: fix the listed ones, and check again"
+    "{} later differences are not listed, because an unexplained difference may cause them: fix the listed ones first"
 )
 
 
 def without_consequences(found: Sequence[Departure]) -> list[Departure]:
-    """Drop each unexplained difference that depends on one at another line of the reference.
+    """Drop each unexplained difference that depends on a difference at another line of the reference.
 
-    After an unexplained difference, the reference continues with a similar value of the port. If this value is not the
-    right one, right lines also differ.
+    After an unexplained difference, the reference continues with a similar value of the port. If this is the wrong
+    value, later lines of the port differ although they are right.
     """
     kept: list[Departure] = []
     for each in found:

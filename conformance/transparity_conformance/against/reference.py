@@ -88,8 +88,8 @@ class Reference:
         counted = answer if kept is None else answer[kept]
         if not np.isfinite(counted).any():
             raise RefusedError(
-                f"The reference {self.name} returns no value to compare on {described(inputs)}: its answer is empty, "
-                "not finite or masked; give other inputs."
+                f"The reference {self.name} returns nothing to compare on {described(inputs)}: its result is empty, "
+                "only padding, masked or not finite; give other inputs."
             )
         noise = max(float(apart(exact, rounded, kept).max()) for exact, rounded in points)
         return RULES[dtype].budget(noise, epsilon(dtype), largest(counted))

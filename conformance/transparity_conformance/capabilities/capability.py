@@ -78,7 +78,7 @@ class BuiltPort:
         return self.built_for(probe.config, probe.parameters) if isinstance(probe, ReachProbe) else self.forward
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
-        """Build the port with a copy of `parameters`; for the same `parameters`, return the port built before."""
+        """Build the port with a copy of `parameters`; for the same `parameters`, return the earlier port."""
         if id(parameters) in self.of_reached:
             return self.of_reached[id(parameters)]
         key = config, id(parameters)  # requests with another end token have another config

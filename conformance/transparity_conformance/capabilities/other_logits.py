@@ -143,10 +143,12 @@ def _why_not_packed(probe: Probe, dtype: str) -> str:
     if len(config.stacks) > 1 or not config.token_inputs or config.num_token_types:
         return "documents are packed only for a model whose only input is tokens"
     if not config.mask_is_exact:
-        return "this mask does not fully hide keys, so documents cannot be hidden from each other"
+        return "masked keys keep a nonzero weight in this model, so documents would see each other"
     if config.angle_limits:
-        return "rotary angles depend on the length, of a document or of a row"
-    return _why_no_logits(probe, dtype) or ("" if config.max_length > 2 else "max_length is too small for documents")
+        return "rotary angles depend on the length, and a document is shorter than its row"
+    return _why_no_logits(probe, dtype) or (
+        "" if config.max_length > 2 else "max_length is too small for two documents"
+    )
 
 
 def _document_inputs(config: TransformerConfig, tokens: np.ndarray) -> Arrays:
@@ -188,7 +190,7 @@ RECURRENT_FAULTS = {
     ),
     "each document influences the later documents in its row": (),
 }
-"""The same for a model with a recurrence, whose state continues in every edit."""
+"""The edits for a model with a recurrence. In each of them, the state continues from one document to the next."""
 
 
 def _of_wrongly_packed(whole: Probe, documents: np.ndarray) -> Iterator[tuple[Cause, np.ndarray]]:
@@ -216,8 +218,8 @@ PACKED = Capability(
     name="packed",
     attribute="packed",
     signature="packed(tokens, documents) → logits (batch, length, vocab)",
-    purpose="the logits of rows with several documents. `documents` has the number of each token's document in its "
-    "row. Every document has the logits that it has alone",
+    purpose="the logits of rows that contain several documents. `documents` has the number of each token's document. A "
+    "document has the same logits as in a row of its own",
     ways=(Way("packed", _packed_requests, further=_packed_further),),
     ask=functools.partial(_ask, "packed"),
     shapes=lambda key, request: {f"{key}/logits": request.shape},

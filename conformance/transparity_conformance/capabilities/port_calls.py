@@ -64,7 +64,7 @@ def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a port's function, or None if Python finds none, as for some compiled functions."""
+    """Return the signature of a port's function; None if Python finds no signature, as for some compiled functions."""
     try:
         signature: inspect.Signature = call_port(inspect.signature, function)
     except PortCallError:
@@ -81,7 +81,8 @@ def has_method(port: Any, name: str) -> bool:
 
 
 def describe_raised(error: BaseException) -> str:
-    """Describe an exception in one clause, with the innermost line of the port's code. Without one, use a package's."""
+    """Describe an exception in one clause, with the innermost line of the port's code or, without such a line, of a
+    package."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if home(frame.filename) is not None]
     own = [frame for frame in frames if home(frame.filename) == "" and not _is_column(frame.filename)] or frames
     where = f" ({_shown_file(own[-1].filename)}, line {own[-1].lineno})" if own else ""

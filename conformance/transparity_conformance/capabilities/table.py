@@ -75,7 +75,7 @@ def compare_capability(
         return not_compared(f"{row.attribute}: {reason}")
     config = first_of(forward.probes)[1].config
     far = row.is_long and config.max_length > LONGEST
-    too_far = f"{row.attribute}: calls beyond a max_length of {config.max_length:,} would take too long"
+    too_far = f"{row.attribute}: calls longer than max_length ({config.max_length:,} tokens) would take too long"
     found = not_compared(*[too_far] * far)
     for way in row.ways:
         verdicts = {claim.id: claim.verdict for claim in found.claims}
@@ -87,7 +87,7 @@ def compare_capability(
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
     """Return why a claim is not compared for any port; empty if it is compared."""
     if way.requires and verdicts.get(way.requires) != "agrees":
-        return "this depends on greedy generation, which is wrong"
+        return "greedy generation is wrong, and this depends on it"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)
 
 
@@ -102,7 +102,7 @@ def _not_taken(forward: Any, row: Capability, way: Way) -> str:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         return ""
     missing = [keyword for keyword in way.keywords if keyword not in taken]
-    return f"the port's {row.attribute} takes no {' and no '.join(missing)}" if missing else ""
+    return f"the port's method {row.attribute} has no argument {' or '.join(missing)}" if missing else ""
 
 
 def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:

@@ -95,7 +95,7 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
         kind = f"{kind} · {config.attention_multiplier:g}" if kind else named_scale(right)
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
     instead = f"{kind} ({right:.4g})" if kind else f"{right:.6g}"
-    description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {instead}"
+    description = f"your scores are {scale / right:.4f} × the reference's: scaled by {by} instead of {instead}"
     # If scores are masked before they are scaled, a wrong scale also changes masked scores. A scaled mask value has an
     # effect only if it is close to zero.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()

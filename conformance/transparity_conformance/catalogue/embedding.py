@@ -53,7 +53,7 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
             )
             continue
         for edge in ("clipped", "rolled"):
-            description, patch = f"{begins} ({edge} at the end of the table)", partial(_moved, offset, edge)
+            description, patch = f"{begins} (positions beyond the table are {edge})", partial(_moved, offset, edge)
             yield fault("position-offset", f"{offset} {edge}", says=description, patch=patch, value=offset)
 
 

@@ -202,7 +202,7 @@ class Number:
 
     def fault(self, config: TransformerConfig, v: float) -> Fault:
         right = getattr(config, self.field)
-        instead = ", and should not be" if right is None else f" instead of {right:g}"
+        instead = ", although the configuration has no such value" if right is None else f" instead of {right:g}"
         says, settings = self.says.format(v=v, instead=instead), {self.field: v}
         return Fault(self.id, self.variant.format(v=v), says, formula=self.formula, settings=settings, value=v)
 

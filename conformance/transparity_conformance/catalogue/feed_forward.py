@@ -144,7 +144,7 @@ def _given(settings: Settings, state: WalkState, scope: str) -> Value:
 
 
 def activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return hidden features, or in a layer with experts the sum of their outputs, computed with changed settings."""
+    """Recompute hidden features or, in a layer with experts, the sum of their outputs, with changed settings."""
     if site.endswith(".output"):
         return mixed(settings, state, site, value)
     x = _given(settings, state, split(site)[0])

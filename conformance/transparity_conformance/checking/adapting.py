@@ -74,8 +74,8 @@ def remarks(port: str, option: str, known: list[str], config: TransformerConfig)
         f"The tensors of {safe(port)}, written by `transparity adapt {safe(port)} {safe(option)}`.",
         *known,
         "",
-        "Each line is: our parameter = a tensor of the port, with .T, .view(…), .permute(…) and […] as in PyTorch.",
-        "{i} stands for the number of a layer.",
+        "Left: a parameter of the reference; right: a tensor of the port. .T, .view(…) and […] are as in PyTorch.",
+        "{i} is the number of the layer, from 0.",
         f"Sizes: {letters}. Correct a line, and run `transparity check {safe(port)} {safe(option)} --adapter FILE`.",
     ]
 
@@ -88,15 +88,17 @@ def summary(result: Adapted) -> tuple[list[str], int]:
     settled = len(found.lines) - sum(line == ABSENT for line in found.lines.values())
     lines = [f"{count(settled, 'parameter')} found in {count(len(adapter.lines) - len(absent) - len(asked), 'line')}"]
     if adapter.zero:
-        lines.append(f"set to 0 in the port, because this configuration has no such bias: {listed(adapter.zero)}")
+        lines.append(f"set to 0 in the port, because this configuration has no such biases: {listed(adapter.zero)}")
     if adapter.unused:
-        lines.append(f"left unchanged, because they correspond to no parameter: {listed(adapter.unused)}")
+        lines.append(f"tensors left unchanged, because they correspond to no parameter: {listed(adapter.unused)}")
     lines += contradicting(adapter.lines)
     if found.faults:
         seen = dict.fromkeys(each.fault.description for each in found.faults)
-        lines.append(f"matched by assuming faults in the port, which `check` will judge: {listed(seen)}")
+        lines.append(f"some tensors fit only if the port has these faults, which `check` reports: {listed(seen)}")
     if absent:
-        lines.append(f"the port has no {listed(absent)}; choose a configuration without it, or name the tensor")
+        lines.append(
+            f"the port has no tensor for {listed(absent)}; name the tensor, or choose a configuration without it"
+        )
     if asked:
         why = f"no known formula reproduces {found.lost_at}" if found.lost_at else "no activation depends on them"
         lines.append(f"undetermined, because {why}: {listed(asked)}")
@@ -104,9 +106,9 @@ def summary(result: Adapted) -> tuple[list[str], int]:
         lines += [each.says for each in result.misplaced]
         return lines, DIVERGES
     if result.is_proved:
-        return [*lines, "proved: with this adapter, the logits agree within their budget on every probe"], AGREES
+        return [*lines, "proved: with this adapter, the logits are within their budget on every probe"], AGREES
     if result.wrong is not None:
-        return [*lines, f"the activations match each line, but the logits differ: {result.wrong}"], DIVERGES
+        return [*lines, f"each line fits the activations, but the logits differ: {result.wrong}"], DIVERGES
     return lines, INCONCLUSIVE
 
 
@@ -118,7 +120,7 @@ def contradicting(lines: Mapping[str, str]) -> list[str]:
         if role in WORDS and len(said) == 1 and said != {role} and {role, *said} <= set(WORDS):
             one = min(said)
             found.append(
-                f"{ours} is {line}, a name that suggests {one}: a loader that relies on names loads the wrong weights"
+                f"{ours} is {line}, although this name suggests {one}: a loader by name loads the wrong weights"
             )
     return found
 

@@ -99,7 +99,7 @@ class PortCheck:
         )
         not_compared, notes = (*system.not_compared, *report.not_compared), report.notes
         if dtype != options.dtype:
-            its = f"the weights of the artifact are {dtype}, so the budgets are for {dtype} instead of {options.dtype}"
+            its = f"the artifact's weights are {dtype}, so the tolerances are for {dtype} instead of {options.dtype}"
             notes = (*notes, its)
         return replace(report, not_compared=not_compared, notes=notes, timing={**starts, **report.timing})
 
@@ -111,8 +111,8 @@ class PortCheck:
         limits = Limits(**self.build.limits())
         if limits.dtype == "int8":
             raise UsageError(
-                f"{self.spec} has quantized weights, and no budget separates the errors of quantization from mistakes; "
-                "check the graph before quantization, or a GGUF file."
+                f"{self.spec} has quantized weights, and no budget separates quantization errors from mistakes; "
+                "check the graph before it is quantized, or check a GGUF file."
             )
         yield artefact_system(checkpoint, limits)
 
@@ -127,7 +127,7 @@ class PortCheck:
             )
         if needed_by and count != 1:
             raise UsageError(
-                f"{needed_by} needs load(folder), but {safe(self.spec)} takes more than a folder; check a "
+                f"{needed_by} needs load(folder), but {safe(self.spec)} takes more arguments than a folder; check a "
                 "build(config, parameters) with --preset, --config or --checkpoint."
             )
         return count == 1
@@ -161,7 +161,7 @@ def chosen_systems(
         check.is_loader("--family")
     elif isinstance(check, PortCheck) and check.is_loader():
         raise UsageError(
-            f"{safe(check.spec)} takes one argument, like a loader load(folder); add --family NAME or "
+            f"{safe(check.spec)} takes one argument, so it must be a loader load(folder); add --family NAME or "
             "--checkpoint FOLDER, or give a build(config, parameters)."
         )
     return iter(named)

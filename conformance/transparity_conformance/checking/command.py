@@ -110,7 +110,7 @@ def _beside_one(
     about ranks that wrote no file. Raise `BundleError` if the file of another rank is invalid."""
     count, differing, probes = len(completed), Differing(), bundle.probes
     silent = [str(rank) for rank, each in enumerate(completed) if not os.path.lexists(each.actual)]
-    absent = [f"ranks {', '.join(silent)}: they wrote no file"] if silent else []
+    absent = [f"ranks {', '.join(silent)}: not compared, because they wrote no file"] if silent else []
     for rank, each in enumerate(completed):
         if rank and os.path.lexists(each.actual):
             _note(differing, outputs, read_actual(each.actual, bundle), rank)

@@ -89,7 +89,7 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
         others = (
             ""
             if alike == piece.name
-            else f"compared only for {alike}, whose configuration is the same; --layers selects other layers"
+            else f"compared only for {alike}, which has the same configuration; --layers selects other layers"
         )
         with written(piece, opened.model_type, others) as parameters:
             yield System(f"{opened.model_type}, {piece.name}", piece.config, parameters, opened.model_type)
@@ -100,7 +100,9 @@ def layer_numbers(text: str) -> list[int]:
     """Read a text such as `0,7,31`; raise `UsageError` if it is not a list of numbers."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise UsageError(f"--layers is {shown(text)}; expected numbers separated by commas, from 0: 0,7,31.")
+        raise UsageError(
+            f"--layers is {shown(text)}; expected numbers of layers from 0, separated by commas, such as 0,7,31."
+        )
     return [int(part) for part in parts]
 
 
@@ -186,7 +188,7 @@ def artefact_system(checkpoint: Checkpoint, limits: Limits) -> System:
         lines += [line] if line else []
     if limits.batch is not None:
         lines.append(
-            f"batches: the artifact accepts only batches of {count(limits.batch, 'row')}, so other batches are split"
+            f"batches: the artifact takes only {count(limits.batch, 'row')} at a time, so the checker splits batches"
         )
     dtype = limits.dtype if limits.dtype in HALF else None
     return System(checkpoint.model_type, config, parameters, dtype=dtype, not_compared=tuple(lines))

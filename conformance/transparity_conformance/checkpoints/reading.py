@@ -63,8 +63,8 @@ def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
     own = given.get(section) if older is None else older
     if section not in towers or not isinstance(own, dict):
         raise CheckpointError(
-            f"{folder / CONFIG} has no {section} of one of the families {', '.join(TOWERS)}; expected this section, "
-            f"because {path} names a tower."
+            f"{folder / CONFIG} has no section {section} of one of the families {', '.join(TOWERS)}; expected this "
+            f"section, because {path} names a tower."
         )
     return folder, own | {"projection_dim": given.get("projection_dim", 512)} | towers[section]
 

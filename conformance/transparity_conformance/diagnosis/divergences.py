@@ -269,9 +269,9 @@ def departures_note(results: Results, divergences: Sequence[Divergence], clock: 
         return []
     changed = " and ".join(f"{name} {value}" for name, value in fields.items())
     says = (
-        f"no known fault explains the logits, so the model may not be {probe.case}. With {changed} in the "
-        f"configuration, {left:.1%} of the difference remains on the probe {probe.name}. `transparity fit` finds the "
-        "configuration of a PyTorch module"
+        f"no known fault explains the logits, so the model may not be {probe.case}. If the configuration had "
+        f"{changed}, only {left:.1%} of the difference would remain on the probe {probe.name}. `transparity fit` finds "
+        "the configuration of a PyTorch module"
     )
     return [says]
 
@@ -314,7 +314,7 @@ def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) 
         return divergence
     name, says = fault.exchange.id, fault.exchange.description
     if len(ring) > 2:  # query, key and value
-        name, says = "packed-order", "queries, keys and values are permuted cyclically"
+        name, says = "packed-order", "queries, keys and values each have the weights of another of the three"
     cause = dataclasses.replace(divergence.causes[0], mistake=name, says=says)
     return dataclasses.replace(divergence, causes=(cause,))
 

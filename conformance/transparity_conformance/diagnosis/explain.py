@@ -200,7 +200,9 @@ def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> 
     others = [other for other in dict.fromkeys(told) if other]
     if not others:
         return cause
-    return dataclasses.replace(cause, says=f"{cause.says} (or {', '.join(others)}, equal within rounding)")
+    return dataclasses.replace(
+        cause, says=f"{cause.says} (or {', '.join(others)}, with the same result within rounding)"
+    )
 
 
 def _other(fault: Fault, other: Fault) -> str:

@@ -67,10 +67,10 @@ def judge(
     """Judge the activations that a port returned. Raise `Interrupted` with the report if Ctrl-C ends the search.
 
     Args:
-        port, dtype: The name of the port; the precision that determines the budgets.
-        logits_only, needs_logits: Whether to compare only logits; whether to skip probes without logits.
-        not_compared, repeated: Further lines for the report; the claim that two runs are equal.
-        clock, located: The limits of the search for causes; a function that receives the report before the search.
+        port, dtype: The name of the port, and the precision that determines the budgets.
+        logits_only, needs_logits: Whether to compare only logits, and whether to skip probes without logits.
+        not_compared, repeated: Further lines for the report, and the claim that two runs are equal.
+        clock, located: The limits of the search for causes, and a function that receives the report before the search.
         ranks: The number of ranks, or 1 if the port is also wrong on a single rank.
         answer: The logits, if taps were matched by value.
     """
@@ -99,7 +99,7 @@ def _compare(
         shown = actual.get(key, {})
         recorded = chosen(shown, [tap for tap in shown if tap == "logits" or not logits_only])
         if "logits" not in recorded:
-            missing.append(f"probe {key}: no logits")
+            missing.append(f"probe {key}: the port returned no logits")
         if not recorded or (needs_logits and "logits" not in recorded):
             continue
         ends = {"logits"} & recorded.keys() or recorded.keys()
@@ -146,7 +146,7 @@ def _verdict(
     faulty, equivalent = faulty_segments(results)
     notes = [message for result in results.values() for message in result.misshapen.values()]
     notes += [*convention_notes(results), *near_tie_notes(results, dtype)]
-    notes += [f"{tap} has an equivalent form, which does not change later activations" for tap in equivalent]
+    notes += [f"{tap} differs from the reference only in form, which changes no later activation" for tap in equivalent]
     if all(item.share <= 1 for item in measured if item.tap == "logits"):
         wrong = wrong_at_tokens(results, faulty)
         if not wrong:
@@ -161,7 +161,7 @@ def _verdict(
         found = _undeclared(results, measured, rounding, where, dtype, notes)
         return report("diverges", where, with_impact(results, found), notes=tuple(notes))
     if wrong and any(item.tap == "logits" for item in measured):
-        notes.append("the logits agree: these faults do not change them")
+        notes.append("the logits agree, because on these probes the port's faults do not change the logits")
     places = wrong or faulty or ["logits"]
     unexplained = tuple(divergence_of(results, tap, Explanation()) for tap in places)
     search.located(report("diverges", first, unexplained, notes=tuple(notes)))
@@ -207,7 +207,8 @@ def _undeclared(
     worst = max(measured, key=lambda item: item.share)
     divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile)
     notes.append(
-        f"the port was asked for {dtype} but rounds more; {how_to_declare(rounding)}, so that smaller differences show"
+        f"the port rounds more than {dtype} does; {how_to_declare(rounding)}, so that the check finds smaller "
+        "differences"
     )
     return [*_hidden_in_rounding(results, measured, declared_by(rounding), notes), divergence]
 

@@ -17,7 +17,7 @@ from transparity.taps import in_layer
 from transparity_conformance.oracle.oracle import Arrays
 
 Depth = tuple[int, int]
-"""(0, i) is layer i of the encoder, (1, i) of the decoder. After the last layer, i is the number of layers."""
+"""(0, i) for layer i of the encoder, (1, i) for layer i of the decoder; i is the number of layers after the last."""
 
 
 @functools.lru_cache(maxsize=2**6)

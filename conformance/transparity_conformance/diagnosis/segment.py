@@ -41,7 +41,7 @@ class Segment:
         return all(len(each.recorded) == 1 for each in self.results.values())
 
     def budget(self, probe: Probe) -> float:
-        """Return the budget of the segment; for a probe without this tap, the budget of the model up to the tap."""
+        """Return the budget of the segment; for a probe without this tap, return the budget of the model up to it."""
         having = self.results.get(probe.name)
         if having is None:
             return probe.oracle.budget(self.tap, next(iter(self.results.values())).dtype)

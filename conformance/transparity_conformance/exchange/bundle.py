@@ -83,7 +83,7 @@ def in_order(sections: Collection[str]) -> tuple[str, ...]:
     """
     for name in sections:
         if name not in CAPABILITIES:
-            raise BundleError(f"There is no section {name!r}; the sections of a bundle are {', '.join(CAPABILITIES)}.")
+            raise BundleError(f"A bundle has no section {name!r}; expected one of {', '.join(CAPABILITIES)}.")
     needed = {need for name in sections for need in CAPABILITIES[name].needs}
     return tuple(name for name in CAPABILITIES if name in sections or name in needed)
 
@@ -92,7 +92,7 @@ def section_of(name: str, probes: Probes, dtype: str) -> Section:
     row, (_, probe) = CAPABILITIES[name], first_of(probes)
     of_all = row.reason(probe, dtype)
     if row.is_long and probe.config.max_length > LONGEST:
-        of_all = of_all or f"it would take too long for a max_length of {probe.config.max_length}"
+        of_all = of_all or f"calls up to a max_length of {probe.config.max_length} would take too long"
     reasons = {way.claim: of_all or way.why_not(probe, dtype) for way in row.ways}
     requests = {way.claim: way.requests(probes) for way in row.ways if not reasons[way.claim]}
     return Section(row, probe, requests, reasons)
@@ -102,7 +102,10 @@ def check_section(path: Path, section: Section, described: SectionFields) -> Non
     """Raise `BundleError` if a section differs from what the checker computes. Only `purpose` may differ."""
     if _comparable(section, described) != _comparable(section, section.described()):
         name = section.row.name
-        raise BundleError(f"{path} is not valid: the section {name} does not fit the configuration and the probes.")
+        raise BundleError(
+            f"{path} is not valid: the section {name} does not fit the configuration and probes; export the bundle "
+            "again."
+        )
 
 
 def _comparable(section: Section, described: SectionFields) -> str:
@@ -117,11 +120,13 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
     """Return the section with the bundle's own requests; call `check_section` first. Integers and random numbers must
-    equal the checker's. Parameters are taken from the file, because another machine may have rounded them
+    equal the checker's own. Parameters are taken from the file, because another machine may have rounded them
     differently."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
-            raise BundleError(f"{path} is not valid: {name} does not fit the configuration and the probes.")
+            raise BundleError(
+                f"{path} is not valid: {name} does not fit the configuration and probes; export the bundle again."
+            )
 
     def request_of(key: str, request: Any) -> Any:
         begins = f"{key}/"
@@ -183,7 +188,10 @@ def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
     """Return the probes of `config` that use the same parameters as the probe `mixed`; leave out very long inputs."""
     vocabularies = [config.stack_vocab_size(config.input_stack(read)) for read in config.token_inputs]
     if min(vocabularies, default=SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
-        raise BundleError(f"A bundle needs vocabularies of at least {SMALLEST_VOCABULARY} tokens, so that rows differ.")
+        raise BundleError(
+            f"A vocabulary is too small for a bundle; expected at least {SMALLEST_VOCABULARY} tokens, so that rows "
+            "differ."
+        )
     made = probes_of(config, name)
     ordinary = made["mixed"].parameters
     return {

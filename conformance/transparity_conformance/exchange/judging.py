@@ -52,7 +52,7 @@ def compare(
         yield judge_bundle(bundle, answers, port=str(actual), progress=progress, logits_only=logits_only)
         return
     if checkpoint is not None:
-        raise BundleError(f"{folder} has several bundles, each with its own checkpoint; omit --checkpoint.")
+        raise BundleError(f"{folder} has several bundles, each with its own checkpoint; leave out --checkpoint.")
     if not is_folder(actual):
         raise BundleError(f"{actual} is not a folder; expected a folder with a file for each bundle in {folder}.")
     for inside, name in manifest.bundles.items():
@@ -100,7 +100,7 @@ def judge_bundle(
         report = covered(report, bundle.config, [probes[key] for key in taps])
         if not bundle.has_weights:
             lines = (*not_brought(bundle, outputs), *unseen_tokens(bundle.config, probes.values()))
-            capabilities = f"{', '.join(CAPABILITIES)}: a bundle for a checkpoint contains only the forward pass"
+            capabilities = f"{', '.join(CAPABILITIES)}: a bundle for a checkpoint has only the forward pass"
             return dataclasses.replace(report, not_compared=(*report.not_compared, *lines, capabilities))
         return with_capabilities(report, _judge_sections(bundle, outputs, taps, report.verdict, stopped=stopped))
 
@@ -163,7 +163,7 @@ def _judge_section(
     for claim in found.claims:
         if claim.verdict == "agrees" and not math.isfinite(claim.budget):
             raise BundleError(
-                f"The section {row.name} has values that are too large: the tolerance of {claim.id} is not finite."
+                f"The section {row.name} of the bundle has values that overflow, so {claim.id} has no finite tolerance."
             )
     return found
 

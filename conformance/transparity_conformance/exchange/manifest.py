@@ -129,7 +129,7 @@ def read_manifest(folder: Path) -> Manifest | Several:
     path = folder / MANIFEST
     raw = parse_json(path, read_bytes(path, LARGEST_JSON))
     if not isinstance(raw, dict) or "format" not in raw:
-        raise BundleError(f"{path} is not the manifest of a bundle.")
+        raise BundleError(f"{path} is not the manifest of a bundle; export the bundle again.")
     kind: type[Manifest | Several] = Several if "bundles" in raw else Manifest
     try:
         manifest = msgspec.convert(raw, kind)
@@ -137,10 +137,11 @@ def read_manifest(folder: Path) -> Manifest | Several:
     except msgspec.ValidationError as error:
         raise _refused(path, error) from None
     except (RecursionError, UnicodeEncodeError):  # a lone surrogate is no text
-        raise BundleError(f"{path} is not the manifest of a bundle.") from None
+        raise BundleError(f"{path} is not the manifest of a bundle; export the bundle again.") from None
     if set(manifest.sha256) != {MANIFEST, *manifest.files}:
         raise BundleError(
-            f"{path} is not valid: it lists the sha256 of {shown([*manifest.sha256])}; export the bundle again."
+            f"{path} is not valid: it lists hashes of the files {shown([*manifest.sha256])}, but the bundle has "
+            "other files; export the bundle again."
         )
     if manifest.sha256[MANIFEST] != own:
         raise BundleError(

@@ -53,7 +53,7 @@ def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Pr
         raise BundleError(f"{folder} is not a folder; expected a bundle, as `transparity export` writes it.")
     manifest = read_manifest(folder)
     if not isinstance(manifest, Manifest):
-        raise BundleError(f"{folder} has several bundles; give one of {', '.join(manifest.bundles)} in it.")
+        raise BundleError(f"{folder} has several bundles; give one of its folders {', '.join(manifest.bundles)}.")
     config = read_config(folder / "config.json")
     parameters = _parameters(folder, manifest, config, checkpoint, progress)
     bundle = _with_probes(folder, manifest, config, parameters)
@@ -101,7 +101,7 @@ def _parameters(
 ) -> Arrays:
     if manifest.checkpoint is None:
         if checkpoint is not None:
-            raise BundleError(f"{folder} contains its own weights; omit --checkpoint.")
+            raise BundleError(f"{folder} contains its own weights; leave out --checkpoint.")
         check_name(manifest.name, config)
         shapes = parameter_shapes(config)
         stored = dict(read_tensors(folder / "parameters.safetensors", shapes, ["F32"]))
@@ -110,7 +110,7 @@ def _parameters(
     within = folder / CHECKPOINT
     if checkpoint is None and not is_folder(within):
         raise BundleError(
-            f"{folder} contains no weights; pass the checkpoint to which it refers as --checkpoint FOLDER."
+            f"{folder} contains no weights; give the checkpoint for which it was written, with --checkpoint FOLDER."
         )
     return import_described(checkpoint or within, manifest.checkpoint, config, progress).parameters
 
@@ -166,12 +166,14 @@ def _check_expected(folder: Path, bundle: Bundle) -> None:
             errors = {tap: np.abs(expected[f"{name}/{tap}"] - right[tap]).max(initial=0.0) for tap in right}
         for tap, value in right.items():
             if not (np.isfinite(value).all() and math.isfinite(budgets[tap])):
-                raise BundleError(f"The parameters in {folder} are too large: {tap} of {name} is not finite.")
+                raise BundleError(
+                    f"The parameters in {folder} are too large: in the reference, {tap} of {name} is not finite."
+                )
         for tap, error in errors.items():
             if not error <= strict[tap]:
                 raise BundleError(
                     f"{path} differs from the reference: {name}/{tap} has the error {error:.3g}, "
-                    f"but rounding explains at most {strict[tap]:.3g}."
+                    f"and rounding explains at most {strict[tap]:.3g}; export the bundle again."
                 )
 
 
@@ -196,9 +198,11 @@ def import_described(
     for name, found_hash in hashes(tensors, progress):
         if (was := wanted[name].sha256) != found_hash:
             shas = f"sha256 {found_hash[:12]}…, expected {shown(was[:12])}…"
-            raise _other(folder, f"the numbers of {shown(name)} differ ({shas})")
+            raise _other(folder, f"the values of {shown(name)} differ ({shas})")
     return imported
 
 
 def _other(folder: Path, what: str) -> BundleError:
-    return BundleError(f"{folder} is not the checkpoint of this bundle: {what}; pass the folder that was exported.")
+    return BundleError(
+        f"{folder} is not the checkpoint of this bundle: {what}; give the folder for which the bundle was written."
+    )

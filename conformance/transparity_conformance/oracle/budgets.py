@@ -54,8 +54,8 @@ class Count(int):
 
 FITTED_WIDTH = Threshold(
     1e-4,
-    "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. Where a number "
-    "was fitted to the float32 results, it gives the width with a relative error of at most 1.8e-5",
+    "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. If a factor was "
+    "fitted to the float32 results, the width that follows has a relative error of at most 1.8e-5",
 )
 """The largest relative distance between a width, computed from a fitted 1/√width, and the integer for which it counts.
 """
@@ -63,13 +63,13 @@ FITTED_WIDTH = Threshold(
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate: permuted features change the order of sums. "
     "At 13,651 taps, the error is at most 1.89 × the oracle's error in float32, and at most 1.59 × in float64. "
-    "At 99 % of the taps, the error is below 0.69 ×. In other randomly drawn configurations, it is at most 2.70 ×. The "
-    "factor is 1.5 times as large."
+    "At 99 % of the taps, the error is below 0.69 ×. In randomly drawn configurations, it is at most 2.70 ×. The "
+    "factor is 1.5 times this maximum."
 )
 ROUNDED = (
-    "Half precisions use the constants of float32, because a port must sum in float32 and round the results. If every "
-    "sum is rounded to float16, the error is below 0.16 × at 99 % of the taps. If a variance underflows, the error "
-    "grows by a factor of 10 to 1000."
+    "Half precisions use the constants of float32, because a port must sum in float32 and round the results. If "
+    "every sum is rounded to float16, the error is below 0.16 × the oracle's at 99 % of the taps. If a variance "
+    "underflows, the error grows by a factor of 10 to 1000."
 )
 
 RULES = {

@@ -181,7 +181,7 @@ def split(site: str) -> tuple[str, str, str]:
 
 
 def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """Return the configuration of the layer that contains an activation. Outside of layers, it is the model's."""
+    """Return the configuration of the layer that contains an activation. Outside of layers, return the model's."""
     parts = site.split(".")
     return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
 

@@ -126,9 +126,9 @@ class Audit:
 
     @property
     def warning(self) -> str:
-        """A warning that says how many fields and tensors are faulty; empty without faults."""
+        """A warning that says how many fields and tensors are faulty; empty if there are none."""
         nouns = [count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults]
-        wrong = f"the port handles {' and '.join(nouns)} wrongly, so it may be wrong for another folder (see Audit)"
+        wrong = f"the port handles {' and '.join(nouns)} wrongly, so it may be wrong for other folders (see Audit)"
         return f"{wrong}; --audit makes this a failure" if nouns else ""
 
     @property

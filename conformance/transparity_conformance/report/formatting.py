@@ -52,7 +52,7 @@ def plain(value: Any) -> Any:
         return float(value) if math.isfinite(value) else "inf"
     if value is None or isinstance(value, str | bool | int):
         return value
-    raise TypeError(f"{value!r} has no JSON value")
+    raise TypeError(f"{value!r} cannot be written as JSON")
 
 
 def count(number: int, noun: str) -> str:

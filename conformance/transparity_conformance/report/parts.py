@@ -104,7 +104,7 @@ class RanksComparison(Compared):
             return f"{self.count} ranks were run; one rank of the same code could not be compared with them. "
         by = f"{self.error:.2g} ({format_share(self.share)} its tolerance)"
         if not math.isfinite(self.error):
-            by = "its shape or infinite numbers"
+            by = "its shape or infinite values"
         return f"The output on {self.count} ranks differs from the output on 1 rank by {by} at {self.where}:  "
 
 

@@ -56,7 +56,7 @@ def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
         yield
     except BaseException as error:
         where = f", first at {first}" if first else ""
-        error.add_note(f"The forward pass was already compared: it {VERBS[verdict][0]}{where}.")
+        error.add_note(f"Before this error, the forward pass was compared: it {VERBS[verdict][0]}{where}.")
         raise
 
 

@@ -29,7 +29,7 @@ ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
 
 
 def runtime_of(port: str | None) -> Runtime | None:
-    """Return the runtime for the file or folder that `port` names; None without a `port`, and for a function."""
+    """Return the runtime for the model file or folder that `port` names. Return None for functions, and for no port."""
     if port is None:
         return None
     path = Path(port)

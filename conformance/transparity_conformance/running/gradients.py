@@ -92,9 +92,9 @@ def in_flax(
 ROWS_COMPARED = 16
 """The number of rows to compare first, because a few rows distinguish most tensors."""
 
-NO_GRAPH = "the model's output cannot be differentiated, because it was computed without gradients"
+NO_GRAPH = "the model computes its output without gradients, so the output cannot be differentiated"
 FROZEN = "the model's parameter is frozen (requires_grad is false)"
-UNKNOWN = "the model has no parameter with this name, or with the values of this tensor"
+UNKNOWN = "the model has neither a parameter with this name nor a parameter with these values"
 
 
 def offer_gradients(

@@ -205,8 +205,8 @@ def input_names(takes: inspect.Signature | None) -> dict[str, str]:
     required = [name for name in plain if parameters[name].default is inspect.Parameter.empty]
     if "pixels" in named and "input_ids" in parameters:
         raise PortError(
-            f"The forward pass takes images ({named['pixels']}) and token ids (input_ids); expected only one: check "
-            "each tower separately, as `lambda: model.vision_model` and `lambda: model.text_model`."
+            f"The forward pass takes images ({named['pixels']}) and token ids (input_ids); expected only one of "
+            "them: check each tower separately, as `lambda: model.vision_model` and `lambda: model.text_model`."
         )
     if "pixels" in named:
         return {"pixels": named["pixels"]}
@@ -214,8 +214,8 @@ def input_names(takes: inspect.Signature | None) -> dict[str, str]:
         return {"source": plain[0], "target": named["target"]} | further
     if len(required) > 2 or not plain:
         raise PortError(
-            f"The forward pass takes ({', '.join(parameters)}); expected only token ids, or source and target: "
-            "return a function such as lambda source, target: model(…)."
+            f"The forward pass takes ({', '.join(parameters)}); expected token ids, or source and target: "
+            "return a function that takes only these, such as lambda source, target: model(…)."
         )
     if len(required) == 2:
         return {"source": required[0], "target": required[1]} | further

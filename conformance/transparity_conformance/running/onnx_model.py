@@ -119,7 +119,7 @@ class OnnxForward(Listened):
         return self.model.at_once(self._named(inputs), self.answer)
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
-        """Return the output and the operations. Record none if the graph fixes the batch size or the length."""
+        """Return the output and the operations. Record nothing if the graph fixes the batch size or the length."""
         result, limits = self(**inputs), self.model.limits
         if limits.batch is not None or limits.length is not None:
             return result, []
@@ -261,7 +261,8 @@ def _check_inputs(path: Path, session: Any, taken: Mapping[str, str]) -> None:
     for each in session.get_inputs():
         if each.name not in taken:
             raise LoadError(
-                f"{path} takes {shown(each.name)}; expected {listed(list(taken))}: export it without a cache."
+                f"{path} takes {shown(each.name)}; expected only {listed(list(taken))}: export the graph without a "
+                "cache."
             )
         if any(isinstance(size, int) for size in each.shape[: 1 if each.name == FRAMES else 2]):
             raise LoadError(f"{path} fixes the shape {each.shape} of {each.name}; export it with dynamic axes.")

@@ -68,7 +68,8 @@ def _cache_in(returned: Any, name: str) -> Any:
         found = returned[1]
     if found is None:
         raise TypeError(
-            f"it returned {shown(returned)}; expected a result with {name}, or with a cache as its second item"
+            f"it returned {shown(returned)}; expected a result with the attribute {name}, or a tuple whose second "
+            "item is a cache"
         )
     return found
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether `path` is a folder; False also for an invalid path."""
+    """Return whether `path` is a folder. For an invalid path, return False."""
     return _mode(path, stat.S_IFDIR)
 
 
 def is_file(path: Path) -> bool:
-    """Return whether `path` is a regular file; False also for an invalid path."""
+    """Return whether `path` is a regular file. For an invalid path, return False."""
     return _mode(path, stat.S_IFREG)
 
 

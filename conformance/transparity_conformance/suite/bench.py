@@ -120,7 +120,7 @@ class Bench:
 
 
 class ClaimRecord:
-    """Compares values, as evidence for one claim in one case. Budgets are for `dtype`, by default the subject's."""
+    """Compares values, as evidence for one claim in one case. Budgets are for `dtype` (default: the subject's)."""
 
     def __init__(self, claim: str, subject: BackendSubject, case: str, dtype: str = "") -> None:
         self.claim, self.subject, self.case, self.dtype = claim, subject, case, dtype or subject.dtype

@@ -105,7 +105,7 @@ def _of_kind(config: Any, kind: str, fields: Mapping[str, Any]) -> Any:
     try:
         own = dataclasses.replace(config, layer_types=(), layer_overrides={}, **fields)
     except ConfigError as error:
-        raise ConfigError(f"layer_overrides of the kind {shown(kind)} is impossible: {error}") from None
+        raise ConfigError(f"layer_overrides for layers of the kind {shown(kind)} is not valid: {error}") from None
     if own.positions != config.positions and (config.positions, own.positions) != ("rotary", "none"):
         raise ConfigError(
             f"layer_overrides changes positions from {config.positions!r} to {own.positions!r} for layers of the kind "

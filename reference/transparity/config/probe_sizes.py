@@ -93,7 +93,7 @@ def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
 
 
 def _router_sizes(config: Any) -> dict[str, Any]:
-    """Return a few experts; a token uses one, some or all of them, as in the full-size model."""
+    """Return small numbers of experts. A token uses one, some or all experts, as in the full-size model."""
     count, chosen = most_experts(config), config.experts_per_token
     if not count:
         return {}

@@ -578,12 +578,12 @@ class TransformerConfig:
         return self.layer_kinds[self.layer_kind(stack, layer)]
 
     def for_stack(self, stack: str) -> TransformerConfig:
-        """Return the configuration for the embedding of a stack; `positions` and `max_length` are the stack's own."""
+        """Return the configuration for the embedding of a stack, with the stack's `positions` and `max_length`."""
         return self.encoder_view if stack == "encoder" else self
 
     @functools.cached_property
     def encoder_view(self) -> TransformerConfig:
-        """The configuration for the encoder's embedding, which may differ from the decoder's."""
+        """The configuration for the encoder's embedding, whose positions may differ from the decoder's positions."""
         positions = self.positions if self.encoder_positions == "as-decoder" else self.encoder_positions
         length = self.positions_of(self.input_names[0]) or self.max_length
         is_itself = (length, positions) == (self.max_length, self.positions)
@@ -716,7 +716,7 @@ class TransformerConfig:
         fields, known = renamed(fields), [field.name for field in dataclasses.fields(cls)]
         for name in fields:
             if name not in known:
-                hub = "; a hub's config.json is imported with its checkpoint" if "model_type" in fields else ""
+                hub = " (a Hugging Face config.json belongs to --checkpoint)" if "model_type" in fields else ""
                 close = difflib.get_close_matches(safe(name, VALUE), known, 1)
                 nearest = f"the nearest is {close[0]}" if close else "expected a field of TransformerConfig"
                 raise ConfigError(f"A configuration has no field {shown(name)}{hub}; {nearest}.")

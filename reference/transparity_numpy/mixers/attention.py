@@ -116,7 +116,7 @@ def self_attention(
 
 
 def cross_attention(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Hidden:
-    """Multi-head attention from `x` to the encoder's output; with a cache, its keys and values are in the cache."""
+    """Multi-head attention from `x` to the encoder's output; with a cache, keys and values come from the cache."""
     assert context.memory_mask is not None
     context = context._replace(mask=context.memory_mask, bias=None, rotary=None)
     query = project_query(config, parameters, x, context)

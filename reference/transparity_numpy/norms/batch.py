@@ -38,7 +38,10 @@ def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
 def statistics(
     config: TransformerConfig, parameters: Parameters, x: Vectors, tap: Tap, *, training: bool = False
 ) -> tuple[Weight, Weight]:
-    """Return the running mean and variance or, in training, the batch's; training also taps the new running ones."""
+    """Return the running mean and variance or, in training, the mean and variance of the batch.
+
+    Training also taps the new running statistics.
+    """
     old_mean, old_variance = parameters["running_mean"], parameters["running_var"]
     if not training:
         return old_mean, old_variance

@@ -79,7 +79,7 @@ class At:
         """Return `made` in the shape of the step's result. Raise `ValueError` if its size or kind differs."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
-            raise ValueError("the result has another shape or kind than the step's result")
+            raise ValueError("the edit changes the shape or the kind of the step's result")
         return made
 
 
@@ -110,7 +110,7 @@ class Edit:
     view_of: int = -1
     """If the edit leaves out a view that reorders an operand, the position of this operand; otherwise -1."""
     operation: int = -1
-    """The index of the port's operation whose value the edit uses or gives, or -1."""
+    """The index of the port's operation whose value the edit inserts or reproduces; -1 without such an operation."""
 
     @functools.cached_property
     def says(self) -> str:
@@ -165,7 +165,8 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield a value's dominators (see `..flow`), nearest first. If only views separate two, yield the nearer one."""
+    """Yield a value's dominators (see `..flow`), nearest first. If only views separate two dominators, yield only the
+    nearer one."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
@@ -211,7 +212,7 @@ def expression_at(place: Place) -> str:
 
 
 def line_of(step: Step) -> str:
-    """Return the source of the innermost expression that runs a step; without source, the name of its operation."""
+    """Return the source of the innermost expression that runs a step; without source, return the operation's name."""
     return (expression_at(step.places[0]) if step.places else "") or step.name
 
 

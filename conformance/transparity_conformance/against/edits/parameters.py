@@ -19,12 +19,12 @@ USES: dict[str, Function] = {
     "adds 1 to {}": lambda x: x + 1,
     "subtracts 1 from {}": lambda x: x - 1,
     "does not use {}": lambda x: x * 0,
-    "has ones for {}": lambda x: x * 0 + 1,
+    "uses ones instead of {}": lambda x: x * 0 + 1,
     "transposes {}": lambda x: x.mT if x.ndim == 2 and x.shape[0] == x.shape[1] else x,
 }
 
 NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
-    "has the weight and the bias of the norm, but another epsilon,": lambda weight, bias: (weight, bias),
+    "uses the norm's weight and bias, but not its epsilon,": lambda weight, bias: (weight, bias),
     "uses no weight and no bias": lambda weight, bias: (None, None),
     "uses no bias": lambda weight, bias: (weight, None),
     "uses no weight": lambda weight, bias: (None, bias),

@@ -36,7 +36,9 @@ def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
         function, parameters = made
         made = functools.partial(function, parameters)
     if not callable(made):
-        raise TransparityError(f"{name} made {shown(made)}; expected a module, or a function of its inputs.")
+        raise TransparityError(
+            f"{name} returned {shown(made)}; expected a module, or a function of the model's inputs."
+        )
     return TracedReference(name, made, dtype)
 
 
@@ -63,8 +65,8 @@ class TracedReference(Reference):
         within = self.budget(inputs, answer, points, "float32")
         if apart(answer, own, self.kept(inputs, answer.shape)).max() > within:
             raise RefusedError(
-                f"{self.name} cannot be followed: its recorded operations compute another answer than the original; "
-                "return a deterministic function that keeps no state."
+                f"{self.name} cannot be recorded: its recorded operations do not compute its own result; return a "
+                "deterministic function that keeps no state."
             )
         return answer, self.budget(inputs, answer, points)
 

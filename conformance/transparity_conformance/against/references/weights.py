@@ -98,7 +98,7 @@ class Paired:
     def notes(self) -> list[str]:
         guessed = [f"{name} → {place.name}" for name, place in self.places.items() if name not in self.confirmed]
         return (
-            [f"these tensors are paired by their order, which no value of the port confirms: {', '.join(guessed)}"]
+            [f"these tensors are matched only by their order, which no activation confirms: {', '.join(guessed)}"]
             if guessed
             else []
         )
@@ -140,7 +140,7 @@ def paired(
     if best is None:
         fused = sorted({_pattern(name) for (_, name), cut in cuts.items() if cut.has_order})
         raise PortError(
-            "No value of the port determines the order of the parts of the fused tensors "
+            "The port's activations do not determine the order of the parts in the fused tensors "
             f"{', '.join(fused)}; give two loaders and --checkpoint FOLDER."
         )
     return best

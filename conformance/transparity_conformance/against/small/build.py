@@ -30,8 +30,8 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("width", "head", "heads"),
     ("image", "patch", "window"),
 )
-"""For each attempt to shrink a configuration, the kinds of fields that do not change; `ratios` keeps the ratios of
-widths."""
+"""For each attempt to shrink a configuration, the kinds of fields that do not change. With `ratios`, the ratios of
+widths do not change."""
 
 AUTO = (
     "CAUSAL_LM",

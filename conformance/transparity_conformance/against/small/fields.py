@@ -56,7 +56,7 @@ MOST = {
 """By kind, the largest value in a small model. Sizes of these kinds do not depend on other sizes."""
 
 Fields = dict[str, tuple[str, Any]]
-"""(kind, value) of each field."""
+"""The pair (kind, value) of each field, by the field's name."""
 
 
 def kind_of(name: str) -> str:

@@ -92,7 +92,7 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
         found += CapabilityResult(notes=(boundary(_calls(outcome)),))
     compared = {length_of(each.inputs) for each in sides.called}  # includes the lengths of earlier comparisons
     if left_out := [length for length in left_out if length not in compared]:
-        found += not_compared(f"lengths {', '.join(map(str, left_out))}: comparing all lengths takes too long")
+        found += not_compared(f"lengths {', '.join(map(str, left_out))}: left out, to limit the time of the check")
     return found
 
 
@@ -161,7 +161,9 @@ def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
         if found.faults:
             break
         if time.thread_time() > ends:
-            return found + not_compared(f"{STEP}, {way.says}, and longer prompts: the comparison takes too long")
+            return found + not_compared(
+                f"{STEP}, {way.says}, and longer prompts: left out, because the comparison takes too long"
+            )
         found += _compared(way, sides, probes)
     return found
 
@@ -251,7 +253,7 @@ def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
 
 
 def _continued(inputs: Inputs, content: str, length: int) -> Inputs:
-    """Return the inputs with zeros for the new positions in each array with one integer per position, such as types."""
+    """Extend each array that has one integer per position, such as token types, by zeros for the new positions."""
     shape = inputs[content].shape
     beyond = ((0, 0), (0, max(length - shape[1], 0)))
     return {

@@ -51,7 +51,9 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
         found = _judged(sides, expected, actual, name)
     except PortError as error:
         return failed(CLAIM, name, error)
-    return found + not_compared(*(f"{CLAIM} of {each}: no parameter of the port has its values" for each in unknown))
+    return found + not_compared(
+        *(f"{CLAIM} of {each}: no parameter of the port has the same values" for each in unknown)
+    )
 
 
 @dataclass(frozen=True, eq=False)

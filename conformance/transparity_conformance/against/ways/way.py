@@ -50,7 +50,7 @@ class Way:
 
 
 class _Called:
-    """A wrapper of a model. Its `forward` makes another kind of call; all other attributes are the model's."""
+    """A wrapper of a model. Its `forward` makes another kind of call; all other attributes come from the model."""
 
     def __init__(self, model: Any, way: Callable[[Any, dict[str, Any]], Any]) -> None:
         self.model, self.way = model, way
@@ -163,7 +163,7 @@ def compare_way(
     `reference` is the result of `way.reference`. `shorten` returns shorter inputs with which a wrong answer stays
     wrong."""
     if not probes:
-        return not_compared(f"{way.claim}: no inputs allow this comparison")
+        return not_compared(f"{way.claim}: not compared, because no probe has suitable inputs")
     try:
         outcome = sides.judged(probes, way, reference)
         if outcome.wrong and shorten is not None:
@@ -183,7 +183,7 @@ def why_not(method: str, sides: Sides) -> str:
         "port": offers(sides.forward, method),
     }
     missing = [side for side, is_offered in offered.items() if not is_offered]
-    return f"the {' and the '.join(missing)} {'do' if missing[1:] else 'does'} not offer it" if missing else ""
+    return f"the {' and the '.join(missing)} {'do' if missing[1:] else 'does'} not support this" if missing else ""
 
 
 def as_result(way: Way, outcome: Outcome) -> CapabilityResult:

@@ -65,9 +65,9 @@ def _why_not_coarse(probe: Probe, dtype: str) -> str:
 
 def _why_not_ragged(probe: Probe, dtype: str) -> str:
     if probe.config.angle_limits:
-        return "rotary angles depend on the length, so all rows would get the angles of the longest row"
+        return "rotary angles depend on the length, so shorter rows would get the angles of the longest row"
     exact = probe.config.mask_is_exact
-    return "" if exact else "this mask does not fully hide keys, so rows would see their padding"
+    return "" if exact else "masked keys keep a nonzero weight in this model, so tokens would attend to padding"
 
 
 def _as_tokens(value: Any) -> np.ndarray:
@@ -212,8 +212,8 @@ GENERATION = Capability(
     name="generation",
     attribute="generate",
     signature="generate(prompt, max_new_tokens, source=…), and uniforms=…, sampling=… or lengths=… → tokens",
-    purpose="tokens (batch, length): the prompt and its continuation, then columns of -1 up to the length. A request "
-    "may replace some of the model's parameters, and has its own end token",
+    purpose="tokens (batch, length): the prompt and its continuation, then -1 up to the length. A request may replace "
+    "some of the model's parameters, and has its own end token",
     ways=(
         _way("generate", asked.greedy_requests, faults=GREEDY_FAULTS),
         _way("generate.uniforms", asked.drawing_requests, keywords=("uniforms",), **DRAWN),
@@ -247,8 +247,8 @@ BEAMS = dataclasses.replace(
     name="beams",
     attribute="beam_search",
     signature="beam_search(prompt, max_new_tokens, beams, source=…), and length_penalty=… → tokens and scores (batch,)",
-    purpose="tokens as in generation, and the score (batch,) of each row. It is the sum of log softmax(logits) at the "
-    "new tokens, up to the end token, divided by ((5 + their number) / 6)^length_penalty",
+    purpose="tokens as in generation, and a score for each row (batch,). The score is the sum of log softmax(logits) "
+    "at the n new tokens, up to the end token, divided by ((5 + n) / 6)^length_penalty",
     ways=(
         _beams("beam_search", asked.beam_requests),
         _beams("beam_search.length_penalty", asked.penalty_requests, keywords=("length_penalty",)),
@@ -274,6 +274,6 @@ def what_is_generated(probe: Probe) -> str:
     (request,) = asked.given_requests(probe).first
     rows, length = request.prompt.shape
     return (
-        f"generate: with given parameters, only {request.steps} greedy tokens of {rows} prompts of {length} tokens are "
-        "compared; sampling and ragged prompts need random parameters"
+        f"generate: with your parameters, only greedy tokens are compared ({rows} prompts of {length} tokens, "
+        f"{request.steps} new tokens); other generation needs random parameters"
     )

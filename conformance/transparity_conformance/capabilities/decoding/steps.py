@@ -117,7 +117,7 @@ def _across(probe: ReachProbe) -> tuple[int, ...]:
 
 def _why_no_steps(probe: Probe, dtype: str) -> str:
     if not probe.config.mask_is_exact:
-        return "this mask does not fully hide keys, so no cache gives the same logits"
+        return "masked keys keep a nonzero weight in this model, so no cache gives the same logits"
     return why_no_decoder(probe, dtype)
 
 
@@ -211,9 +211,9 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
 
 
 def _limits(requests: Iterable[StepRequest]) -> list[str]:
-    """Return a note about the lengths across which no cache is right; no note without such a length."""
+    """Return a note about the lengths across which no cache can be right; an empty list without such lengths."""
     limits = sorted({limit for request in requests for limit in request.probe.config.angle_limits})
-    says = f"step: no cache is compared across {' or '.join(map(str, limits))} tokens, where rotary angles change"
+    says = f"step: not compared across {' or '.join(map(str, limits))} tokens, where rotary angles change"
     return [says] * bool(limits)
 
 
@@ -222,7 +222,7 @@ def _boundary(found: Mapping[StepRequest, Judged]) -> str:
     says = {request: f"{request.name} ({request.probe.name})" for request in found}
     wrong = [says[request] for request in found if found[request].share > 1]
     right = [says[request] for request in found if found[request].share <= 1]
-    return f"step: wrong {'; '.join(wrong)}; right {'; '.join(right) or 'nowhere'}"
+    return f"step: wrong in these calls: {'; '.join(wrong)}; right in these: {'; '.join(right) or 'none'}"
 
 
 def is_judged(probe: Probe, rows: np.ndarray | slice, logits: np.ndarray, dtype: str) -> np.ndarray:
@@ -245,7 +245,7 @@ STEPS = Capability(
     name="steps",
     attribute="step",
     signature="step(tokens, cache, source=…) → logits (batch, length, vocab) and the cache, initially None",
-    purpose="the logits of the first probe, decoded with a cache in chunks of these sizes from the first token on",
+    purpose="the logits of the first probe, decoded with a cache, in chunks of the given sizes",
     ways=(Way("step", step_requests, CACHE_FAULTS, further=_further_requests),),
     ask=ask_steps,
     shapes=_shapes,

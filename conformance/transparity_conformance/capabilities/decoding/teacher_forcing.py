@@ -73,7 +73,7 @@ def _judged(request: Request, content: bytes, shape: tuple[int, ...], dtype: str
     worst = errors.max(axis=0)
     places = [f"token {request.prompt.shape[1] + step}, {request.name}" for step in range(len(worst))]
     ties = [place for place, error in zip(places, worst, strict=True) if 0 < error <= budget]
-    near = tuple(f"{place} is a tie within rounding" for place in ties)
+    near = tuple(f"{place}: two choices are equally good, within rounding" for place in ties)
     over = np.flatnonzero(worst > budget)
     step = int(over[0]) if over.size else int(worst.argmax())
     return Judged(float(worst[step]), budget, places[step], near)
@@ -148,7 +148,7 @@ def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype
     place = f"the tokens, {request.name}"
     # If two results have the same tokens, their scores differ only by float64 rounding.
     others = tied > 2 * oracle.budget("scores", "float64")
-    near = (f"{place} are a tie within rounding",) if (others & (tied <= 2 * budget)).any() else ()
+    near = (f"{place}: two results are equally good, within rounding",) if (others & (tied <= 2 * budget)).any() else ()
     return max(Judged(float(tied.max()), 2 * budget, place, near), of_scores, key=lambda item: item.share)
 
 

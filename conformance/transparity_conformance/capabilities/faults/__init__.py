@@ -38,7 +38,7 @@ from transparity_numpy.training.optimization import clip_by_global_norm, train
 Run = Callable[..., Any]
 
 Edits = tuple[tuple[str, str], ...]
-"""(old text, new text) of each edit."""
+"""The pair (old text, new text) of each edit."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ PARTS: dict[str, Own] = {
 
 
 def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Return the known faults of a loss on several ranks, most likely first; nothing for one rank."""
+    """Return the known faults of a loss on several ranks, most likely first. On one rank, there are none."""
     ranks = sharding.ranks
     if ranks == 1:
         return []
@@ -199,12 +199,12 @@ def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: i
 
 
 def optimizer_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Return the known faults of gradient clipping; nothing for one rank or without sharded parameters."""
+    """Return the known faults of gradient clipping. On one rank, or without sharded parameters, there are none."""
     kinds = {placement.kind for placement in sharding.placements.values()}
     if sharding.ranks == 1 or "sharded" not in kinds:
         return []
-    counts = f"the norm of all gradients counts replicas on every rank ({sharding.ranks} ×)"
-    misses = "the norm of all gradients covers only each rank's own shards: the other ranks' shards are missing"
+    counts = f"the norm for clipping counts each replicated gradient on every rank ({sharding.ranks} ×)"
+    misses = "each rank clips by the norm of its own shards, without the shards of the other ranks"
     return [
         SimulatedFault("clip-norm-of-ranks", says, partial(_train_clipped, partial(clip, sharding)))
         for says, clip in ((counts, _counted), (misses, _by_rank))

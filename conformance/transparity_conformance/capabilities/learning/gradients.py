@@ -55,7 +55,7 @@ POSITIONS_OF_LARGE = 8
 
 
 def _why_no_gradients(probe: Probe, dtype: str) -> str:
-    too_long = "derivatives over a whole probe would take too long in a model of this size"
+    too_long = "the gradients of a whole probe would take too long in a model of this size"
     return why_no_loss(probe, dtype) or (too_long if probe.is_large else "")
 
 
@@ -138,7 +138,7 @@ class Disagreement:
         return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
-        """Return the largest error if `settled` replaces the port's gradients; infinity if any is still wrong."""
+        """Return the largest error if `settled` replaces the port's gradients; infinity if one is still wrong."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
@@ -152,13 +152,19 @@ class Disagreement:
             settled = {n: put_together(by_rank[n], axis=0) for n in self.wrong if n in by_rank}
             if len(settled) == len(self.wrong) and math.isfinite(rest := self.left(settled)):
                 says = (
-                    f"the gradients of {self.named} are from a single rank: their {how} over {ranks} ranks is missing"
+                    f"the gradients of {self.named} come from only one rank: their {how} over {ranks} ranks is missing"
                 )
                 yield Cause("gradient-not-reduced", says, None, rest, 1.0)
         for factor, says in ((ranks, f"{ranks} ×"), (1 / ranks, f"1/{ranks} ×")):
             settled = {name: self.gradients[name] / factor for name in self.wrong if name in self.gradients}
             if len(self.wrong) < len(self.budgets) and math.isfinite(rest := self.left(settled)):
-                yield Cause("gradient-of-replicas", f"the gradients of {self.named} are {says} ours", factor, rest, 1.0)
+                yield Cause(
+                    "gradient-of-replicas",
+                    f"the gradients of {self.named} are {says} the reference's",
+                    factor,
+                    rest,
+                    1.0,
+                )
 
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
         """Yield causes: missing gradients, or a common factor. `actual` has the port's derivatives."""
@@ -178,7 +184,7 @@ class Disagreement:
 
         if math.isfinite(factor) and fits(factor):
             meaning = next((f": {says}" for number, says in _factors(self.ours).items() if fits(number)), "")
-            says = f"your gradients are {factor:.6g} × ours{meaning}"
+            says = f"your gradients are {factor:.6g} × the reference's{meaning}"
             explained = 1 - float(np.abs(said - factor * right).max() / np.abs(said - right).max())
             yield Cause("gradient-scale", says, factor, max(left(factor).values()), explained)
 
@@ -188,11 +194,11 @@ def _factors(ours: Derivatives) -> dict[float, str]:
     targets, pad_id = ours.targets, ours.config.pad_id
     counted = int((targets != pad_id).sum()) if pad_id is not None else targets.size
     return {
-        counted: "the sum over the targets, not their mean",
-        targets.size: "the number of positions",
-        len(targets): "the number of rows",
-        counted / targets.size: "divided by all positions, padding included",
-        -1: "the sign is flipped",
+        counted: "the loss is a sum over the targets, not their mean",
+        targets.size: "this is the number of positions",
+        len(targets): "this is the number of rows",
+        counted / targets.size: "the loss is divided by the number of all positions, including padding",
+        -1: "their sign is flipped",
     }
 
 
@@ -256,7 +262,9 @@ def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *
     if set(unknown) >= set(filter(is_learned, probe.parameters)):
         return found
     if key not in forward.probes and f"{key}/loss_and_gradients" in answers:
-        found += not_compared("loss_and_gradients: for a large model, only the loss of `loss` is compared")
+        found += not_compared(
+            "loss_and_gradients: its loss is not compared, because the model is large; only the result of `loss` is"
+        )
     elif f"{key}/loss_and_gradients" in answers:
         of_loss, loss = _judge_loss(key, answers, forward)
         found += of_loss
@@ -308,7 +316,7 @@ GRADIENTS = Capability(
     why_not=_why_no_gradients,
     dtypes=WIDE,
     not_in="gradients are compared in float32 and float64, not in {}",
-    if_forward_diverges="the forward pass diverges, so its gradients belong to another function",
+    if_forward_diverges="the forward pass diverges, so its gradients diverge, too",
     needs=("loss",),
     sizes=lambda probe: probe.inputs[probe.config.input_names[-1]].shape[:2],
     missing_is_wrong=True,

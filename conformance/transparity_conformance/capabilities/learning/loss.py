@@ -34,7 +34,7 @@ Numbers = Mapping[str, np.float64]
 
 def why_no_loss(probe: Probe, dtype: str) -> str:
     head = probe.config.head
-    return "" if head == "logits" else f"the head is {head!r}, for which no loss is defined"
+    return "" if head == "logits" else f"no loss is defined for the head {head!r}"
 
 
 def has_a_loss(key: str, forward: ForwardPass) -> bool:
@@ -70,7 +70,7 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
         The result, and the loss function that the port seems to compute, or None if no known function fits.
     """
     if not losses:
-        return not_compared(f"{name}: no probe has logits and a target other than padding"), None
+        return not_compared(f"{name}: no probe has both logits and targets that are not padding"), None
     probes, logits = forward.probes, forward.logits
     given = {key: np.float64(loss) for key, loss in losses.items()}
     budgets = {key: _budget(probes[key], logits[key], forward.dtype) for key in given}
@@ -124,7 +124,7 @@ def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str,
         yield Cause("loss-smoothing", says, value, float(left[at]), float(1 - left[at] / before))
     value, left = fit(0 * true, true)
     if (left <= max(1.0, abs(value)) * allowed).all():
-        says = f"your losses are {value:.6g} × ours"
+        says = f"your losses are {value:.6g} × the reference's"
         yield Cause("loss-scale", says, value, float(left[at]), float(1 - left[at] / before))
 
 

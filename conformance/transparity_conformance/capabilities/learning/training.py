@@ -236,7 +236,7 @@ TRAINING = Capability(
     name="training",
     attribute="train",
     signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
-    purpose="a tiny model, trained one step on each batch; the losses before each step, and the learned parameters",
+    purpose="the learned parameters of a tiny model, trained one step on each batch, and the loss before each step",
     ways=(Way("train", lambda probes: training_requests(first_of(probes)[1].config), OPTIMIZER_FAULTS, here=_here),),
     ask=_ask,
     shapes=_shapes,

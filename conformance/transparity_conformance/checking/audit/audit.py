@@ -20,9 +20,9 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 
 FIELDS, TENSORS = "loader.fields", "loader.tensors"
 
-AFTER = "field by field: the fields are audited only if the forward pass agrees"
+AFTER = "field by field: not audited, because the forward pass does not agree"
 
-NOT_AUDITED = "config.json, model.safetensors: the loader was not audited"
+NOT_AUDITED = "config.json, model.safetensors: not compared, because the loader was not audited"
 
 
 def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Progress, *, with_fields: bool) -> Audit:
@@ -52,7 +52,7 @@ def audit_loader(evidence: Evidence) -> None:
         audit = audited(port, config, report.dtype, evidence.progress, with_fields=is_right)
     missing = [f"{port.files[0]}, {AFTER}"] * (not is_right) + list(_not_compared(audit))
     if is_loader and config.positions == "rotary":
-        missing.append(f"rope_type {' or '.join(NOT_READ)}: the reference does not compute this scaling of angles")
+        missing.append(f"rope_type {' or '.join(NOT_READ)}: not compared, because the reference has no such scaling")
     evidence.add(audit=audit, not_compared=missing)
     for name, parts in ((FIELDS, audit.fields), (TENSORS, audit.tensors)) if arguments.audit else ():
         faults = list(_faults(audit, parts))
@@ -85,7 +85,7 @@ def _not_compared(audit: Audit) -> Iterator[str]:
     """Yield lines about fields and tensors that change no result, and about values that the port refuses."""
     fields, tensors = audit.files
     for file, names in ((fields, audit.fields_with("not exercised")), (tensors, audit.tensors_with("not exercised"))):
-        yield from (f"{file} {name}: no call exercises it" for name in names)
+        yield from (f"{file} {name}: no call of the audit depends on it" for name in names)
     yield from (f"{tensors} {each.name}: {each.says}" for each in audit.tensors if each.outcome == "not tried")
     for each in audit.fields:
         if each.counted == "refused":

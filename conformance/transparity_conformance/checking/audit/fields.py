@@ -95,7 +95,7 @@ def probe_of(config: TransformerConfig, dtype: str, *, tiny: bool = False) -> Au
     source, target = (min(length, config.max_length) for length in LENGTHS)
     inputs = {name: value[ROWS] for name, value in mixed_inputs(config, 3, source, target).items()}
     parameters = probe_parameters(config, 12, 1e-3) if tiny else probe_parameters(config, 11)
-    purpose = "a field or a tensor that has an effect"
+    purpose = "the effect of each field and tensor"
     return AuditProbe("audit", "audit", purpose, config, parameters, inputs, dtype=dtype)
 
 
@@ -109,7 +109,7 @@ class Audited:
     files: tuple[str, str]
     """The names of the files with the configuration and the parameters, as in `Audit`."""
     reported: Callable[[str, Sequence[str]], Sequence[str]] = lambda folder, names: ()
-    """Returns the tensors that a loader reports as missing if a folder lacks the tensors `names`."""
+    """A function that returns the tensors that a loader reports as missing if a folder lacks the tensors `names`."""
 
     def logits(self, edit: Edit, probe: AuditProbe, folder: Path | None = None) -> np.ndarray | PortError:
         """Build the port with an edit of its files, and return its logits or its error.
@@ -158,7 +158,7 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""One or two variants of a change, each with a call whose logits the variant changes, or None.
+"""One or two variants of a change, each with a call whose logits the variant changes; None if no call shows it.
 
 The audit tries the second variant if the port refuses the first, or if the error of the first may be chance.
 """
@@ -209,9 +209,9 @@ def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
         return dataclasses.replace(result, outcome="ignored", says=f"{given} is the same as {before}", residual=left)
     for name, value, config in _readings(variant):
         if (left := probe.left(logits, config, probe.parameters)) is not None:
-            says = f"{given} equals the reference with {name} {shown(value)}"
+            says = f"{given} is the reference's result with {name} {shown(value)}"
             return dataclasses.replace(result, outcome="wrong", says=says, residual=left)
-    says = f"{given} equals the reference neither before nor after the change"
+    says = f"{given} is neither the reference's result before the change nor the result after it"
     return dataclasses.replace(result, outcome="wrong", says=says)
 
 

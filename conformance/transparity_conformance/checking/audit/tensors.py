@@ -76,7 +76,7 @@ class TensorFile:
         """Return the result for a tensor that the port does not need. `again` has the logits under another random seed.
         `found` has the values that the port uses in place of the tensor, and the error that remains."""
         is_drawn = not isinstance(again, PortError) and not self.is_same(again, logits)
-        says, left = found or ("random numbers" if is_drawn else "other numbers", None)
+        says, left = found or ("random values" if is_drawn else "other values", None)
         without = "never read" if outcome == "never read" else "missing from the file"
         says, error = f"{without}: the port uses {says} instead", self.probe.error(logits)
         return AuditedTensor(name, outcome, says, error, self.probe.allowed, left)
@@ -159,7 +159,7 @@ SECONDS = 30.0
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Build the port without each tensor in turn; if the port is wrong, also with each tensor changed."""
+    """Build the port without each tensor in turn. If the port is wrong, also change the values of each tensor."""
     with in_folder(port, tensor_file(port.model_type, config, dtype)) as file:
         yield from _audited(port, file, progress)
 
@@ -175,7 +175,7 @@ def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[Au
             yield unread[name]
         elif name in required and name not in ends and time.monotonic() - began > SECONDS:
             yield AuditedTensor(
-                name, "not tried", "loading the port takes too long; the same tensor of other layers was tried"
+                name, "not tried", "loading the port takes too long, so only this tensor of other layers was left out"
             )
         elif (found := _without(port, file, name) if name in required else None) is not None:
             yield found
@@ -212,7 +212,7 @@ def missed_in_variants(
         if answer is None or isinstance(answer, PortError) or probe.is_off(answer):
             continue  # the port refuses or ignores the field
         kinds |= new.keys()
-        progress(f"leaving out tensors with {variant.name} {variant.value}", 0, 1)
+        progress(f"leaving out tensors while {variant.name} is {variant.value}", 0, 1)
         with in_folder(port, TensorFile(probe, parameters, needed, frozenset())) as file:
             found = [each for name in new.values() if (each := _without(port, file, name)) is not None]
         yield from (replace(each, name=f"{each.name} (with {variant.name} {variant.value})") for each in found)
@@ -267,7 +267,7 @@ def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str
 
 
 def _without(port: Audited, file: TensorFile, name: str) -> AuditedTensor | None:
-    """Load the port without the tensor `name`, and judge the result; return None if the port raises, as it should."""
+    """Load the port without the tensor `name`, and judge the result; return None if the port fails, as it should."""
     logits = file.logits(port, Edit(without=(name,)))
     if isinstance(logits, PortError):
         return None

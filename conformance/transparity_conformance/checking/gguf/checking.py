@@ -36,7 +36,7 @@ from transparity_conformance.report.report import ClaimResult, Divergence, Repor
 from transparity_conformance.running.loading import LoadError
 from transparity_numpy.transformer import transformer
 
-NOT_RUN = "llama.cpp itself: the file is compared with its checkpoint, but llama.cpp does not run it"
+NOT_RUN = "llama.cpp itself: the checker compares the file with its checkpoint, but does not run llama.cpp"
 
 Model = tuple[TransformerConfig, Arrays]
 
@@ -63,7 +63,7 @@ class GgufCheck:
         faults = [*metadata, *named, *compared.faults, *head_faults(self.file, hub)]
         report = self._report(system.name, faults, compared)
         if len(usable) < len(hub.names) or fields is None:
-            why = "the logits: weights of the checkpoint are missing from the file or have other shapes"
+            why = "the logits: some weights of the checkpoint are missing from the file, or have wrong shapes there"
             return report.adding(not_compared=[why])
         progress("comparing logits", 1, 2)
         return self._with_logits(report, system, compared, fields, progress)
@@ -100,7 +100,7 @@ class GgufCheck:
             wrong = replace(config, **fields), parameters_from(family, config, compared.as_they_are)
         except TransparityError as error:
             return report.adding(notes=[f"the metadata of the file does not define a model: {error}"])
-        report = report.adding(notes=_effect("the sum of all faults", right, wrong))
+        report = report.adding(notes=_effect("the combination of all faults", right, wrong))
         if all(fault.causes for fault in report.faults):
             return report
 
@@ -128,5 +128,5 @@ def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:
     error, changed = np.abs(ours - theirs).max(), (ours.argmax(-1) != theirs.argmax(-1)).sum()
     yield (
         f"{says} changes the logits by up to {error:.3g} (their standard deviation is {ours.std():.3g}), and the "
-        f"argmax of {changed} of {ours.argmax(-1).size} tokens"
+        f"most likely token at {changed} of {ours.argmax(-1).size} positions"
     )

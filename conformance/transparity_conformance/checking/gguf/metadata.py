@@ -82,8 +82,8 @@ def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Div
         value = (key.default(config) if callable(key.default) else key.default) if given is None else given
         if not isinstance(value, int | float) or not _is_same(value, right):
             said = f"{value:.6g}" if isinstance(value, float) else shown(value)
-            how = said if given is not None else f"missing; llama.cpp then uses {said}"
-            faults.append(known_fault(name, f"the value is {how}; the checkpoint has {right}"))
+            how = said if given is not None else f"missing, so llama.cpp uses {said}"
+            faults.append(known_fault(name, f"the value is {how}; expected {right}, as in the checkpoint"))
             fields[CONFIG_NAMES.get(key.field, key.field)] = value
     scaling, scaled = _scaling(file, config)
     others = [*faults, *scaling, *_not_expressed(file, config)]
@@ -210,7 +210,7 @@ def _read(path: Path) -> GgufFile:
     _check_count(np.fromfile(path, "<u8", 2, offset=8))  # the numbers of tensors and fields
     reader = _Reader(path)
     if reader.byte_order != "I":
-        raise ValueError("its numbers are big-endian")
+        raise ValueError("its byte order is big-endian")
     lists = {"tokens", "merges", "scores", "token_type"}
     fields = {name: field.contents() for name, field in reader.fields.items() if name.rpartition(".")[2] not in lists}
     architecture = fields.get("general.architecture")

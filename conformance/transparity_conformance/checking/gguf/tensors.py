@@ -24,10 +24,10 @@ SAYS = {
     "gguf-norm-offset": "1 is added to the weights, which llama.cpp expects only for Gemma",
     "gguf-rows-permuted": "{wrong}; llama.cpp expects that {right}",
     "gguf-transposed": "the matrix is transposed",
-    "gguf-tensor-swapped": "the tensor has the numbers of {other}",
-    "gguf-scaled": "the tensor is {factor:.4g} × the checkpoint's",
-    "gguf-disorder": "numbers that share a scale are in another order than in the checkpoint: the file is damaged, "
-    "or was made from other numbers",
+    "gguf-tensor-swapped": "the tensor has the values of {other}",
+    "gguf-scaled": "the tensor is {factor:.4g} × the checkpoint's tensor",
+    "gguf-disorder": "some values in a block are in the wrong order of size: the file is damaged, or was made from "
+    "other weights",
 }
 
 
@@ -73,7 +73,7 @@ def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[s
         compared.as_they_are[name] = compared.as_converted_rightly[name] = theirs
         if steps is None:
             compared.not_compared.append(
-                f"the error of {tensor.name}: the step of the type {tensor.kind.name} is unknown"
+                f"the values of {tensor.name}: the rounding of the type {tensor.kind.name} is unknown"
             )
             continue
         worst = worst_block(found, expected, steps, tensor.kind)
@@ -121,7 +121,7 @@ def name_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
     for name, theirs in hub.names.items():
         expected = hub.expected(name).shape
         if theirs not in file.tensors:
-            also = ": llama.cpp then uses the embeddings instead" if theirs == OUTPUT else ""
+            also = ", so llama.cpp uses the embeddings instead" if theirs == OUTPUT else ""
             yield known_fault(
                 theirs, f"the tensor is missing{also}; the checkpoint has it as {name}", "gguf-tensor-missing"
             )
@@ -131,7 +131,7 @@ def name_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
     others = [name for name in file.tensors if name not in {*hub.names.values(), *COMPUTED, OUTPUT}]
     if others:
         yield known_fault(
-            others[0], f"the checkpoint has no tensor that corresponds to {listed(others)}", "gguf-tensor-unknown"
+            others[0], f"no tensor of the checkpoint corresponds to {listed(others)}", "gguf-tensor-unknown"
         )
 
 
@@ -142,7 +142,9 @@ def head_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
     embedding = next(name for name, theirs in hub.names.items() if theirs == EMBEDDING)
     if file.tensors[OUTPUT].shape != hub.tensors[embedding].shape:
         yield known_fault(
-            OUTPUT, "the shape differs from the shape of the embeddings, with which the head is tied", "gguf-shape"
+            OUTPUT,
+            "the shape differs from the shape of the embeddings, although the head is tied to them",
+            "gguf-shape",
         )
         return
     says = "the head differs from the embeddings, although the checkpoint ties them"

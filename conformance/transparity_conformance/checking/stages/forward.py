@@ -55,7 +55,7 @@ FORM_ALONE = "activations and capabilities: the port returns something other tha
 
 SECOND_SEED = 1
 
-DRAWN = "a weight is random instead of read: if the port is built again from the same weights, its result changes"
+DRAWN = "a weight keeps a random value: if the port is built again from the same weights, its result changes"
 NOT_TIED = "the output head is not tied to the token embedding: its weight is random in every build of the port"
 
 FOLDER = "loader.folder"
@@ -242,7 +242,7 @@ def load_as_named(evidence: Evidence) -> None:
     itself = dataclasses.replace(probe, parameters=InFolder(parameters, folder, is_ours=True))
     answer = answer_or_error(lambda: run(built(evidence.build, itself), itself, logits_only=True)["logits"])
     stored = {tensor.dtype for tensor in headers(where).values()}
-    says = f"{folder}: {' and '.join(sorted(stored))} in {count(len(set(where.values())), 'file')}"
+    says = f"{folder} ({' and '.join(sorted(stored))} tensors in {count(len(set(where.values())), 'file')})"
     if isinstance(answer, PortError):
         evidence.report = with_capabilities(evidence.report, failed(FOLDER, str(folder), answer))
         return
@@ -250,11 +250,13 @@ def load_as_named(evidence: Evidence) -> None:
     tried = [_as_stored(probe, answer, each, dtype) for each in (dtype, *halves)]
     error, budget = min(tried, key=lambda each: share(*each))
     is_wrong = share(error, budget) > 1
-    cause = Cause("folder-read", f"load(folder) is right for a float32 copy in one file, but wrong for {says}")
+    cause = Cause(
+        "folder-read", f"load(folder) is right for a float32 copy in one file, but wrong for the folder {says}"
+    )
     evidence.add(
         *[Divergence("logits", error, budget, (cause,), probe=probe.name)] * is_wrong,
-        claims=[ClaimResult.of(FOLDER, error, budget, f"logits ({says})")],
-        notes=[f"load(folder) was called with a float32 copy in one file, and once with the folder itself ({says})"],
+        claims=[ClaimResult.of(FOLDER, error, budget, f"logits of the folder {says}")],
+        notes=[f"load(folder) was called with a float32 copy in one file, and once with the folder itself, {says}"],
     )
 
 

@@ -38,9 +38,9 @@ from transparity_conformance.report.report import (
 )
 from transparity_conformance.running.process.running import is_loader, run, sharding_of
 
-OF_A_CHECKPOINT = "gradients of a loaded model are compared only for a checkpoint's weights: give --checkpoint"
+OF_A_CHECKPOINT = "the gradients of a loaded model are compared only with --checkpoint"
 
-NOT_OF_GIVEN = "compared only for random parameters, for example with --config"
+NOT_OF_GIVEN = "compared only with random parameters, for example with --config"
 
 CALLS_OF_LARGE = 2
 """The number of forward passes in the history (repeated calls) of a large model."""
@@ -73,7 +73,7 @@ def compare_offers(evidence: Evidence) -> None:
         else:
             found = _of_given(port, passed, report.verdict)
         if first.config.dropout and any(claim.id == "gradients" for claim in found.claims):
-            found += not_compared("gradients with dropout: dropout is off in every compared call")
+            found += not_compared("gradients with dropout: not compared, because dropout is off in every call")
         if evidence.agrees():
             found += compare_history(port, passed, found, () if is_drawn else OF_GIVEN)
         evidence.report = with_capabilities(evidence.report, found)
@@ -132,7 +132,7 @@ def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | Non
     """Return a divergence if the forward pass of a model is wrong after training or generation."""
     for (config, _), (parameters, built) in port.built.items():
         inputs = mixed_inputs(config, 0, min(5, config.max_length), min(4, config.max_length))
-        probe = Probe("history", "afterwards", "a model after its use", config, parameters, inputs)
+        probe = Probe("history", "afterwards", "a model after training or generation", config, parameters, inputs)
         used = _error_and_budget(built, probe, probe.oracle.expected["logits"], forward)
         if share(*used) > 1:
             return _diverges(used, probe.name, probe, "the forward pass changes after training or generation")
@@ -164,7 +164,7 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
         probe = forward.probes[each]
         used = _error_and_budget(port.forward, probe, forward.logits[each], forward)
         if share(*used) > 1:
-            says = f"call {calls + 1} of one object differs from the first call with the same tokens{after}"
+            says = f"call {calls + 1} of a model differs from the first call with the same tokens{after}"
             return _diverges(used, f"call {calls} ({probe.name})", probe, says)
         if share(*used) > worst.share:
             worst = ClaimResult.of(CLAIM, *used, f"call {calls} ({probe.name})")
@@ -187,7 +187,9 @@ def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) ->
 
 def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
     """Repeat a request on the same object; return a divergence if the result is wrong this time."""
-    says = "the first result is right, but a later one of the same object is wrong: the port keeps state between calls"
+    says = (
+        "the first result is right, but a later result of the same model is wrong: the port keeps state between calls"
+    )
     cause = Cause("history", says, explained=0.0)
     answers: dict[str, Any] = {}
     for key, tokens in request.requests.items():

@@ -89,11 +89,11 @@ def judge_ranks(evidence: Evidence) -> None:
 def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, probes: Mapping[str, Probe]) -> Report:
     """Add to the report whether several ranks equal one rank, and whether replicas differ."""
     if ranks.one_rank == "inconclusive":
-        report = report.adding(ranks=ranks, not_compared=[f"one rank of the same code: {ranks.reason}"])
+        report = report.adding(ranks=ranks, not_compared=[f"the same code on one rank: {ranks.reason}"])
         return _adding_replicas(report, differing, probes)
     faults = []
     if ranks.one_rank == "diverges" and report.verdict != "diverges":
-        says = f"{ranks.count} ranks and 1 rank of the same code differ by more than rounding"
+        says = f"the results on {ranks.count} ranks and on 1 rank differ by more than rounding"
         cause = Cause("ranks-differ", says)
         faults = [Divergence(ranks.where, ranks.error, ranks.budget, (cause,), probe=ranks.probe)]
     claim = ClaimResult(CLAIM, ranks.one_rank, ranks.error, ranks.budget, ranks.where)
@@ -113,7 +113,7 @@ def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, 
         return report
     first = far[0]
     names = some([each.name for each in far])
-    says = f"ranks {first.ranks[0]} and {first.ranks[1]} have different values of the replica {names}"
+    says = f"ranks {first.ranks[0]} and {first.ranks[1]} have different values of the replicated {names}"
     if report.verdict == "diverges":
         return report.adding(notes=[says])
     budget = allowed * first.gap / first.relative

@@ -47,7 +47,7 @@ from transparity_conformance.running.process.running import built, is_loader, mo
 
 CLAIM, LONG = "forward.reach", "forward.long"
 
-QUICK = "other sizes, capabilities, repeated calls and the audit: --quick compares only the forward pass"
+QUICK = "other sizes, capabilities, repeated calls and the audit: left out by --quick"
 
 
 def call_at_other_sizes(evidence: Evidence) -> None:
@@ -83,7 +83,7 @@ def leave_out_all(evidence: Evidence) -> None:
 
 
 def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:
-    """Return a model to call with an attention mask; nothing if the loaded model does not accept a mask."""
+    """Return a model to call with an attention mask; no model if the loaded model does not accept a mask."""
     model = masked_model(evidence.first.config, evidence.first.parameters)
     if model is None or not is_loader(evidence.port):
         return ()
@@ -196,7 +196,7 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
     if reached.left_out:
         lengths = sorted({max(probe.lengths) for probe in reached.left_out})
         listed = ", ".join(map(str, lengths[:12])) + (", …" if lengths[12:] else "")
-        missing.append(f"{len(reached.left_out)} calls of lengths {listed}: the port is too slow for all calls")
+        missing.append(f"{len(reached.left_out)} calls of the lengths {listed}: left out, because the port is slow")
     claims = [_claim(name, compared) for name, compared in ((CLAIM, others), (LONG, long)) if compared]
     evidence.add(claims=claims, not_compared=missing)
 
@@ -222,11 +222,11 @@ def call_long(evidence: Evidence) -> None:
             if has_prefixes(probe.config):
                 _shorten(evidence, probe, errors)
             if not can_be_walked(shortest := reached.wrong[0].probe):
-                reached.notes.append(f"{shortest.name}: no causes are searched for, because memory is too small")
+                reached.notes.append(f"{shortest.name}: not searched for causes, because too little memory is free")
 
 
 def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
-    reached.refused.extend(f"{probe.name}: shorter prompts diverge" for probe in probes)
+    reached.refused.extend(f"{probe.name}: not compared, because shorter prompts already diverge" for probe in probes)
 
 
 def can_be_walked(probe: Probe) -> bool:

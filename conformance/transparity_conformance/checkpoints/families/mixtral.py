@@ -115,7 +115,7 @@ def sparse(fields: Fields) -> dict[str, Any]:
 
 
 def write_sparse(config: TransformerConfig) -> dict[str, Any]:
-    """Invert `sparse`: list all layers without experts explicitly."""
+    """Return fields of config.json, for which `sparse` returns `config`. List all layers without experts explicitly."""
     own = layers.own_layers(config) or [config]
     widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
     return _written_count(config) | {

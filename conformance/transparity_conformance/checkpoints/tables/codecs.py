@@ -138,7 +138,7 @@ class Family:
     no_parameters: Collection[str] = ()
     """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """For each of some tensors, a function that computes it. A file may store such a tensor, although the reference
+    """Functions that compute tensors, by the tensor's name. A file may store such a tensor, although the reference
     computes it. If the file has other values, the tensor is a parameter.
     """
     classifier: Classifier | None = None

@@ -107,7 +107,7 @@ Read = Callable[[Fields], dict[str, Any]]
 """A function that converts fields of config.json to fields of `TransformerConfig`."""
 
 Write = Callable[[TransformerConfig], dict[str, Any]]
-"""A function that converts a configuration to fields of config.json; if possible, the inverse of `Read`."""
+"""A function that converts a configuration to fields of config.json; if possible, it is the inverse of `Read`."""
 
 Value = Callable[[Fields, str], Any]
 """A function that checks and converts the value of a field."""

@@ -56,8 +56,8 @@ class Coherent:
     @property
     def says(self) -> str:
         return (
-            f"the logits are within the budget, but their error contains {self.coefficient:.3g} × a fault's effect "
-            f"({self.hypothesis.fault.description}), {self.excess:.3g} × as much as rounding explains"
+            f"the logits are within the budget, but their error contains {self.coefficient:.3g} × the effect of a "
+            f"fault ({self.hypothesis.fault.description}), which is {self.excess:.3g} × as much as rounding explains"
         )
 
 

@@ -18,7 +18,7 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult
 
 ID = "wholly_hidden"
-OURS = "the reference gives all keys the same weight; positions that depend on this choice are not judged"
+OURS = "the reference gives all keys the same weight; positions that depend on this convention are not compared"
 
 
 def other_convention(results: Results) -> Iterator[ClaimResult]:
@@ -44,8 +44,9 @@ def near_tie_notes(results: Results, dtype: str) -> list[str]:
     """Return a note on positions that depend on a near-tie between experts."""
     tied, total = tied_outputs(results, dtype)
     says = (
-        f"near_ties: scores of experts differ by less than rounding in {dtype}, so either expert may be chosen. "
-        f"{tied} of {total} output positions depend on the choice; they count only if the port returns router scores"
+        f"near_ties: the router's scores of some experts differ by less than rounding in {dtype}, so either expert may "
+        f"be chosen. {tied} of {total} output positions depend on such a choice, and are compared only if the port "
+        "returns its router scores"
     )
     return [says] * (tied > 0)
 
@@ -74,7 +75,7 @@ def _named(results: Results) -> str:
     for by_site in by_variant.values():
         fault = next(iter(by_site.values()))
         if _explains(results, Hypothesis(fault, tuple(by_site))):
-            return f"in the port {fault.description}"
+            return f"in the port, {fault.description}"
     return "the results of the port and the reference differ where every key is masked"
 
 

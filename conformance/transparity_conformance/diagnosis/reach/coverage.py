@@ -72,7 +72,7 @@ CALLS = 120
 """The number of forward passes in a history (many calls of one object). If all of them are right, fewer than 2.5 % of
 all possible calls are wrong, with 95 % confidence."""
 
-HISTORY = "a newly built object answers this call rightly: the port keeps state between calls"
+HISTORY = "a newly built model answers this call correctly: the port keeps state between calls"
 """The cause of a wrong call that a new object answers correctly."""
 
 

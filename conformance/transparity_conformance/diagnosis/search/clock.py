@@ -30,7 +30,7 @@ Candidate = TypeVar("Candidate")
 
 
 class OutOfTime(Exception):  # noqa: N818 - not an error
-    """The search's work or time is over; unconfirmed candidates are discarded."""
+    """The search has used all of its work or time; unconfirmed candidates are discarded."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Limit:
         return max(self.end - self.read(), 0.0)
 
     def part(self) -> Limit:
-        """Return a limit for one stage: its share of the amount, but at most what is left."""
+        """Return a limit for one stage: the stage's share of the whole amount, but at most the amount that is left."""
         return Limit(self.read, min(self.left, self.amount / STAGES))
 
 
@@ -133,9 +133,13 @@ class Clock:
         if not self.ran_out:
             return ""
         known = f"{self.tried:,} of {self.planned:,} candidates were tried"
-        known = f"; {known}, so unexplained faults may have a known cause" if self.tried < self.planned else ""
+        known = (
+            f"; {known}, so the cause of an unexplained fault may be among the others"
+            if self.tried < self.planned
+            else ""
+        )
         if self.is_interrupted:
             return f"the search for causes was interrupted{known}"
         if self.is_late:
             return f"the search for causes ended after {self.time.amount:g} s{known} (--budget SECONDS searches longer)"
-        return f"the search for causes ended after its full number of runs of the reference{known}"
+        return f"the search for causes reached its limit of runs of the reference{known}"

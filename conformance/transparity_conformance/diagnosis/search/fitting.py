@@ -40,7 +40,7 @@ def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
     for other, fitted_there in others:
         names = ("head_dim", "embed_dim", "num_heads")
         changed = [f"{name} {getattr(other, name)}" for name in names if getattr(other, name) != getattr(config, name)]
-        says += f"; with {', '.join(changed)}, the number is {fitted_there.fault.value:.4g}"
+        says += f"; in a model with {', '.join(changed)}, the number is {fitted_there.fault.value:.4g}"
 
     def patch(state: WalkState, site: str, value: Any) -> Any:
         return sizes[state.config].fault.patched(state, site, value) if state.config in sizes else value

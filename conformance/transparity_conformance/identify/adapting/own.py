@@ -39,8 +39,8 @@ class Misplaced:
     def says(self) -> str:
         if self.kept is None:
             return (
-                f"no tensor contains the values of {self.ours} that your loader received; your model reads them from "
-                f"{self.needed}"
+                f"no tensor of your model has the values of {self.ours} in the folder; your model uses {self.needed} "
+                "for this parameter"
             )
         names = [line.partition(".view(")[0] for line in (self.kept, self.needed)]
         orders = [
@@ -48,12 +48,12 @@ class Misplaced:
         ]
         if names[0] == names[1] and orders[0] != orders[1]:
             return (
-                f"the rows of your {names[0]} have the order for rotating {orders[0]}, but your model rotates "
-                f"{orders[1]}: permute them while you load them"
+                f"the rows of your {names[0]} are in the order for a rotation of {orders[0]}, but your model rotates "
+                f"{orders[1]}: permute the rows while loading"
             )
         if self.kept.replace(".T", "") == self.needed.replace(".T", ""):
-            return f"your {self.kept.replace('.T', '')} is transposed: your model computes with {self.needed}"
-        return f"{self.ours} is stored in {self.kept}, but your model computes with {self.needed}"
+            return f"your {self.kept.replace('.T', '')} is transposed: your model needs the values in {self.needed}"
+        return f"{self.ours} is loaded into {self.kept}, but your model computes it with {self.needed}"
 
 
 def own_lines(

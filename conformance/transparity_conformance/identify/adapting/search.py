@@ -83,7 +83,7 @@ def search(
             try:
                 settled = seeker.settled(place, found.lines)
             except OutOfTime:
-                found.lost_at = f"{place.tap} before the search ended"
+                found.lost_at = f"{place.tap} within the limits of the search"
             if settled is None:
                 found.lost_at = found.lost_at or place.tap
         if settled is None:
@@ -220,7 +220,7 @@ class _Seeker:
         return None
 
     def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
-        """Return whether each parameter affects the result with `fault`, because others cannot be identified."""
+        """Return whether every parameter affects the result with `fault`; other parameters cannot be identified."""
         values = self._values(lines)
         computed = self.reference.computed(values, tap, (fault,))[tap]
         names = [name for name, text in lines.items() if text != ABSENT]

@@ -141,8 +141,8 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """If a tap's operation does not lead to the later taps, match the tap to an operation that does, and has this
-        value.
+        """Match a tap whose operation does not lead to the later taps to another operation: one that has the same value
+        and leads to them.
 
         Return the taps for which no operation leads to the later taps.
         """

@@ -140,7 +140,7 @@ class Found:
     def keeps_features(self, tap: str, match: Match) -> bool:
         """Return whether a match splits features into heads in the same way as the tap's inputs.
 
-        For example, a port may interleave the halves of a head. Only inputs with the shape of `tap` are compared.
+        A match that interleaves the halves of a head does not. Only inputs with the shape of `tap` are compared.
         """
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)

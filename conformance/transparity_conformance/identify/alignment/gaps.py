@@ -73,7 +73,7 @@ def _fitting(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]
     """Return the values of the given shape that depend on the taps before `tap`, and lead to all taps after `tap`; the
     last value first.
 
-    Values that lead to each of these later taps directly precede the others.
+    Values that lead directly to each of these later taps come before other values.
     """
     if not made_from and known.flow.inputs[tap]:
         return []

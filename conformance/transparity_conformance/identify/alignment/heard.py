@@ -66,7 +66,7 @@ class RecordedPort:
 
 NOT_ASKED = RecordedPort({})
 
-RETURN_THEM = "a port that returns its activations gets a more precise answer"
+RETURN_THEM = "if the port returns its activations, the check finds more"
 
 
 class AlignedRow(Probe):
@@ -90,7 +90,7 @@ WALKS_OF_A_TAP = 2
 
 
 def row_of(probe: Probe) -> Probe:
-    """Return a probe with one row without padding, and with the model and the lengths of `probe`."""
+    """Return a probe with the same model and lengths, but with a single row that has no padding."""
     lengths = lengths_of(probe.config, probe.inputs)
     source, target = lengths.get("source", lengths.get("tokens", 1)), lengths.get("target", 1)
     return aligned_probe(dataclasses.replace(probe, inputs=mixed_inputs(probe.config, 0, source, target)))
@@ -156,16 +156,16 @@ def _why_not(row: Probe, clock: Clock) -> str:
             f"{in_bytes(free)} are free"
         )
     if clock.time.left <= 0:
-        return "the time of the search is over (--budget SECONDS allows more)"
+        return "no time is left for the search (--budget SECONDS allows more)"
     if clock.is_over:
-        return "the search for causes has used its full number of runs of the reference"
+        return "the search for causes reached its limit of runs of the reference"
     before = work.done()
     walk(row, {})
     of_a_walk = work.done() - before
     clock.allow(of_a_walk)
     of_all = WALKS_OF_A_TAP * len(shapes) * of_a_walk
     if of_all > max(clock.work.left, WORK):
-        return f"the search for the port's {len(shapes)} activations needs too many runs of the reference"
+        return f"matching the port's {len(shapes)} activations would need too many runs of the reference"
     clock.reserve(of_all)
     return ""
 

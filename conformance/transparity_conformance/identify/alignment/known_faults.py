@@ -25,7 +25,7 @@ ByOperation = dict[int, Match]
 
 
 def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOperation:
-    """Return matches, by operation, of the port's values that the reference computes for `tap` with a fault."""
+    """Find the port's values that the reference computes for `tap` with a fault; return their matches by operation."""
     strict: ByOperation = {}
     loose: ByOperation = {}
     for _, value in _faulty(found, tap, of_weights=of_weights):

@@ -127,7 +127,7 @@ def sentences(fit: Fit, port: str) -> Iterator[str]:
             f"{fit.share:.2g} times the tolerance. A part of the module has no field, or was not recognized."
         )
     yield from (f"{remark}." for remark in fit.remarks)
-    yield f"Departures from the paper: {'; '.join(departures(fit.config)) or 'none'}."
+    yield f"Differences from the paper: {'; '.join(departures(fit.config)) or 'none'}."
     if fit.unused:
         yield f"No recognized operation uses these parameters: {', '.join(fit.unused)}."
     for name, reason in fit.untold.items():

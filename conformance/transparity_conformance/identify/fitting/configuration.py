@@ -130,7 +130,9 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         raise FitError("No norm was found between the sublayers; expected layer, RMS or batch norms.")
     kinds = {(norm.kind, norm.gain) for norm in named.values()}
     if len(kinds) > 1:
-        raise FitError(f"The norms are of several kinds ({', '.join(sorted(map(' '.join, kinds)))}); expected one.")
+        raise FitError(
+            f"The norms are of several kinds ({', '.join(sorted(map(' '.join, kinds)))}); expected a single kind."
+        )
     kind, eps = _kind_and_eps(found, named, parts.last)
     found.fields |= {
         "norm": kind,

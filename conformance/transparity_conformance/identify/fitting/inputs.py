@@ -50,7 +50,7 @@ def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
             return other(subject)
         except FitError as instead:
             what = "images" if other is _as_image else "frames of audio and tokens"
-            note = "" if str(instead) in (NO_IMAGES, NO_FRAMES) else f" It was also called with {what}: {instead}"
+            note = "" if str(instead) in (NO_IMAGES, NO_FRAMES) else f" A call with {what} also failed: {instead}"
         subject.positions = {}
         raise FitError(f"{error}{note}") from error
 
@@ -188,8 +188,8 @@ def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
 
 BATCH = 3
 
-NO_IMAGES = "The module takes images, but no parameter maps square patches; expected one, as a kernel "
-NO_IMAGES += "whose stride is its size or as a matrix."
+NO_IMAGES = "The module takes images, but no parameter maps square patches; expected a kernel "
+NO_IMAGES += "whose stride equals its size, or a matrix."
 
 NO_FRAMES = "The module takes frames of audio, but it lacks two successive convolutions over time of width 3."
 

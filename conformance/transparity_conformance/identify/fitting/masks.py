@@ -43,7 +43,7 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
     _read_padding(found, parts, calls[1], plain, padded)
     if obeys and list(parts.stacks) == ["decoder"]:
         found.fields["target_mask"] = "causal"
-        found.untold["target_mask"] = "with an attention_mask, both values mask the same tokens"
+        found.untold["target_mask"] = "with an attention_mask, both values have the same effect"
     _read_counting(found, parts, calls[-1 if obeys else 1])
 
 
@@ -60,7 +60,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
                 found.untold["layer_types"] = f"only the first {len(own)} entries have an effect"
             return
     longest = max(len(each.masked[0]) for each in plain.values())
-    found.untold["sliding_window"] = f"no window of up to {longest} tokens"
+    found.untold["sliding_window"] = f"no window of up to {longest} tokens was found"
 
 
 def _read_padding(
@@ -179,4 +179,4 @@ def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: S
     if "pad_id" not in found.fields:
         found.untold["pad_id"] = "no token is masked as padding"
     if found.fields.get("padding") == "attention-mask":
-        found.untold["target_mask"] = "with an attention_mask, both values mask the same tokens"
+        found.untold["target_mask"] = "with an attention_mask, both values have the same effect"

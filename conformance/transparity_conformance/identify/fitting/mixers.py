@@ -77,7 +77,7 @@ class Taken:
     linears: Mapping[str, Linear]
     parameters: Arrays
     used: set[str]
-    """The module's names of all parameters of the recurrence."""
+    """The names of all parameters of the recurrence in the module."""
     rates: Rates
 
     def context(self, found: FoundFields, rows: int) -> np.ndarray:
@@ -109,7 +109,9 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
     read = ((columns, columns.matching(rows)) for columns in _readings(one.maps))  # the convolutions' inputs
     layers = [_Layer(one, columns, convolved, own, left) for columns, convolved in read if convolved is not None]
     if not layers:
-        raise ForeignError("In a recurrence, some input of a convolution is not the result of a linear map of x.")
+        raise ForeignError(
+            "In a recurrence, a convolution does not read the output of a linear map of the layer's input."
+        )
     steps = [(layer, *each) for layer in layers for each in layer.time_steps()]
     if not steps:
         raise ForeignError(f"{NEITHER}no operation is a time step (softplus of a map's features plus a bias per head).")

@@ -17,7 +17,7 @@ from transparity_conformance.identify.fitting.values.numbers import factor_betwe
 from transparity_conformance.listening.operation import Operation
 
 AHEAD = 40
-"""The result of a norm is searched among this number of operations."""
+"""The number of later operations among which the result of a norm, or a sum with the residual, is searched."""
 
 PLACES: tuple[NormPosition, ...] = ("pre", "post", "sandwich", "post-branch")
 

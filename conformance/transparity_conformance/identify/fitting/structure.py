@@ -151,7 +151,7 @@ def _end_of(anchor: Anchor) -> int:
     return max(*(each.at for each in convolutions), *(each.at for each in maps))
 
 
-_FORMS = "expected separate maps, or one for query, key and value in this order."
+_FORMS = "expected a linear map for each of query, key and value, or one for all three in this order."
 
 
 def _feed_forward(

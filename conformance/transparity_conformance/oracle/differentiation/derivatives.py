@@ -262,7 +262,7 @@ def training_oracle(
 ) -> Oracle:
     """Return the oracle of a training run with one step per batch; its results are `losses` and learned parameters.
 
-    If `by` is given, it trains instead of the reference.
+    If the function `by` is given, it trains instead of the reference.
     """
 
     def run(arrays: Arrays, tap: Tap) -> None:

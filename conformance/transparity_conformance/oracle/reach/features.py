@@ -57,9 +57,8 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return the possible changes of a field: all other choices, or all operations. A feature that is off has no
-    changes.
-    """
+    """Return the possible changes of a field: all other choices, or all operations. The fields of a feature that is off
+    have no changes."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
     if name == "layer_types":  # `layer_overrides` changes together with this field
         return [(name, "alike")] if value else []

@@ -74,8 +74,8 @@ def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """Return the tokens of an input, (calls, batch, length): all token ids in ascending order, then from the first
-    again.
+    """Return the tokens of an input, (calls, batch, length): all token ids in ascending order, repeated if there
+    are more positions.
 
     If there are fewer positions than token ids, return evenly spaced ids.
     """

@@ -61,7 +61,7 @@ class Agreement:
 
     @property
     def headline(self) -> str:
-        """`all agree`, `nothing was compared`, or the number of claims that fail."""
+        """Return `all agree`, `nothing was compared`, or the number of claims that fail."""
         failing = {group.worst.claim for group in self.matrix.disagreements}
         if failing:
             return f"{len(failing)} of {count(len(self.matrix.claims), 'claim')} FAIL" + "S" * (len(failing) == 1)

@@ -158,11 +158,11 @@ def _verdict(report: Report) -> str:
 
 
 def unlocated(report: Report) -> str:
-    return f"{report.first_divergence or 'The port'} is beyond the tolerance; no part of it was compared separately."
+    return f"{report.first_divergence or 'The port'} is beyond the tolerance; its parts were not compared separately."
 
 
 def another_model(report: Report) -> str:
-    """Return a sentence about fields that have other values in the port's model; empty without such fields."""
+    """Return a sentence about fields that have other values in the port's model; empty if there are none."""
     if not report.other_fields:
         return ""
     fields = listed([f"{name} {port} (not {given})" for name, (given, port) in report.other_fields.items()])
@@ -215,7 +215,7 @@ def _with_its_line(cause: Cause) -> str:
 
 
 def immeasurable(fault: Divergence) -> str:
-    return "its shape is wrong (see the notes)" if fault.is_misshapen else "has numbers that are not finite"
+    return "its shape is wrong (see the notes)" if fault.is_misshapen else "has values that are not finite"
 
 
 def worst_share(report: Report) -> str:

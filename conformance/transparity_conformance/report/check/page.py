@@ -60,7 +60,7 @@ def _summary(view: CheckView) -> str:
 
 
 def _next(view: CheckView) -> str:
-    """Return the next step: to fix all places if this makes the port right, otherwise to fix the first place."""
+    """Return what to do next: fix all places if this makes the port right, otherwise fix the first place."""
     lines = [[line.place for line in finding.wrong_lines] or finding.places[:1] for finding in view.findings]
     places = [place for of_finding in lines for place in of_finding]
     if enough := remedy(view.report):

@@ -78,7 +78,7 @@ class CheckView:
         refused = tuple(f"{fields} {each.name} {each.value}: " for each in audit.fields if each.counted == "refused")
         number = sum(line.startswith(refused) for line in lines)
         shown = [line for line in lines if not line.startswith((*named, *refused))]
-        shown += [f"{count(number, 'value')} of fields in {fields}: the port refuses them"] * bool(number)
+        shown += [f"{fields}, {count(number, 'changed value')}: the port refuses them"] * bool(number)
         return one_line_a_reason(shown)
 
     @property
@@ -103,8 +103,8 @@ class CheckView:
 
     @property
     def audit(self) -> list[str]:
-        """The lines of an audit. If the port diverges and no audit was requested, list only unread tensors, a possible
-        reason.
+        """The lines of an audit. If the port diverges and no audit was requested, list only unread tensors, one
+        possible reason.
         """
         audit = self.report.audit
         if audit is None:

@@ -54,7 +54,7 @@ class Adapter:
         known = {*shapes, *map(in_every_layer, shapes)}
         if unknown := [name for name in self.lines if name not in known]:
             raise AdapterError(
-                f"The adapter has a line for {shown(unknown[0])}, which is not a parameter of this model."
+                f"The adapter has a line for {shown(unknown[0])}, which is not a parameter of this model; remove it."
             )
         for name, shape in shapes.items():
             filling.put(name, self._line(name), parameters[name], shape)
@@ -77,7 +77,8 @@ class Adapter:
         if line == ASKED:
             asked = [ours for ours, text in self.lines.items() if text == ASKED]
             raise AdapterError(
-                f"The adapter leaves {listed(asked)} undetermined: replace {ASKED!r} with the name of a tensor."
+                f"The adapter has {ASKED!r} instead of a tensor for {listed(asked)}; replace it with the name of a "
+                "tensor."
             )
         return line
 
@@ -111,19 +112,22 @@ class _Filling:
         if text == notation.ABSENT:
             if value is not None and np.any(value):
                 raise AdapterError(
-                    f"The adapter says that the port has no {ours}, which is not 0 in this model; name its tensor, or "
-                    "use a configuration without it."
+                    f"The adapter says that the port has no {ours}, but this parameter is not 0; name its tensor, or "
+                    "use a configuration without this parameter."
                 )
             return
         chosen = notation.select(text, self.shapes, self.sizes)
         size = sum(self.values[name].size for name in chosen.names) if chosen.index is None else chosen.index.size
         if shape is not None and size != math.prod(shape):
             raise AdapterError(
-                f"{ours} has the shape {shape}, and {shown(text)} has {size} elements; expected {math.prod(shape)}: "
-                "correct the line, or the sizes of the port."
+                f"{shown(text)}, the line of {ours}, has {size} elements; expected {math.prod(shape)}, for the shape "
+                f"{shape}: correct the line, or the sizes of the port."
             )
         if chosen.read(self.written).any():
-            raise AdapterError(f"{shown(text)}, the line of {ours}, selects elements that another line also selects.")
+            raise AdapterError(
+                f"{shown(text)}, the line of {ours}, selects elements that another line also selects; correct one of "
+                "them."
+            )
         chosen.write(self.values, 0.0 if value is None else np.ravel(value))
         chosen.write(self.written, True)
 

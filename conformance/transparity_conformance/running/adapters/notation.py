@@ -57,7 +57,7 @@ NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
 """Matches a number between dots or in brackets in a tensor's name."""
 
 COUNTED = re.compile(r"(?<![^._\[])\d+(?![^.\]])")
-"""Matches a number that may be a layer's number; it may also follow an underscore, as in flax's `h_0`."""
+"""Matches what `NUMBER` matches, and also a number after an underscore, as in flax's `h_0`."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -105,7 +105,7 @@ def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
     name, steps = parted(text, shapes)
     names = stacked(name, shapes) if "{n}" in name else (name,)
     if not names or names[0] not in shapes:
-        raise AdapterError(f"{shown(text)} names {shown(name)}, which is not a tensor of the port.")
+        raise AdapterError(f"The adapter's line {shown(text)} names {shown(name)}, but the port has no such tensor.")
     shape = shapes[names[0]] if "{n}" not in name else (len(names), *shapes[names[0]])
     if not steps:
         return Selection(names, None)
@@ -130,7 +130,7 @@ def parted(text: str, names: Shapes) -> tuple[str, str]:
     found = STEPS.fullmatch(text.strip())
     if found is None:
         raise AdapterError(
-            f"{shown(text)} is not a valid line of an adapter; expected the name of a tensor, then steps."
+            f"{shown(text)} is not a valid line of an adapter; expected the name of a tensor, then steps such as .T."
         )
     name, steps = found["name"], found["steps"]
     longer = [step.end() for step in STEP.finditer(steps) if name + steps[: step.end()] in names]

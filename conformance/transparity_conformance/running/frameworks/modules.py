@@ -153,7 +153,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def tensors_of(model: Any) -> dict[str, ModuleTensor]:
-    """Return the learned tensors of a module, or of nested dicts and lists, by name; empty without tensors.
+    """Return the learned tensors of a module, or of nested dicts and lists, by name; an empty dict if there are none.
 
     Leave out buffers, such as masks and rotary tables, but keep the statistics of a batch norm. Return a tensor with
     several names only once, under the first name.
@@ -185,7 +185,7 @@ def buffers_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
-    """Return the tensors of the model that a function uses; empty without a model.
+    """Return the tensors of the model that a function uses. If it uses no model, return an empty dict.
 
     Search the function, its bound object, its attributes and its variables.
     """

@@ -138,7 +138,7 @@ class PortProcess:
         code = self.process.returncode
         self.stop()
         how = "closed its connection to the checker" if code is None else _how_ended(code)
-        return PortProcessError(f"{self.name} {how} at {what}; expected an answer.")
+        return PortProcessError(f"{self.name} {how} during {what}; run the port without the checker to see why.")
 
     def folder(self) -> str:
         """Return a temporary folder for files that the process reads; the folder is removed with the process."""

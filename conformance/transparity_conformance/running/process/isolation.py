@@ -134,7 +134,7 @@ class IsolatedModel(RemotePort):
     def _arrays(self, what: str) -> dict[str, np.ndarray]:
         answer = self.asked(what)
         if not (isinstance(answer, Mapping) and all(isinstance(value, np.ndarray) for value in answer.values())):
-            raise PortProcessError(f"The port's process returned {what} that are not all arrays.")
+            raise PortProcessError(f"The port's process returned {what}, but not all of them are arrays.")
         return {str(name): value for name, value in answer.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
@@ -254,7 +254,7 @@ def _stays(name: str) -> int | None:
 def _signature(described: Any) -> inspect.Signature:
     """Return the signature that a port's process has described; raise `TypeError` if the function has no signature."""
     if described is None:
-        raise TypeError("the function has no signature")
+        raise TypeError("the port's function has no signature")
     empty = inspect.Parameter.empty
     return inspect.Signature(
         [

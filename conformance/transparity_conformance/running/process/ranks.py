@@ -134,7 +134,7 @@ class ProcessGroup:
             return answers[numbers.index(None)]
         if len(set(numbers)) > 1:
             raise PortProcessError(
-                f"The ranks built objects with different numbers, {numbers}; expected the same calls on every rank."
+                f"The ranks built different numbers of models ({numbers}); expected the same calls on every rank."
             )
         number = int(numbers[0])
         declared = self._asked("the request for its placements", "placements", number)
@@ -295,7 +295,7 @@ class SharedCall:
             raise error
         if self.waited:
             said = f"while {_named(self.waited)} waited for it; all were stopped"
-            raise PortProcessError(f"Rank {rank} of {len(self.processes)} raised {error} at {self.what} {said}.")
+            raise PortProcessError(f"Rank {rank} of {len(self.processes)} raised {error} during {self.what}, {said}.")
         everywhere = len(self.errors) == len(self.processes)
         raise PortCallError(str(error) if everywhere else f"on rank {rank} of {len(self.processes)}: {error}")
 

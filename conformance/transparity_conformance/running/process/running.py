@@ -87,8 +87,8 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
     if not parameters.is_given_itself:
         return ()
     stored = parameters.stored_as
-    why = f"its numbers are stored as {stored}" if stored else "a float32 copy does not fit into memory beside the port"
-    return (f"load(folder) was given {parameters.folder} itself: {why}",)
+    why = f"its weights are stored as {stored}" if stored else "a float32 copy does not fit into memory"
+    return (f"load(folder) was given {parameters.folder} itself, not a float32 copy: {why}",)
 
 
 def sharding_of(forward: Callable[..., Any]) -> Sharding:
@@ -170,7 +170,8 @@ def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.nd
     if strange := [name for name in taps if not isinstance(name, str) or name not in known]:
         some = ", ".join([*known][:4])
         raise PortError(
-            f"forward returned {shown(strange[0])}, which is no activation; the activations are {some}, … and logits."
+            f"forward returned {shown(strange[0])}, which is not the name of an activation; the names are {some}, … "
+            "and logits."
         )
     if "logits" not in taps:
         raise PortError(f"forward returned {listed(taps) or 'nothing'}; expected at least 'logits'.")
@@ -194,5 +195,5 @@ def _array(name: str, value: Any, most: int) -> np.ndarray:
             f"{name} is {shown(value)}, which is not an array of numbers: its dtype is {safe(array.dtype, VALUE)}."
         )
     if array.size > most:
-        raise PortError(f"{name} has {array.size:,} elements; expected at most {most:,}, as in all activations.")
+        raise PortError(f"{name} has {array.size:,} elements; expected at most {most:,}, as many as all activations.")
     return np.array(array, np.float64)

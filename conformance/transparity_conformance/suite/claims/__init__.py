@@ -73,9 +73,12 @@ def claim(
 
     Args:
         cases: The cases of the quick suite, if the function has an argument `cases`.
-        all_cases, all_in: All cases, and the dtypes in which the slow suite tests all cases.
+        all_cases: All cases.
+        all_in: The dtypes in which the slow suite tests all cases.
         topic: The topic; by default, the name of the file.
-        sharded, harness, about: Fields of the `Claim`; a sharded claim needs a harness.
+        sharded: A field of the `Claim`; a sharded claim needs a harness.
+        harness: A field of the `Claim`.
+        about: Further fields of the `Claim`.
     """
 
     def register(check: Check) -> Check:

@@ -91,8 +91,12 @@ def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = 
     config, parameters, inputs, oracle = model(name or case)
     forward, record = bench.forward(config, parameters), bench.evidence(case)
     if not config.prefixes_agree:
-        why = "angles depend on the length" if config.mask_is_exact else f"{config.mask_value:g} hides nothing"
-        note = f"{why}: a cache is refused"
+        why = (
+            "angles depend on the length"
+            if config.mask_is_exact
+            else f"a mask value of {config.mask_value:g} hides nothing"
+        )
+        note = f"{why}, so the model refuses a cache"
         yield record.exactly("cached", _is_refused(forward, config, inputs), False, "breaks", note)
         return
     where = sees_something(config, inputs)

@@ -89,7 +89,9 @@ def experts_in(
         left = {name: value for name, value in values.items() if name not in taken}
         made = next(_readings(one, count, operations[one.at + 1 :], one.at + 1, left), None)
         if made is None:
-            raise ForeignError(f"{_router(one)}: no operation is the sum of experts without biases.")
+            raise ForeignError(
+                f"{_router(one)}: no operation computes the sum of the outputs of experts without biases."
+            )
         own = {one.name, *made.names}
         if beside := [each.name for each in maps if each.name not in own and is_same(each.given, one.given)]:
             raise ForeignError(
@@ -205,7 +207,9 @@ def read_experts(found: FoundFields, named: Sequence[tuple[str, Experts]], *, be
         return
     fields = [each.fields for _, each in named]
     if beside_others or any(each != fields[0] for each in fields):
-        raise ForeignError("Layers differ in their experts, or some have none; expected the same in every layer.")
+        raise ForeignError(
+            "Layers differ in the settings of their experts, or some have none; expected the same settings everywhere."
+        )
     has_bias = any(each.router.bias is not None for _, each in named)
     found.fields |= {**fields[0], "router_bias": has_bias, "feed_forward_bias": False}
     for name, each in named:

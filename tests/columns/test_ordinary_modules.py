@@ -105,7 +105,8 @@ def test_a_tied_model_can_be_pickled_and_called_with_other_parameters() -> None:
     assert not torch.equal(torch.func.functional_call(model, others, (SOURCE, TARGET)), expected)
     torch.func.grad(lambda given: torch.func.functional_call(model, given, (SOURCE, TARGET)).sum())(others)
     assert torch.equal(model(SOURCE, TARGET), expected)
-    assert model.decoder.token_embedding.weight is model.encoder.token_embedding.weight is model.head.weight
+    tables = [model.get_parameter(f"{stack}.token_embedding.weight") for stack in TIED.stacks]
+    assert tables[0] is tables[1] is model.head.weight
 
 
 def test_inputs_are_taken_in_order_or_by_name() -> None:

@@ -336,7 +336,7 @@ def explain(
         found = meaning(cause)
         hidden = [("does not show with", found.hidden)] * bool(found.hidden)
         rows = [("right", found.right), ("where to look", found.look), *hidden]
-        print_line(cause)
+        print_line(f"{cause}: {found.title}")
         print_text(named(rows))
         width = max(len(name) for name, _ in rows) + 3
         for name, link in (("page", page_of(cause)), *(("seen in", link) for link in found.links())):

@@ -64,6 +64,12 @@ def test_a_request_that_cannot_be_met_is_one_sentence(given: dict[str, Any]) -> 
         check(Model(same), against=Model(same), **given)
 
 
+def test_a_missing_folder_is_one_sentence() -> None:
+    load = lambda folder: Model(same)
+    with pytest.raises(TransparityError, match=r"^--checkpoint is missing, which is no folder; expected"):
+        check(load, against=load, checkpoint="missing")
+
+
 @for_each(("package", "extra"), [("torch", "pytorch"), ("transformers", "hub")])
 def test_a_missing_framework_is_named_with_the_command_that_installs_it(
     package: str, extra: str, monkeypatch: pytest.MonkeyPatch

@@ -162,6 +162,13 @@ def test_the_line_is_the_one_with_the_wrong_numbers(wrong: dict[str, Any], cause
     assert fault.source is not None and fault.source["code"] == code
 
 
+def test_the_line_of_a_norm_that_comes_too_late_is_its_call() -> None:
+    """The line of the norm's formula is right: it also computes the right norms of the layers."""
+    report = check(port_with("query-key-norm-after-rotation", taps=False), "qwen3", config=example_config("qwen3"))
+    told = {(fault.causes[0].mistake, (fault.source or {})["code"]) for fault in report.faults}
+    assert told == {("query-key-norm", 'x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))')}
+
+
 @pytest.mark.parametrize("form", [{"is_early": True}, {"order": (2, 0, 1)}], ids=["repeated keys", "reordered"])
 def test_another_form_of_a_rotation_is_no_fault(form: dict[str, Any]) -> None:
     report = check(type("Port", (GateSwapped,), form), config=example_config("llama"))

@@ -334,6 +334,13 @@ def test_the_page_needs_nothing_from_outside_and_runs_nothing(tmp_path: Path) ->
     assert "<script" not in page
 
 
+def test_the_page_links_to_its_first_red_row_if_there_is_one() -> None:
+    red = (MEASURED[0], dataclasses.replace(MEASURED[1], segment_error=2e-6), *MEASURED[2:])
+    for measured, linked in ((MEASURED, []), (red, ["first-1"])):
+        page = as_html([report(fault(), measured=measured)])
+        assert re.findall(r'href="#([^"]+)"', page) == re.findall(r'<tr id="([^"]+)"', page) == linked
+
+
 def test_names_are_escaped_and_are_not_markup() -> None:
     name = "<b>[red]x"
     nasty = Report(

@@ -225,6 +225,20 @@ class EveryThirdFeature(Gpt2):
         return self.linear(f"{at}.down", torch.where(torch.arange(h.shape[-1]) % 3 == 1, 1.1 * h, h))
 
 
-def test_the_note_on_an_unexplained_line_has_the_pattern_of_its_changes() -> None:
-    report = check(EveryThirdFeature, config=GPT2, budget=10.0)
+ROLES = ("query", "key", "value")
+
+
+class EveryThirdFeatureOfKeys(Gpt2):
+    def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            self.linear(f"{at}.{name}", x).unflatten(-1, (self.c.num_heads, -1)).transpose(1, 2) for name in ROLES
+        )
+        k = torch.where(torch.arange(k.shape[-1]) % 3 == 1, 1.1 * k, k)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.linear(f"{at}.output", y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("build", [EveryThirdFeature, EveryThirdFeatureOfKeys])
+def test_the_note_on_an_unexplained_line_has_the_pattern_of_its_changes(build: type[Gpt2]) -> None:
+    report = check(build, config=GPT2, budget=10.0)
     assert any("changes only every 3rd feature from 1" in note for note in report.notes)

@@ -265,6 +265,8 @@ def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[
         return []
     if folder is None:
         raise UsageError(f"{spec} needs a model folder; add --config config.json or --checkpoint FOLDER.")
+    if not folder.is_dir():
+        raise UsageError(f"--checkpoint is {folder}, which is no folder; expected a folder with a config.json.")
     return [str(folder)]
 
 

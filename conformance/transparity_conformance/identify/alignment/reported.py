@@ -50,20 +50,31 @@ def alike_on_a_line(faults: Sequence[Divergence]) -> tuple[Divergence, ...]:
 
 def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
     """If a wrong line changes only a part of an activation, yield a note that describes this part."""
-    call = heard.calls.get(fault.probe)
-    if call is None or fault.source is None or fault.where not in call.numbers:
+    calls = [call for call in heard.calls.values() if fault.where in call.numbers]
+    if fault.source is None or not calls:
         return
-    line, parts = PortLine(**fault.source), []
+    call = max(calls, key=lambda each: each.operations[each.numbers[fault.where]].value.size)  # shows patterns best
+    line, taps, parts = PortLine(**fault.source), {index: tap for tap, index in call.numbers.items()}, []
     for operation in call.operations:
         if operation.source is None or (operation.source.file, operation.source.line) != (line.file, line.line):
             continue
-        for given in (call.operations[index].value for index in {*operation.inputs} & {*call.numbers.values()}):
+        for index in {*operation.inputs} & taps.keys():
+            given = call.operations[index].value
             if given.shape == operation.value.shape and given.ndim in (3, 4):
-                errors = error_profile(operation.value, given).items()
+                errors = _changes(operation.value, given, taps[index]).items()
                 parts.append({axis: list(each) for axis, each in errors if 0 < np.count_nonzero(each) < len(each)})
     if any(parts):
         least = min(filter(None, parts), key=lambda part: sum(map(np.count_nonzero, part.values())))
         yield f"{line.place} changes only {'; '.join(spread(least, fault.budget))}"
+
+
+def _changes(value: np.ndarray, given: np.ndarray, tap: str) -> dict[str, list[float]]:
+    """Return the largest change of the tap's value `given` along each axis, with the last axis of a value of heads."""
+    errors = error_profile(value, given)
+    if given.ndim == 4:
+        last = "key" if tap.endswith((".scores", ".weights")) else "feature"
+        errors[last] = error_profile(value.swapaxes(0, 3), given.swapaxes(0, 3))["row"]
+    return errors
 
 
 def with_first_line(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
@@ -148,12 +159,15 @@ def _right_alike(
 ) -> list[str]:
     """Return the taps of the same kind as the wrong tap at which the report has no fault.
 
-    If there are causes, return only taps at which at least one of them can act.
+    If there are causes, return only taps at which at least one of them can act. A norm of queries and keys may be
+    called at the wrong place; other norms are then of the same kind.
     """
-    wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
-    alike = [tap for tap in numbers if tap_kind(tap) == tap_kind(fault.where)]
-    right = [tap for tap in alike if numbers[tap] not in wrong]
     ids = {cause.mistake for cause in causes}
+    kind = "norms" if "query-key-norm" in ids else tap_kind(fault.where)
+    wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
+    right = [tap for tap in numbers if tap_kind(tap) == kind and numbers[tap] not in wrong]
+    if kind != tap_kind(fault.where):
+        return right
     return [tap for tap in right if not ids or ids & {each.id for each in faults_at(probe.config, tap)}]
 
 

@@ -4,7 +4,6 @@ tests."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -46,7 +45,7 @@ def test_every_file_of_tests_is_in_a_session() -> None:
 
 def names_of(path: Path) -> set[str]:
     """Return the names of a file's tests; for test_claims.py, also the names of the claims."""
-    defined = {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+    defined = set(re.findall(r"(?m)^def (test_\w+)", path.read_text()))
     return defined | set(all_claims()) if path.name == "test_claims.py" else defined
 
 

@@ -121,15 +121,16 @@ LONG_CLAIMS = (
 """Parts of the names of claims that are long tests. For most long claims, a shorter claim makes a part of the same
 comparisons. Claims about `torch.compile` and about JAX without compilation have no shorter claim."""
 
-OF_FLOAT64 = ("layers.decoder_layer", "layers.encoder_layer", "forward.fast_logits", "generation.greedy")
-OF_FLOAT16 = (*OF_FLOAT64, "feed_forward.module", "attention.function")
+PARTS = ("layers.decoder_layer", "layers.encoder_layer", "feed_forward.module", "attention.function")
+MODELS = ("forward.fast_logits", "generation.greedy")
+OF_FLOAT64 = (*PARTS, *MODELS, "decoding.ragged_rows", "normalization.model_in_training")
 TWICE = tuple(
     f"{claim}-flax-{dtype}-jit"
-    for dtype, claims in (("float64", (*OF_FLOAT64, "decoding.ragged_rows")), ("float16", OF_FLOAT16))
+    for dtype, claims in (("float64", OF_FLOAT64), ("bfloat16", PARTS), ("float16", (*PARTS, *MODELS)))
     for claim in claims
 )
-"""Names of claims that `nox -s tests` defers, because it checks them in float32. In these two precisions, it checks the
-claims about precision, and shorter claims about the same functions."""
+"""Names of claims that `nox -s tests` defers, because it checks them in float32. In the other precisions, it checks the
+claims about precision and shorter claims about the same functions; in bfloat16, it also checks whole models."""
 
 ALWAYS = "decoding.single_row-flax-float32-eager"
 """The only claim about JAX without compilation that `nox -s tests` checks."""

@@ -13,6 +13,8 @@ import conftest
 import pytest
 from tests.looping import for_each
 
+from meta.planting.planted import PLANTS
+from meta.planting.test_plants import COMPILED
 from transparity_conformance.suite.claims import all_claims
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +70,12 @@ def test_every_folder_has_a_quick_test() -> None:
     folders = {str(path.parent) for path in files_of_tests() if path.parts[0] in NIGHTLY} - set(OF_THEIR_OWN)
     quick = {str(Path(file).parent) for file, tests in DURATIONS.items() if min(tests.values()) <= float(limit)}
     assert sorted(folders - quick) == sorted(NEVER_QUICK)
+
+
+def test_shorter_claims_catch_the_planted_faults_of_deferred_claims() -> None:
+    quick = {name for name, claim in all_claims().items() if claim.quick} - {*conftest.BY_OTHERS}
+    planted = [plant for plant in PLANTS if plant.column == COMPILED and {*conftest.BY_OTHERS} & {*plant.caught_by}]
+    assert planted and [str(plant) for plant in planted if not quick & {*plant.caught_by}] == []
 
 
 def mend() -> None:

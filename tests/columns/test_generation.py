@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.helpers import tiny
+from tests.looping import for_each
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
@@ -114,7 +115,7 @@ def test_what_cannot_be_generated_is_said_in_one_sentence(name: str) -> None:
         assert said in str(raised.value) and "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", installed())
+@for_each("name", installed())
 def test_only_the_likeliest_token_may_be_drawn_where_the_options_say_so(name: str) -> None:
     """A small model shows that generation applies its options; a claim compares all options with the reference."""
     config = small(eos_id=None)

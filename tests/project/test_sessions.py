@@ -78,6 +78,14 @@ def test_shorter_claims_catch_the_planted_faults_of_deferred_claims() -> None:
     assert planted and [str(plant) for plant in planted if not quick & {*plant.caught_by}] == []
 
 
+def test_what_is_deferred_in_a_precision_is_claimed_in_float32() -> None:
+    seconds = next(tests for file, tests in DURATIONS.items() if file.endswith("suite/test_claims.py"))
+    deferred = {name for claims in conftest.IN_FLOAT32.values() for name in claims}
+    claimed = {name for name in deferred if "float32" in all_claims()[name].quick}
+    claimed |= {name for name in deferred if seconds[f"{name}-flax-float32-jit"] <= conftest.LONGEST}
+    assert deferred == claimed
+
+
 def mend() -> None:
     """Remove deleted tests from both files, and list moved tests under their new file."""
     places: dict[str, list[str]] = {}

@@ -120,7 +120,7 @@ def test_only_the_likeliest_token_may_be_drawn_where_the_options_say_so(name: st
     """A small model shows that generation applies its options; a claim compares all options with the reference."""
     config = small(eos_id=None)
     forward, prompt = backend(name)(config, probe_parameters(config)), np.array([[1, 3], [4, 4]])
-    drawn = {"uniforms": np.full((2, NEW), 0.99)}
+    drawn: dict[str, Any] = {"uniforms": np.full((2, NEW), 0.99)}
     greedy, free = forward.generate(prompt, NEW), forward.generate(prompt, NEW, **drawn)
     np.testing.assert_array_equal(forward.generate(prompt, NEW, sampling=Sampling(top_k=1), **drawn), greedy)
     assert (free != greedy).any()

@@ -200,17 +200,21 @@ def test_without_a_configuration_other_sizes_and_steps_show_a_fault(kind: str, t
     assert [each.id for each in report.claims if each.verdict == "diverges"] == [claim]
 
 
+WAYS = ["forward.reach", "step", "generate", "loss", "gradients", "repeats"]
+
+
 def test_without_a_configuration_a_right_copy_agrees_up_to_the_longest_text(tmp_path: Path) -> None:
     report = checked(tmp_path, theirs=THEIRS.replace(CONFIGURATION, ""))
     assert (report.verdict, report.not_compared) == ("agrees", ())
+    assert [each.id for each in report.claims] == ["forward.reach", "step", *WAYS[1:]]  # steps after two prompts
     assert report.coverage.lengths == (*range(1, 18), 29)
+    assert report.coverage.batches == tuple(range(1, 14))
 
 
 def test_a_right_copy_agrees_in_every_way(tmp_path: Path) -> None:
     report = checked(tmp_path)
     assert (report.verdict, report.faults) == ("agrees", ())
-    claims: dict[str, Any] = {each.id: each.where for each in report.claims}
-    assert [*claims] == ["forward.reach", "step", "generate", "loss", "gradients", "repeats"]
+    assert [*dict.fromkeys(each.id for each in report.claims)] == WAYS
     assert report.coverage.lengths == (*range(1, 18), 28, 29)
     assert report.coverage.batches == tuple(range(1, 14))
 

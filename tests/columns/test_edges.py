@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.columns.test_gradients import RECURRENT
 from tests.helpers import tiny
 
 from transparity.config import TransformerConfig
@@ -15,7 +16,6 @@ from transparity.protocol import Backend, Harness
 from transparity.sampling import Sampling
 from transparity.training import Training
 from transparity_conformance.oracle.budgets import HALF, epsilon, rounded
-from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import probe_parameters, probes
 from transparity_conformance.report.comparison import as_numbers
 
@@ -138,11 +138,11 @@ def test_memory_of_another_shape_or_dtype_is_refused(backend: Backend) -> None:
         backend(probe.config, probe.parameters, dtype="float16").logits(**probe.inputs, out=logits)
 
 
-@pytest.mark.parametrize("case", [case for case, config in CASES.items() if config.is_recurrent])
-def test_the_state_of_a_recurrence_is_kept_in_float32(backend: Backend, case: str) -> None:
+@pytest.mark.parametrize("mixer", RECURRENT)
+def test_the_state_of_a_recurrence_is_kept_in_float32(backend: Backend, mixer: str) -> None:
     """Keep the state unrounded, because a large state in half precision would lose small changes."""
-    config = CASES[case]
+    config = RECURRENT[mixer]
     for half in set(backend.dtypes) & set(HALF):
-        _, cache = backend(config, probe_parameters(config), dtype=half).step(np.array([[5, 6, 7]]), None)
+        _, cache = backend(config, probe_parameters(config), dtype=half).step(np.array([[3, 4, 5]]), None)
         state = as_numbers(cache["layers"][0]["recurrence"]["state"])
         assert (state != rounded(state, half)).any(), half

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.helpers import tiny
+from tests.looping import for_each
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
@@ -112,6 +113,17 @@ def test_what_cannot_be_generated_is_said_in_one_sentence(name: str) -> None:
         with pytest.raises(InputError) as raised:
             call()
         assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+@for_each("name", installed())
+def test_only_the_likeliest_token_may_be_drawn_where_the_options_say_so(name: str) -> None:
+    """A small model shows that generation applies its options; a claim compares all options with the reference."""
+    config = small(eos_id=None)
+    forward, prompt = backend(name)(config, probe_parameters(config)), np.array([[1, 3], [4, 4]])
+    drawn: dict[str, Any] = {"uniforms": np.full((2, NEW), 0.99)}
+    greedy, free = forward.generate(prompt, NEW), forward.generate(prompt, NEW, **drawn)
+    np.testing.assert_array_equal(forward.generate(prompt, NEW, sampling=Sampling(top_k=1), **drawn), greedy)
+    assert (free != greedy).any()
 
 
 def beyond(forward: Any) -> None:

@@ -28,7 +28,6 @@ PADDING, LENGTH = 3, 6
 # these models use only distances between positions, or count only visible tokens, so padding shifts nothing
 SHIFTED = {
     "llama": dataclasses.replace(CASES["llama"], padding="attention-mask"),
-    "qwen": dataclasses.replace(CASES["qwen"], padding="attention-mask"),
     "bloom": dataclasses.replace(CASES["bloom"], padding="attention-mask"),
     "opt": CASES["opt"],
 }

@@ -4,7 +4,6 @@ tests."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,8 @@ import conftest
 import pytest
 from tests.looping import for_each
 
+from meta.planting.planted import PLANTS
+from meta.planting.test_plants import COMPILED
 from transparity_conformance.suite.claims import all_claims
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def test_every_file_of_tests_is_in_a_session() -> None:
 
 def names_of(path: Path) -> set[str]:
     """Return the names of a file's tests; for test_claims.py, also the names of the claims."""
-    defined = {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+    defined = set(re.findall(r"(?m)^def (test_\w+)", path.read_text()))
     return defined | set(all_claims()) if path.name == "test_claims.py" else defined
 
 
@@ -69,6 +70,20 @@ def test_every_folder_has_a_quick_test() -> None:
     folders = {str(path.parent) for path in files_of_tests() if path.parts[0] in NIGHTLY} - set(OF_THEIR_OWN)
     quick = {str(Path(file).parent) for file, tests in DURATIONS.items() if min(tests.values()) <= float(limit)}
     assert sorted(folders - quick) == sorted(NEVER_QUICK)
+
+
+def test_shorter_claims_catch_the_planted_faults_of_deferred_claims() -> None:
+    quick = {name for name, claim in all_claims().items() if claim.quick} - {*conftest.BY_OTHERS}
+    planted = [plant for plant in PLANTS if plant.column == COMPILED and {*conftest.BY_OTHERS} & {*plant.caught_by}]
+    assert planted and [str(plant) for plant in planted if not quick & {*plant.caught_by}] == []
+
+
+def test_what_is_deferred_in_a_precision_is_claimed_in_float32() -> None:
+    seconds = next(tests for file, tests in DURATIONS.items() if file.endswith("suite/test_claims.py"))
+    deferred = {name for claims in conftest.IN_FLOAT32.values() for name in claims}
+    claimed = {name for name in deferred if "float32" in all_claims()[name].quick}
+    claimed |= {name for name in deferred if seconds[f"{name}-flax-float32-jit"] <= conftest.LONGEST}
+    assert deferred == claimed
 
 
 def mend() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity.plan import plan, report
+from transparity.parts.plan import plan, report
 from transparity.presets import PRESETS, preset
 from transparity_conformance.oracle.cases import CASES, IMAGES
 

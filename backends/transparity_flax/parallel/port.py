@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from transparity.checked import CheckedShardedBackend, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError
-from transparity.plan import plan
+from transparity.parts.plan import plan
 from transparity.protocol import Arrays
 from transparity_flax.fast.structure import SplitModel
 from transparity_flax.parallel.sharding import replicated, shard, split_rows

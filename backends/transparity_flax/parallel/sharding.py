@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transparity.config import TransformerConfig
-from transparity.plan import Plan
+from transparity.parts.plan import Plan
 from transparity_flax.port import shapes_of
 from transparity_flax.state.parameters import rounded, variables
 from transparity_flax.transformer import Transformer

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from transparity.checked import CheckedShardedBackend, Execution, Inputs
 from transparity.config import TransformerConfig
 from transparity.errors import BackendError
+from transparity.parts.plan import plan
 from transparity.parts.tables import MIXERS
-from transparity.plan import plan
 from transparity.protocol import Arrays
 from transparity.taps import chained, identity, recording
 from transparity.training import Training

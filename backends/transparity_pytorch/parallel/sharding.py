@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from transparity.config import TransformerConfig
-from transparity.plan import Plan
+from transparity.parts.plan import Plan
 from transparity_pytorch.layers.sequential import Layer
 from transparity_pytorch.norms.norm import Norm
 from transparity_pytorch.transformer import Transformer

@@ -37,8 +37,8 @@ def llama3_frequencies(config: TransformerConfig) -> Frequencies:
 def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
     """features / 2 · log_theta(length / (2π turns)), for the fast and for the slow turns (Peng et al. 2024, §3.2).
 
-    These are the first and the last pair of features in the transition to scaled angles: the pairs that make so many
-    turns in `length` = `rotary_original_length` positions. The authors' code rounds to whole pairs.
+    The transition to scaled angles begins and ends at these pairs of features. They make `rotary_fast_turns` and
+    `rotary_slow_turns` in `rotary_original_length` positions. The authors' code rounds to whole pairs.
     """
     original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
     fast, slow = config.rotary_fast_turns, config.rotary_slow_turns

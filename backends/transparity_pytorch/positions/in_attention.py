@@ -54,8 +54,8 @@ def relative_bias(
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Float64[Tensor, " heads"]:
     """2^(−8 i / num_heads) for the heads i = 1 … num_heads (Press et al. 2022, §3, and their code).
 
-    If `num_heads` is no power of two, the heads get all slopes for the next lower power of two, then every other slope
-    for the next higher power of two.
+    If `num_heads` is no power of two, the heads first get all slopes for the next lower power of two. The other heads
+    get every other slope for the next higher power of two.
     """
     below = 2 ** int(math.log2(num_heads))
     steps = torch.arange(1, below + 1, dtype=torch.float64, device=device)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from transparity.config import TransformerConfig
-from transparity.parameters import parameter_shapes
 from transparity.parts.model import model
 from transparity.parts.part import WHOLE
+
+if TYPE_CHECKING:
+    from transparity.config import TransformerConfig
 
 
 class Placed(NamedTuple):
@@ -30,7 +31,7 @@ def plan(config: TransformerConfig, ranks: int, *, evenly: bool) -> Plan:
     shards have the same size: if `ranks` does not divide an axis, the parameter is replicated, too. Only a table of
     token embeddings and the head are then sharded by features.
     """
-    return {name: _placed(config, name, shape, ranks, evenly) for name, shape in parameter_shapes(config).items()}
+    return {name: _placed(config, name, shape, ranks, evenly) for name, shape in model(config).parameters.items()}
 
 
 def report(plan: Plan) -> list[str]:

@@ -55,8 +55,8 @@ def relative_bias(
 def alibi_slopes(num_heads: int) -> Float64[Array, " heads"]:
     """2^(−8 i / num_heads) for the heads i = 1 … num_heads (Press et al. 2022, §3, and their code).
 
-    If `num_heads` is no power of two, the heads get all slopes for the next lower power of two, then every other slope
-    for the next higher power of two.
+    If `num_heads` is no power of two, the heads first get all slopes for the next lower power of two. The other heads
+    get every other slope for the next higher power of two.
     """
     below = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 / below * np.arange(1, below + 1))

@@ -12,11 +12,9 @@ from transparity.config import TransformerConfig
 from transparity.taps import in_every_layer
 from transparity_conformance.diagnosis.walk import Impossible, under_hypothesis
 from transparity_conformance.identify.adapting.hypotheses import Pool, texts_of, turned
+from transparity_conformance.identify.adapting.layouts import HALVES, NEIGHBOURS
 from transparity_conformance.running.adapters.notation import ABSENT, Lines, for_all_layers
 from transparity_conformance.running.gradients import found_by_rows
-
-NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
-"""Steps that reorder rotated rows: from neighboring pairs (as in Meta's code) to halves, and from halves to pairs."""
 
 ORDERS = {"H/2, 2, -1)": "neighbors (as in Meta's code)", "2, H/2, -1)": "halves"}
 GIVEN = {"halves": "halves", "interleaved": "neighbors (as in Meta's code)"}

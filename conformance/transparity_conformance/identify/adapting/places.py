@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +66,7 @@ def places_of(probe: Probe) -> Iterator[Place]:
             between = [tap]
 
 
-def first_tap(probe: Probe, name: str, ours: dict[str, np.ndarray]) -> str:
+def first_tap(probe: Probe, name: str, ours: Mapping[str, np.ndarray]) -> str:
     """Return the first activation that depends on a parameter. `ours` contains the activations of the probe."""
     changed = {**probe.parameters, name: perturbed(probe.parameters[name])}
     moved = walk(dataclasses.replace(probe, parameters=changed), {})

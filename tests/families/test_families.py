@@ -19,12 +19,14 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from tests.families.cases import CASES, REFUSED, Case
 from tests.helpers import invoke, refused
+from tests.looping import for_each
 from transformers import modeling_rope_utils
 
 from transparity.config import TransformerConfig
 from transparity.errors import ParameterError, TransparityError
 from transparity.parameters import load_parameters
 from transparity_conformance.checking.check import PortError, check
+from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.oracle.oracle import forward_oracle
@@ -158,6 +160,18 @@ def test_a_checkpoint_computes_what_transformers_computes(name: str, tmp_path: P
     for dtype, value in said.items():
         error, budget = difference(value, oracle.expected["logits"]), oracle.budget("logits", dtype)
         assert share(error, budget) <= 1, f"{dtype} differs by {error:.3g}; expected at most {budget:.3g}"
+
+
+@for_each("model_type", FAMILIES)
+def test_defaults_of_missing_fields_are_those_of_transformers(model_type: str) -> None:
+    theirs = transformers.CONFIG_MAPPING[model_type]()
+    base = getattr(theirs, "default_theta", None)
+    fields = {"rope_theta": base["global"] if isinstance(base, dict) else base} | vars(theirs)
+    ours = {name: value for name, value in FAMILIES[model_type].defaults.items() if value is not None}
+    shared = ours.keys() & fields.keys() - {"time_step_limit"}  # ours has the largest float32 for infinity
+    if fields.get("use_sliding_window") is False:
+        shared -= {"sliding_window"}  # transformers writes a window that is not used as None or 0
+    assert {name: ours[name] for name in shared} == {name: fields[name] for name in shared}
 
 
 @pytest.mark.parametrize("name", ["bert", "gemma2"])

@@ -40,7 +40,7 @@ from transparity_conformance.report.parts import Coverage
 from transparity_conformance.report.report import CapabilityResult, Measured, Report, not_compared, with_capabilities
 from transparity_conformance.running.forward import add_tensors, called_by_its_names, filled_by_name, required_arguments
 from transparity_conformance.running.inputs import is_instance
-from transparity_conformance.running.loading import load_port, require
+from transparity_conformance.running.loading import load_port, read_with, require
 from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import listen_in_full
 
@@ -250,12 +250,9 @@ def from_transformers(folder: Path | None) -> Any:
     config = read_config(folder)
     made: Any = class_of(config)
     named = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
-    try:
-        model: Any = made.from_pretrained(str(folder), **named)
-        if "set_experts_implementation" in dir(model):
-            model.set_experts_implementation("eager")
-    except (ValueError, OSError, RuntimeError) as error:
-        raise TransparityError(f"{folder} cannot be loaded by transformers: {shown(str(error))}.") from error
+    model = read_with(made.from_pretrained, f"{folder} cannot be read by transformers", str(folder), **named)
+    if "set_experts_implementation" in dir(model):
+        model.set_experts_implementation("eager")
     return model
 
 

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,18 +16,11 @@ from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import format_share
 from transparity_conformance.report.report import Divergence
+from transparity_conformance.running.adapters.model import Model as LocalModel
+from transparity_conformance.running.process.isolation import IsolatedModel
 
-
-class Model(Protocol):
-    """A model whose tensors can be read and written, in this process or another process."""
-
-    def __call__(self, **inputs: np.ndarray) -> Any: ...
-
-    def tensors(self) -> dict[str, np.ndarray]: ...
-
-    def buffers(self) -> dict[str, np.ndarray]: ...
-
-    def assign(self, values: Mapping[str, np.ndarray]) -> None: ...
+Model = LocalModel | IsolatedModel
+"""A model whose tensors can be read and written, in this process or another process."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -236,13 +236,13 @@ class Program:
             values[step.output] = values[step.output].copy_(made) if step.aliases else made
 
 
-def record_program(model: Any, inputs: Mapping[str, Any], answer_of: Callable[[Any], Any]) -> Program:
+def record_program(model: Any, inputs: Mapping[str, Any], call: Callable[[], Any]) -> Program:
     """Record a call of a PyTorch module whose tensors and `inputs` are in float64.
 
     Args:
         model: the module; its parameters and submodules name the program's values and steps.
         inputs: the input tensors, by argument name.
-        answer_of: a function that takes the result of the call, and returns the tensor to compare.
+        call: a function that calls the module on the inputs, and returns the tensor to compare.
     """
     names = {id(value): name for name, value in inputs.items()}
     names |= {id(each): name for name, each in itertools.chain(model.named_buffers(), model.named_parameters())}
@@ -251,7 +251,7 @@ def record_program(model: Any, inputs: Mapping[str, Any], answer_of: Callable[[A
     defined = (getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds)
     recorder = Recorder(names, modules, set(filter(None, defined)))  # a class of a notebook has no file
     with modules_noted(recorder):
-        return recorder.recorded(lambda: answer_of(model(**inputs)), {name for name, _ in model.named_parameters()})
+        return recorder.recorded(call, {name for name, _ in model.named_parameters()})
 
 
 @contextlib.contextmanager

@@ -46,7 +46,8 @@ class TracedReference(Reference):
     """A function or an object of any framework, called with its inputs as keyword arguments."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
-        self.name, self.model, self.dtype, self.others, self._programs = name, model, dtype, 0, {}
+        self.name, self.model, self.dtype, self.others = name, model, dtype, 0
+        self._forget()
         held = [array for _, array in arrays_of(model)]  # without arrays, the file's imports determine the framework
         kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
         found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))

@@ -46,52 +46,7 @@ class Way:
     def reference(self, reference: Reference) -> Reference:
         """Return a view of the reference whose answers are the results of this kind of call."""
         function = WAYS[self.method][0]
-        return InWay(reference, lambda model, inputs: function(model, *self.settings, inputs))
-
-
-class _Called:
-    """A wrapper of a model. Its `forward` makes another kind of call; all other attributes come from the model."""
-
-    def __init__(self, model: Any, way: Callable[[Any, dict[str, Any]], Any]) -> None:
-        self.model, self.way = model, way
-
-    def forward(self, **inputs: Any) -> Any:
-        return self.way(self.model, inputs)
-
-    __call__ = forward
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["model"], name)
-
-
-class InWay(Reference):
-    """A reference whose answers are the results of another kind of call of the same model."""
-
-    def __init__(self, reference: Reference, way: Callable[[Any, dict[str, Any]], Any]) -> None:
-        super().__init__(reference.name, reference.model, reference.dtype)
-        self.base, self._way, self.model = reference, way, _Called(reference.model, way)
-        self.needs_targets = reference.needs_targets
-        self._known: dict[int, tuple[Inputs, tuple[np.ndarray, float]]] = {}
-
-    def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        if id(inputs) not in self._known:
-            self._known[id(inputs)] = inputs, super().near(inputs)
-        return self._known[id(inputs)][1]
-
-    def given(self, model: Any, inputs: Inputs) -> dict[str, Any]:
-        return super().given(model.model, inputs)
-
-    @functools.cached_property
-    def exact(self) -> Any:
-        return _Called(self.base.exact, self._way)
-
-    @functools.cached_property
-    def rounded(self) -> Any:
-        return _Called(self.base.rounded, self._way)
-
-    @functools.cached_property
-    def neighbours(self) -> list[tuple[Any, Any]]:
-        return [(_Called(point, self._way), _Called(rounded, self._way)) for point, rounded in self.base.neighbours]
+        return reference.calling(lambda model, inputs: function(model, *self.settings, inputs))
 
 
 FORWARD = Way("forward")

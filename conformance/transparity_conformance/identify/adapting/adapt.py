@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.identify.adapting.own import Misplaced, misplaced, own_lines
+from transparity_conformance.identify.adapting.own import Misplaced, misplaced
 from transparity_conformance.identify.adapting.search import FoundAdapter, search
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.proof import Model, Proof, own_probes, proved
@@ -116,7 +116,6 @@ def adapt_model(
     told = progress or ignore_progress
     told("listening to the port", 0, 1)
     tensors = model.tensors()
-    own = {} if given is None else own_lines(config, given, tensors)
     clock = Clock(budget)
     found = matched(model, tensors, config, clock)
     shapes = parameter_shapes(config)
@@ -129,8 +128,8 @@ def adapt_model(
     zero = tuple(dict.fromkeys(for_all_layers(found.zero, shown).values()))
     adapter = Adapter(lines, zero, found.unused, found.unsettled)
     result = Adapted(adapter, found, None)
-    if any(own.values()):  # if the port has loaded the given parameters
-        result = dataclasses.replace(result, misplaced=tuple(misplaced(own, found.lines, config, tensors)))
+    if given is not None:
+        result = dataclasses.replace(result, misplaced=tuple(misplaced(found.lines, config, given, tensors)))
     if result.is_settled:
         told("running the port with the adapter", 0, 1)
         result = dataclasses.replace(result, wrong=proof_of(model, tensors, own_probes(config), adapter).difference)

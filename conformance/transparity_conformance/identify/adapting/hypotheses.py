@@ -175,5 +175,4 @@ def _ways(
         cuts = {FLAT.sub("", steps.removeprefix(".T")) for _, steps in parts if "[" in steps}
         if len(cuts) <= 1 and (not in_one or len(modules) <= 1):  # a fused weight and its bias are split alike
             ways.append(dict(zip(each.parameters, texts, strict=True)))
-    is_shown = each.tap.endswith((".query", ".key", ".value"))
-    return [way for way in ways if is_right(way, each.tap)] if is_shown else ways
+    return [way for way in ways if is_right(way, each.tap)] if each.is_shown else ways

@@ -172,6 +172,10 @@ def _cut(widths: dict[str, str], order: Sequence[str], kind: str) -> str:
     return f"{'+'.join(before) or '0'}:{'+'.join([*before, widths[kind]])}"
 
 
+NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
+"""Steps that reorder rotated rows: from neighboring pairs (as in Meta's code) to halves, and from halves to pairs."""
+
+
 def rotations(config: TransformerConfig) -> list[str]:
     """Return the possible steps that bring a port's features within a head into the reference's order.
 
@@ -181,8 +185,7 @@ def rotations(config: TransformerConfig) -> list[str]:
     turned = config.rotary_dim or config.head_dim
     if config.positions != "rotary" or turned != config.head_dim or config.head_dim % 2:
         return [""]
-    theirs = "{}, H/2, 2" if config.rope_layout == "halves" else "{}, 2, H/2"
-    return ["", f".view({theirs}, -1).permute(0, 2, 1, 3)"]
+    return ["", NEIGHBOURS if config.rope_layout == "halves" else HALVES]
 
 
 def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.parameters import parameter_shapes
 from transparity.taps import in_every_layer
 from transparity_conformance.diagnosis.walk import Impossible, under_hypothesis
 from transparity_conformance.identify.adapting.hypotheses import Pool, texts_of, turned
-from transparity_conformance.running.adapters.notation import ABSENT, Lines, for_all_layers, parted
-
-NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
-"""Steps that reorder rotated rows: from neighboring pairs (as in Meta's code) to halves, and from halves to pairs."""
+from transparity_conformance.identify.adapting.layouts import HALVES, NEIGHBOURS
+from transparity_conformance.running.adapters.notation import ABSENT, Lines, for_all_layers
+from transparity_conformance.running.gradients import found_by_rows
 
 ORDERS = {"H/2, 2, -1)": "neighbors (as in Meta's code)", "2, H/2, -1)": "halves"}
 GIVEN = {"halves": "halves", "interleaved": "neighbors (as in Meta's code)"}
@@ -56,45 +54,24 @@ class Misplaced:
         return f"{self.ours} is loaded into {self.kept}, but your model computes it with {self.needed}"
 
 
-def own_lines(
-    config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
-) -> dict[str, str | None]:
-    """Return, for each parameter, the line that selects its values in the loaded tensors, or None without such a line.
+def misplaced(
+    right: Lines, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
+) -> list[Misplaced]:
+    """Return the parameters that the port's loader stores in one tensor, but the model reads from another tensor.
+
+    Return an empty list if the port has not loaded the parameters.
 
     Args:
+        right: for each matched parameter, the line for the tensor from which the model reads it.
         parameters: the parameters that the port's loader received.
         tensors: the port's tensors after loading.
     """
-    pool = Pool(tensors, config)
-    return {name: _kept(name, shape, config, parameters, pool) for name, shape in parameter_shapes(config).items()}
-
-
-def _kept(
-    name: str, shape: tuple[int, ...], config: TransformerConfig, parameters: Mapping[str, np.ndarray], pool: Pool
-) -> str | None:
-    expected = np.asarray(parameters[name], np.float64)
-    is_turned = config.positions == "rotary" and ".self_attention." in name and config.head_dim % 2 == 0
-    orders = (NEIGHBOURS, HALVES) if is_turned and (".query" in name or ".key" in name) else ()
-    for shapes in pool.free(name):
-        for text in texts_of(name, config, shapes):
-            for line in (text, *(turned(text, steps, name) for steps in orders)):
-                with contextlib.suppress(Impossible), under_hypothesis():
-                    if line != ABSENT and np.array_equal(pool.numbers(line, shape), expected):
-                        return line
-    return None
-
-
-def misplaced(
-    own: Mapping[str, str | None], right: Lines, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
-) -> list[Misplaced]:
-    """Return the parameters that the loader stores in one tensor, but the model reads from another tensor.
-
-    Args:
-        own: for each parameter, the line for the tensor in which the loader stores it, or None.
-        right: for each matched parameter, the line for the tensor from which the model reads it.
-    """
     pool, given = Pool(tensors, config), GIVEN[config.rope_layout]
-    wrong = {name: needed for name, needed in right.items() if needed != ABSENT and not _same(own[name], needed, pool)}
+    read = {name: line for name, line in right.items() if line != ABSENT}
+    wrong = {name: line for name, line in read.items() if not _contains(line, parameters[name], pool)}
+    if not wrong or not found_by_rows(parameters, tensors):
+        return []
+    own = {name: _kept(name, config, parameters[name], pool) for name in wrong}
     needed = for_all_layers(right, pool.shapes)
     kept = for_all_layers({name: line for name, line in own.items() if line is not None}, pool.shapes)
     found: list[Misplaced] = []
@@ -109,13 +86,18 @@ def misplaced(
     return found
 
 
-def _same(one: str | None, other: str, pool: Pool) -> bool:
-    """Return whether two lines select the same elements of the same tensors."""
-    if one is None:
-        return False
-    first, second = pool.selection(one), pool.selection(other)
-    if parted(one, pool.shapes)[0] != parted(other, pool.shapes)[0]:
-        return False
-    size = sum(pool.tensors[name].size for name in first.names)
-    mine, theirs = (np.arange(size) if each.index is None else each.index.ravel() for each in (first, second))
-    return bool(np.array_equal(mine, theirs))
+def _kept(name: str, config: TransformerConfig, expected: np.ndarray, pool: Pool) -> str | None:
+    """Return the line that selects a parameter's values in the loaded tensors, or None without such a line."""
+    is_turned = config.positions == "rotary" and ".self_attention." in name and config.head_dim % 2 == 0
+    orders = (NEIGHBOURS, HALVES) if is_turned and (".query" in name or ".key" in name) else ()
+    for shapes in pool.free(name):
+        for text in texts_of(name, config, shapes):
+            for line in (text, *(turned(text, steps, name) for steps in orders)):
+                with contextlib.suppress(Impossible), under_hypothesis():
+                    if line != ABSENT and _contains(line, expected, pool):
+                        return line
+    return None
+
+
+def _contains(line: str, expected: np.ndarray, pool: Pool) -> bool:
+    return np.array_equal(pool.numbers(line, expected.shape), expected)

@@ -38,6 +38,7 @@ from transparity_conformance.identify.adapting.places import Place, places_of
 from transparity_conformance.identify.alignment.heard import AlignedRow
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.undetermined import split
 from transparity_conformance.running.adapters.notation import ABSENT, Lines, at_layer
 
@@ -77,7 +78,8 @@ def search(
     """
     found, own = FoundAdapter(), parameter_shapes(config)
     seeker = _Seeker(config, Pool(tensors, config), inputs, candidates, clock)
-    for place in places_of(seeker.config):
+    own_row = Probe("adapting", "row", "", seeker.config, probe_parameters(seeker.config), inputs)
+    for place in places_of(own_row):
         settled: Lines | None = None
         if found.lost_at is None:
             try:
@@ -277,7 +279,7 @@ class _Seeker:
         """
         *_, every = self.pool.free(place.tap)
         for name in [name for name, text in lines.items() if text == ABSENT]:
-            seen = next((each.tap for each in place.maps if name in each.parameters and each.tap), place.tap)
+            seen = next((each.tap for each in place.maps if name in each.parameters), place.tap)
             for text in biases(name, self.config, every):
                 more = {**lines, name: text}
                 if self.pool.overlap(more.values()):

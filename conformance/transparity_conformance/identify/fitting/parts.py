@@ -50,8 +50,8 @@ class Stack:
     def mixers(self) -> list[Mixer]:
         return [each for name, each in self.sublayers if name.endswith("self_attention") and isinstance(each, Mixer)]
 
-    def attentions(self, kind: str = "self_attention") -> list[Attention]:
-        return [each for name, each in self.sublayers if name.endswith(kind) and isinstance(each, Attention)]
+    def attentions(self) -> list[Attention]:
+        return [each for each in self.mixers if isinstance(each, Attention)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -79,21 +79,8 @@ class RecordedCall:
         return Recorded(self.operations, self.output)
 
 
-class Fitted(Model, Protocol):
-    """The methods of a model that `fit` calls."""
-
-    def inputs(self) -> dict[str, str]:
-        """Map the reference's names of the inputs to the model's names."""
-
-    def widen(self) -> bool:
-        """Convert the model to float64; return whether this succeeded."""
-
-    def narrow(self) -> None:
-        """Convert the model back to its original precision."""
-
-
 class FittedModel:
-    def __init__(self, model: Fitted, seed: int = 0) -> None:
+    def __init__(self, model: Model, seed: int = 0) -> None:
         self.model, self.names = model, model.inputs()
         self.loops: Loops = "none"
         self.positions: dict[str, int] = {}

@@ -326,7 +326,7 @@ def test_a_right_port_passes_and_a_wrong_one_raises_the_report() -> None:
         ({"inputs": INPUTS}, "or give against"),
         ({"against": Silu, "inputs": INPUTS, "family": "llama"}, "leave out the other options"),
         ({"against": Silu, "inputs": INPUTS, "config": "config.json"}, "takes a folder|config.json"),
-        ({"against": [Silu] * 3, "inputs": INPUTS}, "3 references were given"),
+        ({"against": [Silu] * 3, "inputs": INPUTS}, "--against was given 3 times"),
     ],
 )
 def test_a_mistake_of_the_user_is_one_sentence(options: dict[str, Any], says: str) -> None:
@@ -372,4 +372,4 @@ def test_the_command_takes_two_references_and_no_more(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "answer.json").read_text())[0]["third"]["stands_alone"] == "port"
     result = invoke(*command, "--against", files["two"], *rest)
     assert result.exit_code == 2
-    assert "3 references were given" in re.sub(r"\s+", " ", result.output)
+    assert "--against was given 3 times" in re.sub(r"\s+", " ", result.output)

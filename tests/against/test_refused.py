@@ -46,8 +46,8 @@ REFUSED = {
     "random": (Model(lambda x: x + torch.randn_like(x)), "returns another answer in the second call"),
     "counting": (Counting(same), "returns another answer in the second call"),
     "raising": (Model(lambda x: x @ x), "raised RuntimeError"),
-    "empty": (Model(lambda x: x[:, :0]), "returns no value to compare"),
-    "not finite": (Model(lambda x: x * torch.nan), "returns no value to compare"),
+    "empty": (Model(lambda x: x[:, :0]), "returns nothing to compare"),
+    "not finite": (Model(lambda x: x * torch.nan), "returns nothing to compare"),
 }
 
 

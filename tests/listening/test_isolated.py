@@ -133,7 +133,7 @@ def test_what_describes_no_backward_pass_is_refused(field: str, value: Any) -> N
 def test_a_malformed_record_is_an_error_of_the_port(spec: str, answer: Any) -> None:
     group = isolated_build(spec).process
     assert group.decoded(received, described([])) == []
-    with pytest.raises(PortProcessError, match="sent malformed operations"):
+    with pytest.raises(PortProcessError, match="sent a malformed record of its operations"):
         group.decoded(received, answer)
     assert not group.is_running
 

@@ -16,7 +16,7 @@ from transparity_pytorch.state.context import Context
 
 
 def split_heads(x: Hidden, num_heads: int) -> Heads:
-    """Split the features into `num_heads` consecutive blocks, one per head (document 003)."""
+    """Split the features into `num_heads` consecutive blocks, one per head."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 

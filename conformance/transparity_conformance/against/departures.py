@@ -252,8 +252,8 @@ class Departures:
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison
     ) -> Iterator[tuple[float, Any, int, int]]:
-        """Yield (similarity, port's value in the layout of the step's value, operation, step) for values of equal
-        size."""
+        """Compare the port's `operations` with the reference's steps on the lines of `steps`. For each pair of values
+        with equal size, yield the similarity, the port's value arranged like the step's, the operation and the step."""
         near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
         for operation, number in itertools.product(dict.fromkeys(operations), near):
             if (found := self._in_layout(operation, number, now)) is not None:

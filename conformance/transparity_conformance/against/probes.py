@@ -178,7 +178,10 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
 
 
 def without_mask(inputs: Inputs) -> Inputs:
-    """Remove masks that hide no position, because some recurrent models refuse a mask together with a cache."""
+    """Remove all masks, because some recurrent models refuse a mask together with a cache.
+
+    The caller makes sure that the masks hide no position.
+    """
     return {name: value for name, value in inputs.items() if "mask" not in name}
 
 

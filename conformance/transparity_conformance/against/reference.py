@@ -51,7 +51,7 @@ def forward_pass(model: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 class Reference:
-    """A float32 module, called with inputs by argument name."""
+    """A float32 module with which a port is compared; rounding is measured in the precision `dtype`."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model.eval(), dtype

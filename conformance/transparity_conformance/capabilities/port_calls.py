@@ -35,7 +35,7 @@ class PortError(TransparityError):
 
 
 class PortProcessError(PortError):
-    """The port's process ended, or did not answer in time."""
+    """The port's process ended, did not answer in time, or sent an invalid answer."""
 
 
 class PortCallError(PortError):

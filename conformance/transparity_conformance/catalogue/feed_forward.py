@@ -42,7 +42,7 @@ up).
 
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of a gated feed-forward: the product of gate and up projection, the bounds and the offset."""
+    """Yield faults of a gated feed-forward: wrong products of gate and up projection, bounds or offsets."""
     yield from made(GATES, config, activated)
     yield from made(BOUNDS, config, activated)
     if config.gate_limit is not None:

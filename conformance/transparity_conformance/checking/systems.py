@@ -79,10 +79,11 @@ def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[
 
 
 def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
-    """Yield each part of a checkpoint as a model with its own weights, then a small model with random weights. Read the
-    checkpoint part by part. `head` is the output of an encoder; None means all hidden states. Gradients take long, so
-    among layers with equal configurations, only the first layer's gradients are compared. Raise `UsageError` if
-    `layers` is not a list of numbers, and `CheckpointError` if a layer does not exist."""
+    """Yield parts of a checkpoint as models with the checkpoint's weights, then a small model with random weights. The
+    parts are the embedding with the head, and each layer (of `layers`, if given). Read the checkpoint part by part.
+    `head` is the output of an encoder; None means all hidden states. Gradients take long, so among layers with equal
+    configurations, only the first layer's gradients are compared. Raise `UsageError` if `layers` is not a list of
+    numbers, and `CheckpointError` if a layer does not exist."""
     opened, differentiated = open_for_pieces(folder, head), dict[TransformerConfig, str]()
     for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
         alike = differentiated.setdefault(piece.config, piece.name) if layers is None else piece.name

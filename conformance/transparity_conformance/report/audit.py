@@ -137,7 +137,7 @@ class Audit:
 
     @property
     def _faults(self) -> list[Part]:
-        """The parts from `_parts` that contain faults, without the outcomes that are no faults."""
+        """The parts of `_parts` (fields or tensors) that have a fault, each with only the outcomes that are faults."""
         wrong = [
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts

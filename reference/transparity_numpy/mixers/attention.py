@@ -19,7 +19,7 @@ from transparity_numpy.state.context import Context
 
 
 def split_heads(x: Hidden, num_heads: int) -> Heads:
-    """Split the features into `num_heads` consecutive blocks, one per head (document 003)."""
+    """Split the features into `num_heads` consecutive blocks, one per head."""
     batch, length, embed_dim = x.shape
     return x.reshape(batch, length, num_heads, embed_dim // num_heads).swapaxes(1, 2)
 

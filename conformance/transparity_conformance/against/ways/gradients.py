@@ -145,7 +145,7 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
         source=source,
         reference_source=theirs,
     )
-    says = f"gradients: {len(wrong)} of {len(shares)} differ; {first} is the first in the backward pass"
+    says = f"gradients: {len(wrong)} of {len(shares)} differ; in the backward pass, the first wrong one is {first}"
     return CapabilityResult((claim,), (fault,), notes=(says,))
 
 

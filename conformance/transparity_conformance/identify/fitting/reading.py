@@ -107,8 +107,8 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
     least, _, scale, best, without_bias = min(tried, key=lambda each: each[:2])
     if least > SAME:
         raise FitError(
-            "The score of a token with itself is neither a constant factor times query · key nor a softcap of it; "
-            "expected one of the two."
+            "The score of a token with itself is neither a constant times query · key nor a softcap of this "
+            "product; expected one of them."
         )
     return Heads(attention, query, key, scores, scale, raw[shown], without_bias, best)
 

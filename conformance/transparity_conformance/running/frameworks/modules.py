@@ -38,7 +38,7 @@ CLASSES = (("keras", "Layer", "keras"), ("equinox", "Module", "equinox"))
 
 
 def kind_of(model: Any) -> Kind | None:
-    """Return the `Kind` of a module; None for PyTorch, nnx and functions, which need no special treatment."""
+    """Return the `Kind` of a Keras or Equinox module. Return None for all other objects."""
     name = next((file for package, kind, file in CLASSES if is_instance(model, package, kind)), None)
     return None if name is None else cast(Kind, importlib.import_module(f"{__package__}.{name}"))
 

@@ -125,7 +125,7 @@ class ProcessGroup:
             return decode(answer)
         except MALFORMED as error:
             self.stop()
-            raise PortProcessError(f"The port's process sent malformed operations: {error}.") from None
+            raise PortProcessError(f"The port's process sent a malformed record of its operations: {error}.") from None
 
     def _built(self, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
         """Record the placements that a built port declares, and return the answer of rank 0."""

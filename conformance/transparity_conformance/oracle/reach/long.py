@@ -177,7 +177,7 @@ class LongOracle:
         return self._head(self.states[:, positions], "float64")
 
     def errors(self, actual: np.ndarray) -> np.ndarray:
-        """Return the largest absolute error at each position, over all rows and logits; a pooled model has one position."""
+        """Return the largest absolute error at each position, over rows and logits; a pooled model has one position."""
         actual = actual[:, None] if self.config.is_pooled else actual
         with np.errstate(all="ignore"):
             apart = (np.abs(less(actual[:, block], self.logits(block))) for block in self.blocks())

@@ -143,6 +143,7 @@ def departures(config: TransformerConfig) -> list[str]:
     kinds = config.layer_kinds
     others = [kind for kind, own in kinds.items() if own.sliding_window != config.sliding_window]
     derived = {
+        "keeps_masked": config.mask_value > -1e3,
         "scale": config.attention_scale if config.num_heads > 1 or config.attention_scale == "none" else "head_dim",
         "feed_forward_ratio": config.feed_forward_dim / config.embed_dim,
         "heads_ratio": config.attention_dim / config.embed_dim,

@@ -283,4 +283,4 @@ def test_what_is_never_loaded_is_named_by_the_command(tmp_path: Path) -> None:
     assert result.exit_code == 1
     said = " ".join(result.output.split())
     assert "no tensor of your model has the values of head.weight in the folder" in said
-    assert "numbers of token_embedding.weight" not in said
+    assert "values of token_embedding.weight" not in said

@@ -200,6 +200,6 @@ def test_ragged_prompts_are_asked_for_where_the_mask_hides() -> None:
     (request,) = ragged_requests(first_probe("translation")).first
     assert len(set(request.begins.tolist())) > 1
     assert any(
-        says.startswith("generate.lengths: this mask does not fully hide keys")
+        says.startswith("generate.lengths: masked keys keep a nonzero weight in this model")
         for says in found_in(GENERATION, generating(generate), "walkthrough").not_compared
     )

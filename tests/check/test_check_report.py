@@ -173,7 +173,7 @@ def test_values_that_a_loader_refuses_are_counted_and_verbose_lists_them() -> No
     lines = [f"config.json act {each.value}: {each.says}" for each in fields[:3]]
     lines += ["config.json eos: no call shows it", "loss: the port has no such method"]
     right = report(verdict="agrees", audit=Audit(tuple(fields)), not_compared=tuple(lines))
-    assert "config.json, 3 changed values: the port refuses them" in flat(as_text([right]))
+    assert "config.json: the port refuses 3 changed values" in flat(as_text([right]))
     assert "KeyError" not in as_text([right]) and "no call shows it" not in as_text([right])
     assert 'config.json act "a", config.json act "b"' in flat(as_text([right], verbose=True))
 

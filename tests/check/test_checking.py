@@ -133,7 +133,7 @@ def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch
         assert any(says in note for note in slow.notes), slow.notes
     monkeypatch.setattr(heard, "available_memory", lambda: 1000)
     large = check(ScaledByTheWidth, config=GPT2, budget=1)
-    assert any("of memory, and 1 kB are free; a port that returns its activations" in note for note in large.notes)
+    assert any("of memory, and 1 kB are free; if the port returns its activations" in note for note in large.notes)
 
 
 def test_a_model_with_two_end_tokens_is_built_for_each() -> None:

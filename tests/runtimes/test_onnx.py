@@ -33,9 +33,7 @@ def test_a_right_graph_agrees(how: dict[str, Any], hub: Hub, check: Check, tmp_p
     assert ("step" in claims) == bool(how.get("cached"))
     lines = " ".join(checked.report["not_compared"])
     assert ("padding: the artifact has no input attention_mask" in lines) == (how.get("masked") is False)
-    assert (
-        ("the graph fixes 5 tokens" in lines) == ("accepts only batches of 2 rows" in lines) == bool(how.get("fixed"))
-    )
+    assert ("the graph fixes 5 tokens" in lines) == ("takes only 2 rows at a time" in lines) == bool(how.get("fixed"))
     assert checked.report["coverage"]["lengths"][-1] == (5 if how.get("fixed") else 29)
 
 
@@ -153,7 +151,7 @@ def test_a_graph_of_images_is_checked(fixed: bool, eps: float | None, hub: Hub, 
     checked = check(image_graph(hub("vit"), tmp_path / "vit.onnx", fixed=fixed, eps=eps), "--checkpoint", hub("vit"))
     assert (checked.exit_code, set(checked.causes)) == ((1, {"norm-eps"}) if eps else (0, set())), checked.errors
     lines = " ".join(checked.report["not_compared"])
-    assert ("accepts only batches of 2 rows" in lines) == fixed and "attention_mask" not in lines
+    assert ("takes only 2 rows at a time" in lines) == fixed and "attention_mask" not in lines
 
 
 def test_a_graph_of_images_is_no_model_of_texts(hub: Hub, check: Check, tmp_path: Path) -> None:

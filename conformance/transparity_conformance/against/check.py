@@ -252,7 +252,7 @@ def from_transformers(folder: Path | None) -> Any:
     named = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
     model = read_with(made.from_pretrained, f"{folder} cannot be read by transformers", str(folder), **named)
     if "set_experts_implementation" in dir(model):
-        model.set_experts_implementation("eager")
+        read_with(model.set_experts_implementation, f"{folder} cannot be read by transformers", "eager")
     return model
 
 

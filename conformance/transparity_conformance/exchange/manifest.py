@@ -140,8 +140,8 @@ def read_manifest(folder: Path) -> Manifest | Several:
         raise BundleError(f"{path} is not the manifest of a bundle; export the bundle again.") from None
     if set(manifest.sha256) != {MANIFEST, *manifest.files}:
         raise BundleError(
-            f"{path} is not valid: it lists hashes of the files {shown([*manifest.sha256])}, but the bundle has "
-            "other files; export the bundle again."
+            f"{path} is not valid: it lists hashes of the files {shown([*manifest.sha256])}; expected hashes of "
+            f"{shown([MANIFEST, *manifest.files])}; export the bundle again."
         )
     if manifest.sha256[MANIFEST] != own:
         raise BundleError(

@@ -175,7 +175,7 @@ def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[Au
             yield unread[name]
         elif name in required and name not in ends and time.monotonic() - began > SECONDS:
             yield AuditedTensor(
-                name, "not tried", "loading the port takes too long, so only this tensor of other layers was left out"
+                name, "not tried", "loading the port takes too long; the same tensor of other layers was tried"
             )
         elif (found := _without(port, file, name) if name in required else None) is not None:
             yield found

@@ -42,6 +42,7 @@ from transparity_conformance.oracle.reach.models import (
 from transparity_conformance.oracle.reach.thresholds import LONGEST, LONGEST_THRESHOLD
 from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_conformance.report.comparison import difference, share
+from transparity_conformance.report.formatting import count
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 from transparity_conformance.running.process.running import built, is_loader, model_type_of, run
 
@@ -196,7 +197,8 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
     if reached.left_out:
         lengths = sorted({max(probe.lengths) for probe in reached.left_out})
         listed = ", ".join(map(str, lengths[:12])) + (", …" if lengths[12:] else "")
-        missing.append(f"{len(reached.left_out)} calls of the lengths {listed}: left out, because the port is slow")
+        calls = count(len(reached.left_out), "call")
+        missing.append(f"{calls} of the lengths {listed}: left out, because the port is slow")
     claims = [_claim(name, compared) for name, compared in ((CLAIM, others), (LONG, long)) if compared]
     evidence.add(claims=claims, not_compared=missing)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transparity.taps import in_every_layer, in_layer
 from transparity_conformance.diagnosis.walk import perturbed, walk
 from transparity_conformance.oracle.probes import Probe
 
@@ -48,15 +49,13 @@ class Place:
 
 
 def places_of(probe: Probe) -> Iterator[Place]:
-    """Yield the groups of a model's parameters, except experts' parameters."""
+    """Yield the groups of a model's parameters. Parameters of experts, or without effect, are in no group."""
     ours = walk(probe, {})
     groups: dict[str, dict[tuple[str, str], list[str]]] = {}
-    for name in probe.parameters:
-        if ".experts." not in name:
-            tap = first_tap(probe, name, ours)
-            scope, _, last = tap.rpartition(".")
-            place = f"{scope}.{JOINED[last]}" if last in JOINED else tap
-            groups.setdefault(place, {}).setdefault((name.rpartition(".")[0], tap), []).append(name)
+    for name, tap in _first_taps(probe, ours):
+        scope, _, last = tap.rpartition(".")
+        place = f"{scope}.{JOINED[last]}" if last in JOINED else tap
+        groups.setdefault(place, {}).setdefault((name.rpartition(".")[0], tap), []).append(name)
     between: list[str] = []
     for tap in ours:
         between.append(tap)
@@ -66,8 +65,17 @@ def places_of(probe: Probe) -> Iterator[Place]:
             between = [tap]
 
 
-def first_tap(probe: Probe, name: str, ours: Mapping[str, np.ndarray]) -> str:
-    """Return the first activation that depends on a parameter. `ours` contains the activations of the probe."""
-    changed = {**probe.parameters, name: perturbed(probe.parameters[name])}
-    moved = walk(dataclasses.replace(probe, parameters=changed), {})
-    return next(tap for tap in ours if not np.array_equal(moved[tap], ours[tap], equal_nan=True))
+def _first_taps(probe: Probe, ours: Mapping[str, np.ndarray]) -> Iterator[tuple[str, str]]:
+    """Yield each parameter with the first activation that depends on it. Layers of one kind are alike, so that only the
+    parameters of the first one are changed. `ours` contains the activations of the probe."""
+    known: dict[tuple[str, str], str | None] = {}
+    for name in (name for name in probe.parameters if ".experts." not in name):
+        stack, layer, _ = in_layer(name) or ("", 0, "")
+        key = in_every_layer(name), probe.config.layer_kind(stack, layer) if stack else ""
+        if key not in known:
+            changed = {**probe.parameters, name: perturbed(probe.parameters[name])}
+            moved = walk(dataclasses.replace(probe, parameters=changed), {})
+            tap = next((tap for tap in ours if not np.array_equal(moved[tap], ours[tap], equal_nan=True)), None)
+            known[key] = tap and in_every_layer(tap)
+        if tap := known[key]:
+            yield name, tap.replace("{i}", str(layer))

@@ -78,7 +78,7 @@ class CheckView:
         refused = tuple(f"{fields} {each.name} {each.value}: " for each in audit.fields if each.counted == "refused")
         number = sum(line.startswith(refused) for line in lines)
         shown = [line for line in lines if not line.startswith((*named, *refused))]
-        shown += [f"{fields}, {count(number, 'changed value')}: the port refuses them"] * bool(number)
+        shown += [f"{fields}: the port refuses {count(number, 'changed value')}"] * bool(number)
         return one_line_a_reason(shown)
 
     @property

@@ -340,7 +340,7 @@ LEFT_OUT = {
             f"{claim}: too little of the forward pass was compared"
             for claim in ("gradients", "generate", "beam_search", "step", "train", "adapted")
         ),
-        "probe mixed: no logits",
+        "probe mixed: the port returned no logits",
     ],
 }
 

@@ -61,10 +61,10 @@ def test_what_a_port_does_not_take_is_not_compared() -> None:
     report = check(build, preset="notes-lm", logits_only=True)
     assert report.verdict == "agrees"
     for says in (
-        "generate.uniforms: the port's generate takes no uniforms",
-        "generate.sampling: the port's generate takes no uniforms and no sampling",
-        "generate.lengths: the port's generate takes no lengths",
-        "beam_search.length_penalty: the port's beam_search takes no length_penalty",
+        "generate.uniforms: the port's method generate has no argument uniforms",
+        "generate.sampling: the port's method generate has no argument uniforms or sampling",
+        "generate.lengths: the port's method generate has no argument lengths",
+        "beam_search.length_penalty: the port's method beam_search has no argument length_penalty",
     ):
         assert says in report.not_compared
 

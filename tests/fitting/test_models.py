@@ -309,7 +309,7 @@ REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
     "some experts": (
         lambda: qwen3_moe(mlp_only_layers=[0]),
         FitError,
-        "Layers differ in their experts, or some have none",
+        "Layers differ in the settings of their experts, or some have none",
     ),
     "one length": (decoders.whole, FitError, r"when it was called with tokens \(8, 9\)"),
     "a wider result": (decoders.narrow, FitError, "Layer 1 of the decoder does not end with a feed-forward"),

@@ -44,10 +44,12 @@ class NumpyForward(CheckedForward):
         return taps
 
     def _logits(self, inputs: Inputs, out: np.ndarray | None = None) -> np.ndarray:
-        out = np.empty(logits_shape(self.config, inputs), self.dtype) if out is None else out
         forward = functools.partial(transformer, self.config, self.fastest, tap=self.tap)
         if can_split(inputs):
+            out = np.empty(logits_shape(self.config, inputs), self.dtype) if out is None else out
             return split_batch(forward, inputs, out)
+        if out is None:
+            return forward(**inputs)
         out[...] = forward(**inputs)
         return out
 

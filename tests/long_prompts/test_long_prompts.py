@@ -44,13 +44,13 @@ def scaled_if(is_scaled: Callable[[int, TransformerConfig], bool]) -> Callable[.
     """Return a method that scales the frequencies only in prompts of some lengths."""
 
     def rotated(self: Model, x: Tensor, where: Tensor) -> Tensor:
-        right = self.c
+        right = self.own
         try:
             if not is_scaled(int(where.max()) + 1, right):
-                self.c = dataclasses.replace(right, rotary_scaling="none")
+                self.own = dataclasses.replace(right, rotary_scaling="none")
             return Model.rotated(self, x, where)
         finally:
-            self.c = right
+            self.own = right
 
     return rotated
 

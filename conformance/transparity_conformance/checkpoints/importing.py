@@ -134,8 +134,8 @@ class Opened:
             if ours not in sources:
                 name = called(ours, family.table(self.config))
                 raise CheckpointError(
-                    f"{folder} has no tensor {name!r}; expected it for the parameter {ours} of the shape {shape}. A "
-                    "file may be missing, or the checkpoint is of another model."
+                    f"{folder} has no tensor {name!r}; expected it for {ours} of the shape {shape}: a file is "
+                    "missing, or the checkpoint is of another model."
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
         in_place = [name for name, found in parts.items() if is_large and all(each in AS_THEY_ARE for _, each in found)]

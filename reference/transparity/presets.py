@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import tomllib
 from dataclasses import dataclass
@@ -135,7 +136,11 @@ def preset(name: str) -> TransformerConfig:
     return PRESETS[name].config
 
 
-_DEPARTURES = tomllib.loads(resources.files("transparity").joinpath("departures.toml").read_text("utf-8"))["departures"]
+@functools.cache
+def _rows() -> list[dict[str, Any]]:
+    """Return the rows of `departures.toml`, which only some commands need."""
+    text = resources.files("transparity").joinpath("departures.toml").read_text("utf-8")
+    return list(tomllib.loads(text)["departures"])
 
 
 def departures(config: TransformerConfig) -> list[str]:
@@ -165,4 +170,4 @@ def departures(config: TransformerConfig) -> list[str]:
         value = derived[name] if name in derived else getattr(config, name)
         return value == row["is"] if "is" in row else value not in row.get("paper", (None, False, 0))
 
-    return [row["says"].format(c=config, **derived) for row in _DEPARTURES if departs(row)]
+    return [row["says"].format(c=config, **derived) for row in _rows() if departs(row)]

@@ -141,12 +141,18 @@ def names(column: str, file: str) -> list[str]:
     return list(defined(column, file))
 
 
+def call_of(node: ast.ClassDef) -> ast.FunctionDef | None:
+    """Return the method that computes a module's result; None for a class without a call."""
+    methods = (it for it in node.body if isinstance(it, ast.FunctionDef) and it.name in ("__call__", "forward"))
+    return next(methods, None)
+
+
 def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str] | None:
     """Return the argument names of a function or of a module's call, or None for a class without a call. The argument
     `training` is left out, because modules store this value."""
     if isinstance(node, ast.ClassDef):
-        calls = [it for it in node.body if isinstance(it, ast.FunctionDef) and it.name in ("__call__", "forward")]
-        return arguments(calls[0]) if calls else None
+        call = call_of(node)
+        return arguments(call) if call else None
     given = node.args
     named = [*given.posonlyargs, *given.args, *([given.vararg] if given.vararg else []), *given.kwonlyargs]
     return [it.arg for it in named if it.arg != "training" or ast.unparse(it.annotation or it) != "bool"]
@@ -155,10 +161,9 @@ def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str] | None:
 def defaults(node: ast.FunctionDef | ast.ClassDef) -> dict[str, str]:
     """Return the default of each argument that has one, or of each field of a class without a call."""
     if isinstance(node, ast.ClassDef):
-        calls = [it for it in node.body if isinstance(it, ast.FunctionDef) and it.name in ("__call__", "forward")]
+        if call := call_of(node):
+            return defaults(call)
         fields = [it for it in node.body if isinstance(it, ast.AnnAssign) and isinstance(it.target, ast.Name)]
-        if calls:
-            return defaults(calls[0])
         return {ast.unparse(it.target): ast.unparse(it.value) if it.value else "" for it in fields}
     given = node.args
     positional = [*given.posonlyargs, *given.args]

@@ -39,12 +39,11 @@ class ShardedForward(FlaxForward):
 
     @in_its_precision
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
-        batch = len(next(iter(inputs.values())))
-        return {name: value[:batch] for name, value in super()._taps(inputs).items()}
+        return {name: value[: _batch(inputs)] for name, value in super()._taps(inputs).items()}
 
     @in_its_precision
     def _logits(self, inputs: Inputs, out: jax.Array | None = None) -> jax.Array:
-        return super()._logits(inputs, out)[: len(next(iter(inputs.values())))]
+        return super()._logits(inputs, out)[: _batch(inputs)]
 
     def _rows(self, values: Inputs, *, training: bool = False) -> dict[str, jax.Array]:
         """Shard inputs or masks over the data ranks, unless a batch norm normalizes by the batch."""
@@ -81,3 +80,7 @@ class ShardedBackend(CheckedShardedBackend[ShardedForward]):
         with x64_for(dtype):
             model = shard(config, self.mesh, placed, parameters, dtype)
             return ShardedForward(model, dtype, self.mesh, execution.activations)
+
+
+def _batch(inputs: Inputs) -> int:
+    return len(next(iter(inputs.values())))

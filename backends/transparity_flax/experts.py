@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -69,8 +67,7 @@ class MixtureOfExperts(nnx.Module):
             self.router_score_bias = nnx.BatchStat(jnp.zeros(config.num_experts))
         self.experts = nnx.List(FeedForward(config, rngs=rngs) for _ in range(config.num_experts))
         if config.shared_expert_dim:
-            alone = dataclasses.replace(config, feed_forward_dim=config.shared_expert_dim)
-            self.shared_expert = FeedForward(alone, rngs=rngs)
+            self.shared_expert = FeedForward(config, config.shared_expert_dim, rngs=rngs)
         if config.shared_expert_dim and config.shared_expert_gate:
             self.shared_expert_gate = nnx.Linear(config.embed_dim, 1, use_bias=False, rngs=rngs)
 

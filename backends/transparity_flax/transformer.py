@@ -13,9 +13,10 @@ from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_flax.arithmetic.changes import dropped
-from transparity_flax.heads.logits import HEADS
-from transparity_flax.heads.pooling import add_head_parts, pool
-from transparity_flax.inputs.embedding import INPUTS, embed
+from transparity_flax.heads import HEADS
+from transparity_flax.heads.pooled import pool
+from transparity_flax.inputs import INPUTS
+from transparity_flax.inputs.embedding import embed
 from transparity_flax.layers import LAYERS
 from transparity_flax.layers.sequential import normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys
@@ -74,16 +75,19 @@ class Transformer(nnx.Module):
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
-        self.config = config
+        self.config, width = config, config.embed_dim
         self.dropout = nnx.Dropout(config.dropout, deterministic=True, rngs=getattr(rngs, "dropout", None))
         if config.has_encoder:
             self.encoder = Stack("encoder", config, rngs=rngs)
         if config.has_decoder:
             self.decoder = Stack("decoder", config, rngs=rngs)
-        if config.has_pooler or config.head_transform:
-            add_head_parts(config, self, rngs=rngs)
+        if config.has_pooler:
+            self.pooler = nnx.Linear(width, width, rngs=rngs)
+        if config.head_transform:
+            self.head_transform = nnx.Linear(width, width, use_bias=config.head_transform_bias, rngs=rngs)
+            self.head_norm = Norm(config, rngs=rngs)
         if config.head in ("logits", "classes"):
-            self.head = nnx.Linear(config.embed_dim, config.head_size, use_bias=config.head_bias, rngs=rngs)
+            self.head = nnx.Linear(width, config.head_size, use_bias=config.head_bias, rngs=rngs)
         if config.has_tied_head:
             del self.head.kernel
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -16,12 +16,7 @@ from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.feed_forward import FeedForward
 from transparity_pytorch.shapes import ByExpert, Hidden
 
-
-def _softmax(x: ByExpert) -> ByExpert:
-    return F.softmax(x, dim=-1)
-
-
-SCORES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": _softmax, "sigmoid": torch.sigmoid}
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": partial(F.softmax, dim=-1), "sigmoid": torch.sigmoid}
 
 
 def highest(x: ByExpert, count: int) -> ByExpert:
@@ -76,8 +71,7 @@ class MixtureOfExperts(nn.Module):
         self.register_buffer("router_score_bias", correction)
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.num_experts))
         if config.shared_expert_dim:
-            shared = dataclasses.replace(config, feed_forward_dim=config.shared_expert_dim)
-            self.shared_expert = FeedForward(shared)
+            self.shared_expert = FeedForward(config, config.shared_expert_dim)
         if config.shared_expert_dim and config.shared_expert_gate:
             self.shared_expert_gate = nn.Linear(config.embed_dim, 1, bias=False)
 

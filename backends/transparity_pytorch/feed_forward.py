@@ -13,10 +13,10 @@ from transparity_pytorch.shapes import Vectors
 class FeedForward(nn.Module):
     """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2) or (activation(x Gᵀ) · x W₁ᵀ) W₂ᵀ (Shazeer 2020)."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, wide: int | None = None) -> None:
         super().__init__()
         self.config = config
-        wide, bias = config.feed_forward_dim, config.feed_forward_bias
+        wide, bias = wide or config.feed_forward_dim, config.feed_forward_bias
         self.gate = nn.Linear(config.embed_dim, wide, bias=bias) if config.gated else None
         self.up = nn.Linear(config.embed_dim, wide, bias=bias)
         self.down = nn.Linear(wide, config.embed_dim, bias=bias)

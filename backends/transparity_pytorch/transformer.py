@@ -12,9 +12,10 @@ from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_pytorch.arithmetic.changes import dropped
-from transparity_pytorch.heads.logits import HEADS
-from transparity_pytorch.heads.pooling import add_head_parts, pool
-from transparity_pytorch.inputs.embedding import embed, embedding_parts
+from transparity_pytorch.heads import HEADS
+from transparity_pytorch.heads.pooled import pool
+from transparity_pytorch.inputs import INPUTS
+from transparity_pytorch.inputs.embedding import embed
 from transparity_pytorch.layers import LAYERS
 from transparity_pytorch.layers.sequential import normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys
@@ -31,8 +32,13 @@ class Stack(nn.Module):
     def __init__(self, name: str, config: TransformerConfig) -> None:
         super().__init__()
         self.name, self.config = name, config
-        for part, module in embedding_parts(config, name).items():
+        make, _ = INPUTS[config.input_kinds[name]]
+        for part, module in make(config, name).items():
             self.add_module(part, module)
+        if name == "encoder" and config.num_token_types:
+            self.token_type_embedding = nn.Embedding(config.num_token_types, config.embed_dim)
+        if (stack_config := config.for_stack(name)).positions == "learned":
+            self.position_embedding = nn.Embedding(stack_config.num_positions, config.embed_dim)
         if config.embedding_norm:
             self.embedding_norm = Norm(config)
         if config.has_relative_bias:
@@ -75,8 +81,11 @@ class Transformer(nn.Module):
             self.encoder = Stack("encoder", config)
         if config.has_decoder:
             self.decoder = Stack("decoder", config)
-        if config.has_pooler or config.head_transform:
-            add_head_parts(config, self)
+        if config.has_pooler:
+            self.pooler = nn.Linear(config.embed_dim, config.embed_dim)
+        if config.head_transform:
+            self.head_transform = nn.Linear(config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
+            self.head_norm = Norm(config)
         if config.head in ("logits", "classes"):
             self.head = nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)
         for name, value in self.named_parameters():  # Glorot's bound (document 003); gains are unchanged
@@ -84,8 +93,7 @@ class Transformer(nn.Module):
                 nn.init.xavier_uniform_(value)
             elif name.endswith(".bias"):
                 nn.init.zeros_(value)
-        if config.shared_embedding or config.has_tied_head:
-            tie_embeddings(config, self)
+        tie_embeddings(config, self)
 
     def forward(
         self,

@@ -40,13 +40,10 @@ __all__ = [
     "tap_shapes",
 ]
 
-_HOMES = ("config", "errors", "taps", "parameters", "presets")
-"""The modules that define the names in `__all__`, in the order in which they are searched."""
-
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used, so that `--help` imports none."""
-    for home in _HOMES if name in __all__ else ():
+    for home in ("config", "errors", "taps", "parameters", "presets") if name in __all__ else ():
         if hasattr(module := importlib.import_module(f"{__name__}.{home}"), name):
             return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

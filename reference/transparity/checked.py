@@ -7,7 +7,6 @@ backends can use the same base classes.
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -209,7 +208,8 @@ class CheckedBackend(ABC, Generic[Built]):
         check_choice(self.name, "activations", dtype if activations is None else activations, self.dtypes)
         check_parameters(config, parameters)
         if weights:
-            parameters = Lazy(parameters, functools.partial(_rounded_one, parameters, weights))
+            given = parameters
+            parameters = Lazy(given, lambda name: rounded(given[name], weights))
         return self._build(config, parameters, Execution(dtype, device, mode, activations))
 
     def checked_dtype(self, dtype: str | None, device: str) -> str:
@@ -242,10 +242,6 @@ def rounded(value: Any, dtype: str) -> np.ndarray:
         import ml_dtypes  # imported here, because it is rarely needed
 
         return np.asarray(value).astype(ml_dtypes.bfloat16).astype(np.float32)
-
-
-def _rounded_one(parameters: Arrays, dtype: str, name: str) -> np.ndarray:
-    return rounded(parameters[name], dtype)
 
 
 def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) -> str:

@@ -73,10 +73,7 @@ def lengths_of(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[str
 def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of every activation of a forward pass, by name, in the order of computation.
 
-    Args:
-        config: the model.
-        batch: the number of rows.
-        lengths: the number of positions of each input, by name, as `lengths_of` returns them.
+    `batch` is the number of rows. `lengths` has the number of positions of each input, as `lengths_of` returns them.
     """
     sizes, kept = lengths | {"batch": batch}, vars(config).setdefault("_tap_shapes", {})  # kept as in `model`
     key = tuple(sorted(sizes.items()))

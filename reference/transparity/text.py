@@ -32,7 +32,8 @@ def safe(text: Any, limit: int = SENTENCE) -> str:
     Control characters, terminal escapes, marks that reverse the direction of text, and lone surrogates become `\\x1b`,
     `\\u202e` and the like. Long text is cut in the middle, because the end of a message says what to do.
     """
-    line = " ".join(_cut(_as_string(text), 4 * limit).split())
+    plain = str.__str__(text) if isinstance(text, str) else _of_stranger(str, text)
+    line = " ".join(_cut(plain, 4 * limit).split())
     escaped = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
     return _cut(escaped, limit)
 
@@ -68,10 +69,6 @@ def _cut(text: str, limit: int) -> str:
     return f"{text[: limit - 1 - end]}…{text[len(text) - end :]}"
 
 
-def _as_string(value: Any) -> str:
-    return str.__str__(value) if isinstance(value, str) else _of_stranger(str, value)
-
-
 def _of_stranger(convert: Callable[[Any], str], value: Any) -> str:
     """Return `convert(value)` as a plain str, or the name of the type if `convert` raises."""
     try:
@@ -93,14 +90,9 @@ def _represent(value: Any, limit: int, depth: int) -> str:
         return _of_stranger(repr, value)
     if depth == 0 and value:
         return "…"
-    items = value.items() if kind is dict else value
-    shortly = [_item(item, limit, depth, is_pair=kind is dict) for item in itertools.islice(items, limit)]
+    items = itertools.islice(value.items() if kind is dict else ((item,) for item in value), limit)
+    shortly = [": ".join(_represent(part, limit, depth - 1) for part in parts) for parts in items]
     opens, closes = tuple(BRACKETS[kind])
     last = ["…"] * (len(value) > limit)
     single = "," * (kind is tuple and len(value) == 1)
     return f"{opens}{', '.join(shortly + last)}{single}{closes}" if value or kind is not set else "set()"
-
-
-def _item(item: Any, limit: int, depth: int, *, is_pair: bool) -> str:
-    parts = item if is_pair else (item,)
-    return ": ".join(_represent(part, limit, depth - 1) for part in parts)

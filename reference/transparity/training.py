@@ -60,16 +60,9 @@ class Training:
 def dropout_masks(
     config: TransformerConfig, random: np.random.Generator, batch: int, **lengths: int
 ) -> dict[str, np.ndarray]:
-    """Draw the dropout masks of one training step: True (keep) with probability 1 − dropout.
+    """Draw the dropout masks of one training step, by activation: True (keep) with probability 1 − dropout.
 
-    Args:
-        config: the configuration, with `dropout` and `dropout_at`.
-        random: the random number generator.
-        batch: the number of rows.
-        lengths: the number of positions of each input, by name.
-
-    Returns:
-        The mask of every activation that dropout applies to, by name; it has the activation's shape.
+    A mask has the shape of its activation. `lengths` has the number of positions of each input, by name.
     """
     shapes = dropout_shapes(config, batch, **lengths)
     return {name: random.random(shape) >= config.dropout for name, shape in shapes.items()}

@@ -36,14 +36,13 @@ class NumpyModule:
     ) -> Any:
         recorded: dict[str, Any] = {}
         arrays = tuple(_in_dtype(array, self.dtype) for array in arrays)
-        if context is not None:
-            given = {name: _in_dtype(value, self.dtype) for name, value in context.items()}
-            given |= {"tap": recording(recorded)} | self.training
-            named["context"] = Context(**{"mask": None, "positions": None, "is_token": None} | given)
-        flat = self.function is transformer
-        parameters = self.state if flat else nest(self.state)
+        options: dict[str, Any] = {"tap": recording(recorded)} | self.training
         if context is None:
-            named |= {"tap": recording(recorded)} | self.training
+            named |= options
+        else:
+            given = {name: _in_dtype(value, self.dtype) for name, value in context.items()}
+            named["context"] = Context(**{"mask": None, "positions": None, "is_token": None} | given | options)
+        parameters = self.state if self.function is transformer else nest(self.state)
         result = self.function(self.config, parameters, *arrays, **named)
         self.state |= {name: value for name, value in recorded.items() if name in self.state}
         if taps is not None:

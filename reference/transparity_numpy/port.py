@@ -9,7 +9,6 @@ import numpy as np
 
 from transparity.checked import CheckedBackend, CheckedForward, Execution, Inputs
 from transparity.config import TransformerConfig
-from transparity.parameters import is_learned
 from transparity.protocol import Arrays
 from transparity.sampling import Sampling
 from transparity.taps import chained, identity, logits_shape, recording
@@ -57,8 +56,7 @@ class NumpyForward(CheckedForward):
         return float(cross_entropy(self._logits(inputs), targets, self.config.pad_id))
 
     def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
-        losses, parameters = train(self.config, self.parameters, batches, training)
-        return losses, {name: value for name, value in parameters.items() if is_learned(name)}
+        return train(self.config, self.parameters, batches, training)
 
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
         capacity = self.config.max_length

@@ -13,8 +13,8 @@ from transparity.inputs import inputs_by_name
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.logits import HEADS
-from transparity_numpy.heads.pooling import pool
+from transparity_numpy.heads import HEADS
+from transparity_numpy.heads.pooled import pool
 from transparity_numpy.inputs.embedding import embed
 from transparity_numpy.layers import LAYERS
 from transparity_numpy.layers.sequential import normalize

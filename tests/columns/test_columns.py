@@ -51,7 +51,7 @@ WITHOUT_TWIN = {
         *SHARDED,
     },
     # parameter names of the framework; a key for compiled programs; several devices for the rows of a batch
-    "flax": {"state.parameters", "state.tied", "fast.structure", "fast.sharding", *SHARDED},
+    "flax": {"state.parameters", "fast.structure", "fast.sharding", *SHARDED},
 }
 
 
@@ -67,8 +67,7 @@ MODULES = {
     "mixers.recurrence": {"recurrence", "chunk_decays", "in_chunks", "in_a_row"},
     "norms.norm": {"initial_gain"},
     "norms.heads": {"query_key_norms"},
-    "norms.batch": {"add_statistics"},
-    "heads.pooling": {"add_head_parts"},
+    "heads.logits": {"tied_logits"},
     "state.context": {"mask"},
     "decoding.steps": {"compiled_prefill"},
     "training.optimization": {"optimizer_of", "optimizer_step"},
@@ -93,7 +92,7 @@ MODULE_ARGUMENTS = {
 """Arguments in place of NumPy's configuration and parameters: modules, and in JAX a model that is `split`."""
 
 DIFFERENT = {
-    "flax rotary.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
+    "flax rotary.tables.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
     "flax positions.in_attention.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
     "flax inputs.embedding.embed": ("+reader", "a decoder receives the shared table as an argument"),
     "pytorch transformer.stack": ("-name", "a module knows its name"),
@@ -216,6 +215,7 @@ TEXTBOOK = [
     "transformer",
     "masks",
     "inputs.embedding",
+    "inputs.tokens",
     "positions.learned",
     "layers.sequential",
     "mixers.attention",

@@ -30,7 +30,7 @@ from transparity_conformance.suite.claims.forward import FEW
 from transparity_numpy import port as numpy_column
 from transparity_numpy.inputs.embedding import embed
 from transparity_numpy.positions.in_attention import alibi_slopes, score_bias
-from transparity_numpy.rotary import rotary_tables
+from transparity_numpy.rotary.tables import rotary_tables
 from transparity_numpy.state.context import Context
 from transparity_numpy.transformer import transformer
 

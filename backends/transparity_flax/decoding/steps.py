@@ -13,21 +13,10 @@ from jaxtyping import Float
 
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights
-from transparity_flax.heads.logits import HEADS
-from transparity_flax.layers.sequential import Layer
+from transparity_flax.heads import HEADS
 from transparity_flax.masks import padding_mask, target_mask, visible_keys
 from transparity_flax.mixers.attention import project_key_value
-from transparity_flax.shapes import (
-    GeneratedIds,
-    IsQuery,
-    IsToken,
-    Lengths,
-    Memory,
-    NextIds,
-    NextLogits,
-    QueryIds,
-    SourceIds,
-)
+from transparity_flax.shapes import GeneratedIds, IsQuery, IsToken, Lengths, NextIds, NextLogits, QueryIds, SourceIds
 from transparity_flax.state.cache import Cache, empty_cache, mark_valid, next_positions
 from transparity_flax.state.context import Context, Mask
 from transparity_flax.transformer import Transformer
@@ -54,16 +43,10 @@ def prefill(
         context = Context(Mask(cache["memory_mask"]), positions, is_token)
         memory = model.encoder(source, context, model.reader("encoder"))
         for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
-            kept["cross_attention"] = cross_attention_cache(layer, memory, context)
+            read = layer.memory_norm(memory) if config.memory_norm else memory
+            key, value = project_key_value(layer.cross_attention, read, context)
+            kept["cross_attention"] = {"key": key, "value": value}
     return cache
-
-
-def cross_attention_cache(layer: Layer, memory: Memory, context: Context) -> Cache:
-    """Return the keys and values of a layer's cross-attention, which all later steps use."""
-    if layer.config.memory_norm:
-        memory = layer.memory_norm(memory)
-    key, value = project_key_value(layer.cross_attention, memory, context)
-    return {"key": key, "value": value}
 
 
 def step(

@@ -1,18 +1,27 @@
-"""The outputs for each position: logits (Vaswani et al. 2017, §3.4) or hidden states; `HEADS` has all outputs."""
+"""The outputs for each position: logits (Vaswani et al. 2017, §3.4) or hidden states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from jax import Array
 from jaxtyping import Float
 
 from transparity.config import TransformerConfig
+from transparity_flax.activations import ACTIVATIONS
 from transparity_flax.arithmetic.precision import apply_softcap
-from transparity_flax.heads.pooling import classes, pooled, transform_for_head
 from transparity_flax.shapes import Vectors
-from transparity_flax.state.tied import tied_logits
+
+
+def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code)."""
+    return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))
+
+
+def tied_logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
+    """x Eᵀ + b, where E is the last stack's table of token embeddings; the bias is the head's own."""
+    y = x @ model.reader(config.stacks[-1]).token_embedding.embedding[...].T
+    return y if model.head.bias is None else y + model.head.bias[...]
 
 
 def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
@@ -25,7 +34,3 @@ def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*
 
 def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
     return x
-
-
-HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
-"""The function for each `config.head`; `x` is the pooled state if `config.is_pooled`."""

@@ -23,15 +23,14 @@ from transparity_flax.mixers.recurrence import (
     unpadded,
 )
 from transparity_flax.norms.variants import rms_norm
-from transparity_flax.shapes import Channels, Features, Hidden, PerHead, QueryHeads, RecurrentValues, State
-from transparity_flax.state.cache import update_state
+from transparity_flax.shapes import Channels, Hidden, PerHead, QueryHeads, RecurrentValues, State
 from transparity_flax.state.context import Context
 
 UNIT_EPS = 1e-6
 """Small number that is added under the square root when queries and keys are scaled to length 1 (Qwen3-Next)."""
 
 
-def unit_length(x: Features) -> Features:
+def unit_length(x: QueryHeads) -> QueryHeads:
     """x / √(Σ x² + eps), where the sum is over the features."""
     wide = upcast(x)
     return (wide / jnp.sqrt((wide * wide).sum(axis=-1, keepdims=True) + UNIT_EPS)).astype(x.dtype)
@@ -105,6 +104,6 @@ class GatedDelta(Recurrence):
         rates = by_head(decay, context), by_head(beta, context)
         read, state = gated_delta_rule(query, key, value, *rates, state)
         if context.cache is not None:
-            update_state(context.cache, state)
+            context.cache["state"] = state
         read = tap("context", merge_heads(read).astype(x.dtype))
         return tap("output", self.output(tap("gated_context", self.gated_norm(read, self.gate(x)))))

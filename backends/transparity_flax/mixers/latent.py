@@ -9,7 +9,7 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap
 from transparity_flax.mixers.attention import SelfAttention, split_heads
 from transparity_flax.norms.heads import HeadNorm
-from transparity_flax.rotary import rotate
+from transparity_flax.rotary.plain import rotate
 from transparity_flax.shapes import Channels, Heads, Hidden, Keys, Memory, Queries, Values
 from transparity_flax.state.context import Context
 

@@ -12,19 +12,7 @@ from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.precision import upcast
-from transparity_flax.shapes import (
-    Channels,
-    EarlierChannels,
-    Features,
-    Hidden,
-    IsQuery,
-    IsToken,
-    PerHead,
-    Positions,
-    QueryHeads,
-    Rates,
-    State,
-)
+from transparity_flax.shapes import Channels, EarlierChannels, Hidden, PerHead, QueryHeads, Rates, State
 from transparity_flax.state.cache import held_tokens, update_inputs
 from transparity_flax.state.context import Context
 
@@ -79,15 +67,12 @@ def chunk_decays(
     return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]
 
 
-def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
-    return jnp.take_along_axis(is_token, jnp.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
-
-
-def unpadded(config: TransformerConfig, x: Features, context: Context) -> Features:
+def unpadded(config: TransformerConfig, x: Channels, context: Context) -> Channels:
     """Return `x` with zeros in place of padding, if padding is masked."""
     if config.decoder_mask == "causal":
         return x
-    return x * visible_queries(context.is_token, context.positions)[..., None].astype(x.dtype)
+    positions = jnp.broadcast_to(context.positions, x.shape[:2])
+    return x * jnp.take_along_axis(context.is_token, positions, axis=1)[..., None].astype(x.dtype)
 
 
 def time_step(module: Recurrence, x: Hidden) -> Rates:

@@ -24,7 +24,6 @@ from transparity_flax.mixers.recurrence import (
 )
 from transparity_flax.norms.variants import rms_norm
 from transparity_flax.shapes import Channels, Hidden, PerHead, QueryHeads, RecurrentValues, State
-from transparity_flax.state.cache import update_state
 from transparity_flax.state.context import Context
 
 
@@ -85,6 +84,6 @@ class StateSpace(Recurrence):
         read, state = state_space_rule(query, key, value, *rates, state)
         read = read + upcast(self.D[...])[:, None, None] * value
         if context.cache is not None:
-            update_state(context.cache, state)
+            context.cache["state"] = state
         read = tap("context", merge_heads(read).astype(x.dtype))
         return tap("output", self.output(tap("gated_context", self.gated_norm(read, self.gate(x)))))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
 
 from transparity.taps import Tap
 from transparity_flax.arithmetic.precision import upcast
@@ -29,11 +28,6 @@ def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
     Variances divide by n, as in `nnx.BatchNorm`, whose momentum is 1 − ours.
     """
     return (1 - momentum) * old + momentum * new
-
-
-def add_statistics(norm: Any, features: int) -> None:
-    """Give a norm its running mean and variance."""
-    norm.mean, norm.var = nnx.BatchStat(jnp.zeros(features)), nnx.BatchStat(jnp.ones(features))
 
 
 def statistics(norm: Any, x: Vectors, tap: Tap) -> tuple[Weight, Weight]:

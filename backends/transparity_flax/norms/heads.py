@@ -9,7 +9,7 @@ from flax import nnx
 from transparity.config import TransformerConfig
 from transparity_flax.norms.norm import gain, initial_gain
 from transparity_flax.norms.variants import rms_norm
-from transparity_flax.rotary import rotate
+from transparity_flax.rotary.plain import rotate
 from transparity_flax.shapes import Features, Heads
 from transparity_flax.state.context import Context
 

@@ -11,7 +11,7 @@ from jax import Array
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.arithmetic.precision import upcast
-from transparity_flax.norms.batch import add_statistics, batch_norm, statistics
+from transparity_flax.norms.batch import batch_norm, statistics
 from transparity_flax.norms.variants import layer_norm_unbiased, rms_norm
 from transparity_flax.shapes import Vectors, Weight
 
@@ -52,7 +52,8 @@ class Norm(nnx.Module):
             self.bias = nnx.Param(jnp.zeros(config.embed_dim))
         self.use_running_average = True  # the attribute that nnx's train() and eval() set
         if config.norm == "batch":
-            add_statistics(self, config.embed_dim)
+            self.mean = nnx.BatchStat(jnp.zeros(config.embed_dim))
+            self.var = nnx.BatchStat(jnp.ones(config.embed_dim))
 
     def __call__(self, x: Vectors, tap: Tap = identity) -> Vectors:
         config, affine = self.config, [gain(self.config, self.scale[...])]

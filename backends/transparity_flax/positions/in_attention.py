@@ -12,7 +12,7 @@ from jax import Array
 from jaxtyping import Float64, Int
 
 from transparity.config import TransformerConfig, WindowKind
-from transparity_flax.rotary import rotary_tables
+from transparity_flax.rotary.tables import rotary_tables
 from transparity_flax.shapes import DistanceBias, Integers, MaskArray, Positions, Temperature
 from transparity_flax.state.context import Context, Mask, MaskKind
 

@@ -22,7 +22,7 @@ from jaxtyping import DTypeLike, Float, Int
 
 from transparity.config import TransformerConfig
 from transparity.parts.tables import MIXERS
-from transparity_flax.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, Rates, State, Values
+from transparity_flax.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, Rates, Values
 
 Cache = dict[str, Any]
 
@@ -65,10 +65,6 @@ def update_inputs(
     last = valid_lengths[:, None] + jnp.arange(before.shape[1])
     cache[name] = jnp.take_along_axis(jnp.concatenate([before, x], axis=1), last[..., None], axis=1)
     return before
-
-
-def update_state(cache: Cache, state: State) -> None:
-    cache["state"] = state
 
 
 def held_tokens(x: Rates, valid_lengths: Lengths | None) -> Rates:

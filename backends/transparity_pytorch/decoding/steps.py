@@ -9,21 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transparity.taps import Tap, identity, scoped
-from transparity_pytorch.heads.logits import HEADS
+from transparity_pytorch.heads import HEADS
 from transparity_pytorch.layers.sequential import Layer
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys
 from transparity_pytorch.mixers.attention import project_key_value
-from transparity_pytorch.shapes import (
-    GeneratedIds,
-    IsQuery,
-    IsToken,
-    Lengths,
-    Memory,
-    NextIds,
-    NextLogits,
-    QueryIds,
-    SourceIds,
-)
+from transparity_pytorch.shapes import GeneratedIds, IsQuery, IsToken, Lengths, NextIds, NextLogits, QueryIds, SourceIds
 from transparity_pytorch.state.cache import Cache, empty_cache, mark_valid, next_positions
 from transparity_pytorch.state.context import Context, Mask
 from transparity_pytorch.transformer import Transformer
@@ -55,16 +45,10 @@ def prefill(
         memory = model.encoder(source, context)
         for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
             assert isinstance(layer, Layer)
-            kept["cross_attention"] = cross_attention_cache(layer, memory, context)
+            read = layer.memory_norm(memory) if config.memory_norm else memory
+            key, value = project_key_value(layer.cross_attention, read, context)
+            kept["cross_attention"] = {"key": key, "value": value}
     return cache
-
-
-def cross_attention_cache(layer: Layer, memory: Memory, context: Context) -> Cache:
-    """Return the keys and values of a layer's cross-attention, which all later steps use."""
-    if layer.config.memory_norm:
-        memory = layer.memory_norm(memory)
-    key, value = project_key_value(layer.cross_attention, memory, context)
-    return {"key": key, "value": value}
 
 
 def step(

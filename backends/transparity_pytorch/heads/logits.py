@@ -1,17 +1,21 @@
-"""The outputs for each position: logits (Vaswani et al. 2017, §3.4) or hidden states; `HEADS` has all outputs."""
+"""The outputs for each position: logits (Vaswani et al. 2017, §3.4) or hidden states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
 from transparity.config import TransformerConfig
+from transparity_pytorch.activations import ACTIVATIONS
 from transparity_pytorch.arithmetic.precision import apply_softcap
-from transparity_pytorch.heads.pooling import classes, pooled, transform_for_head
 from transparity_pytorch.shapes import Vectors
+
+
+def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code)."""
+    return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))
 
 
 def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Tensor, "*batch vocab"]:
@@ -24,7 +28,3 @@ def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Tensor, "
 
 def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
     return x
-
-
-HEADS: dict[str, Callable[..., Tensor]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
-"""The function for each `config.head`; `x` is the pooled state if `config.is_pooled`."""

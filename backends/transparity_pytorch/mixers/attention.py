@@ -96,18 +96,14 @@ class AttentionProjections(nn.Module):
 def project_query(module: AttentionProjections, x: Hidden, context: Context) -> Queries:
     config = module.config
     query = context.tap("query", project_heads(module.query, x, config.num_heads, config.projection))
-    if config.query_key_norm or context.rotary:
-        query = normalize_and_rotate(module, "query", query, context)
-    return query
+    return normalize_and_rotate(module, "query", query, context)
 
 
 def project_key_value(module: AttentionProjections, x: Memory, context: Context) -> tuple[Keys, Values]:
     config = module.config
     key = context.tap("key", project_heads(module.key, x, config.key_value_heads, config.projection))
     value = context.tap("value", project_heads(module.value, x, config.key_value_heads, config.projection))
-    if config.query_key_norm or context.rotary:
-        key = normalize_and_rotate(module, "key", key, context)
-    return key, value
+    return normalize_and_rotate(module, "key", key, context), value
 
 
 class SelfAttention(AttentionProjections):

@@ -21,15 +21,14 @@ from transparity_pytorch.mixers.recurrence import (
     unpadded,
 )
 from transparity_pytorch.norms.variants import rms_norm
-from transparity_pytorch.shapes import Channels, Features, Hidden, PerHead, QueryHeads, RecurrentValues, State
-from transparity_pytorch.state.cache import update_state
+from transparity_pytorch.shapes import Channels, Hidden, PerHead, QueryHeads, RecurrentValues, State
 from transparity_pytorch.state.context import Context
 
 UNIT_EPS = 1e-6
 """Small number that is added under the square root when queries and keys are scaled to length 1 (Qwen3-Next)."""
 
 
-def unit_length(x: Features) -> Features:
+def unit_length(x: QueryHeads) -> QueryHeads:
     """x / √(Σ x² + eps), where the sum is over the features."""
     wide = upcast(x)
     return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + UNIT_EPS)).to(x.dtype)
@@ -97,6 +96,6 @@ class GatedDelta(Recurrence):
         state, value = first_state(config, query, context), upcast(split_heads(value, heads))
         read, state = gated_delta_rule(query, key, value, by_head(decay, context), by_head(beta, context), state)
         if context.cache is not None:
-            update_state(context.cache, state)
+            context.cache["state"].copy_(state)
         read = tap("context", merge_heads(read).to(x.dtype))
         return tap("output", self.output(tap("gated_context", self.gated_norm(read, self.gate(x)))))

@@ -9,7 +9,7 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap
 from transparity_pytorch.mixers.attention import AttentionProjections, SelfAttention, split_heads
 from transparity_pytorch.norms.heads import HeadNorm
-from transparity_pytorch.rotary import rotate
+from transparity_pytorch.rotary.plain import rotate
 from transparity_pytorch.shapes import Features, Heads, Hidden, Keys, Memory, Queries, Values
 from transparity_pytorch.state.context import Context
 

@@ -11,19 +11,7 @@ from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.arithmetic.precision import upcast
-from transparity_pytorch.shapes import (
-    Channels,
-    EarlierChannels,
-    Features,
-    Hidden,
-    IsQuery,
-    IsToken,
-    PerHead,
-    Positions,
-    QueryHeads,
-    Rates,
-    State,
-)
+from transparity_pytorch.shapes import Channels, EarlierChannels, Hidden, PerHead, QueryHeads, Rates, State
 from transparity_pytorch.state.cache import held_tokens, update_inputs
 from transparity_pytorch.state.context import Context
 
@@ -81,15 +69,12 @@ class Recurrence(nn.Module):
         self.output = nn.Linear(config.recurrent_dim, into, bias=bias)
 
 
-def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
-    return is_token.take_along_dim(positions.expand(len(is_token), -1), dim=1)
-
-
-def unpadded(config: TransformerConfig, x: Features, context: Context) -> Features:
+def unpadded(config: TransformerConfig, x: Channels, context: Context) -> Channels:
     """Return `x` with zeros in place of padding, if padding is masked."""
     if config.decoder_mask == "causal":
         return x
-    return x * visible_queries(context.is_token, context.positions)[..., None].to(x.dtype)
+    positions = context.positions.expand(len(x), -1)
+    return x * context.is_token.take_along_dim(positions, dim=1)[..., None].to(x.dtype)
 
 
 def time_step(module: Recurrence, x: Hidden) -> Rates:

@@ -22,7 +22,6 @@ from transparity_pytorch.mixers.recurrence import (
 )
 from transparity_pytorch.norms.variants import rms_norm
 from transparity_pytorch.shapes import Channels, Hidden, PerHead, QueryHeads, RecurrentValues, State
-from transparity_pytorch.state.cache import update_state
 from transparity_pytorch.state.context import Context
 
 
@@ -80,6 +79,6 @@ class StateSpace(Recurrence):
         read, state = state_space_rule(query, key, value, by_head(decay, context), by_head(step, context), state)
         read = read + upcast(self.D)[:, None, None] * value
         if context.cache is not None:
-            update_state(context.cache, state)
+            context.cache["state"].copy_(state)
         read = tap("context", merge_heads(read).to(x.dtype))
         return tap("output", self.output(tap("gated_context", self.gated_norm(read, self.gate(x)))))

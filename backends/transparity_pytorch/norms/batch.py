@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from transparity.taps import Tap
 from transparity_pytorch.arithmetic.precision import upcast
@@ -29,12 +28,6 @@ def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
     Variances divide by n (document 001); `torch.nn.BatchNorm1d` divides by n − 1.
     """
     return torch.lerp(old, new, momentum)
-
-
-def add_statistics(norm: nn.Module, features: int) -> None:
-    """Give a norm its running mean and variance."""
-    norm.register_buffer("running_mean", torch.zeros(features))
-    norm.register_buffer("running_var", torch.ones(features))
 
 
 def statistics(norm: Any, x: Vectors, tap: Tap) -> tuple[Weight, Weight]:

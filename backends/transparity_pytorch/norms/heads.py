@@ -9,7 +9,7 @@ from torch import nn
 from transparity.config import TransformerConfig
 from transparity_pytorch.norms.norm import gain, initial_gain
 from transparity_pytorch.norms.variants import rms_norm
-from transparity_pytorch.rotary import rotate
+from transparity_pytorch.rotary.plain import rotate
 from transparity_pytorch.shapes import Features, Heads
 from transparity_pytorch.state.context import Context
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_pytorch.norms.batch import add_statistics, batch_norm, statistics
+from transparity_pytorch.norms.batch import batch_norm, statistics
 from transparity_pytorch.norms.variants import layer_norm_unbiased, rms_norm
 from transparity_pytorch.shapes import Vectors, Weight
 
@@ -48,7 +48,8 @@ class Norm(nn.Module):
         if config.has_norm_bias:
             self.bias = nn.Parameter(torch.zeros(config.embed_dim))
         if config.norm == "batch":
-            add_statistics(self, config.embed_dim)
+            self.register_buffer("running_mean", torch.zeros(config.embed_dim))
+            self.register_buffer("running_var", torch.ones(config.embed_dim))
 
     def forward(self, x: Vectors, tap: Tap = identity) -> Vectors:
         config, affine = self.config, [gain(self.config, self.weight)]

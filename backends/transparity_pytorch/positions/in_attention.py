@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig, WindowKind
-from transparity_pytorch.rotary import rotary_tables
+from transparity_pytorch.rotary.tables import rotary_tables
 from transparity_pytorch.shapes import DistanceBias, Integers, MaskArray, Positions, Temperature
 from transparity_pytorch.state.context import Context, Mask
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from transparity.config import TransformerConfig
 from transparity.parts.tables import MIXERS
-from transparity_pytorch.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, Rates, State, Values
+from transparity_pytorch.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, Rates, Values
 
 Cache = dict[str, Any]
 
@@ -70,10 +70,6 @@ def update_inputs(
     )
     cache[name].copy_(torch.cat([before, x], dim=1).take_along_dim(last.expand(len(x), -1)[..., None], dim=1))
     return before
-
-
-def update_state(cache: Cache, state: State) -> None:
-    cache["state"].copy_(state)
 
 
 def held_tokens(x: Rates, valid_lengths: Lengths | None) -> Rates:

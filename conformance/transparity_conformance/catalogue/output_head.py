@@ -28,9 +28,10 @@ from transparity_conformance.catalogue.sites import Value, apply_linear, paramet
 from transparity_conformance.oracle.undetermined import padding_at
 from transparity_numpy.activations import ACTIVATIONS
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.logits import HEADS
-from transparity_numpy.heads.pooling import POOLERS as ACTIVATED
-from transparity_numpy.heads.pooling import pool, transform_for_head
+from transparity_numpy.heads import HEADS
+from transparity_numpy.heads.logits import transform_for_head
+from transparity_numpy.heads.pooled import POOLERS as ACTIVATED
+from transparity_numpy.heads.pooled import pool
 from transparity_numpy.norms.norm import norm
 
 

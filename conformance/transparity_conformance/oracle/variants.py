@@ -41,7 +41,7 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity_numpy.mixers.attention import attention as in_blocks
 from transparity_numpy.mixers.attention import attention_scores, merge_heads, repeat_heads
-from transparity_numpy.rotary import rotary_frequencies
+from transparity_numpy.rotary.tables import rotary_frequencies
 from transparity_numpy.shapes import RotaryTables
 from transparity_numpy.state.context import Context
 

@@ -16,9 +16,8 @@ from transparity.parts.tables import INPUTS, MIXERS, SCALINGS
 
 def check_of(field: dataclasses.Field[Any], kind: Any) -> Callable[[Any], Any]:
     """Return a function that converts a value of `field` to the plain Python type `kind`, or raises `ConfigError`."""
-    if type(None) in get_args(kind):
-        return functools.partial(_unless_none, _check_of(field, kind))
-    return _check_of(field, kind)
+    check = _check_of(field, kind)
+    return (lambda value: None if value is None else check(value)) if type(None) in get_args(kind) else check
 
 
 def _check_of(field: dataclasses.Field[Any], kind: Any) -> Callable[[Any], Any]:
@@ -38,10 +37,6 @@ def _check_of(field: dataclasses.Field[Any], kind: Any) -> Callable[[Any], Any]:
     if kind is bool:
         return functools.partial(_switch, name)
     return functools.partial(_number if float in (kind, *arguments) else _whole_number, field)
-
-
-def _unless_none(check: Callable[[Any], Any], value: Any) -> Any:
-    return None if value is None else check(value)
 
 
 def _choice(name: str, choices: Collection[str], value: Any) -> str:

@@ -72,14 +72,6 @@ def _check_frames(config: TransformerConfig) -> None:
     check_needed(config, needed, why)
 
 
-def _pixel_sizes(config: TransformerConfig) -> dict[str, Any]:
-    return {"source_vocab_size": None, "patch_size": 2, "max_length": 9 + config.class_token}  # 3 × 3 patches
-
-
-def _frame_sizes(config: TransformerConfig) -> dict[str, Any]:
-    return {"source_vocab_size": None, "mel_bins": 5, "num_frames": 14}  # its length differs from the target's
-
-
 TOKENS = Input(tokens, lambda config, stack: True)
 
 PATCHES = Input(
@@ -90,7 +82,8 @@ PATCHES = Input(
     expected="(batch, channels, height, width), {} channels of {} × {} pixels",
     positions=lambda config: config.max_length,
     check=_check_pixels,
-    probe_sizes=_pixel_sizes,
+    # 3 × 3 patches
+    probe_sizes=lambda config: {"source_vocab_size": None, "patch_size": 2, "max_length": 9 + config.class_token},
 )
 
 FRAMES = Input(
@@ -100,5 +93,6 @@ FRAMES = Input(
     expected="(batch, mel_bins, frames), {} bins of {} frames",
     positions=lambda config: config.frame_positions,
     check=_check_frames,
-    probe_sizes=_frame_sizes,
+    # the length, 7 positions, differs from the target's
+    probe_sizes=lambda config: {"source_vocab_size": None, "mel_bins": 5, "num_frames": 14},
 )

@@ -12,7 +12,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.logits import HEADS
+from transparity_numpy.heads import HEADS
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys
 from transparity_numpy.mixers.attention import project_key_value
 from transparity_numpy.norms.norm import norm
@@ -21,7 +21,6 @@ from transparity_numpy.shapes import (
     IsQuery,
     IsToken,
     Lengths,
-    Memory,
     NextIds,
     NextLogits,
     Parameters,
@@ -55,16 +54,10 @@ def prefill(
         memory = stack("encoder", config, tree["encoder"], source, context)
         for i in range(config.num_decoder_layers):
             layer = tree["decoder"]["layers"][str(i)]
-            cache["layers"][i]["cross_attention"] = cross_attention_cache(config, layer, memory, context)
+            read = norm(config, layer["memory_norm"], memory) if config.memory_norm else memory
+            key, value = project_key_value(config, layer["cross_attention"], read, context)
+            cache["layers"][i]["cross_attention"] = {"key": key, "value": value}
     return cache
-
-
-def cross_attention_cache(config: TransformerConfig, parameters: Parameters, memory: Memory, context: Context) -> Cache:
-    """Return the keys and values of a layer's cross-attention, which all later steps use."""
-    if config.memory_norm:
-        memory = norm(config, parameters["memory_norm"], memory)
-    key, value = project_key_value(config, parameters["cross_attention"], memory, context)
-    return {"key": key, "value": value}
 
 
 def step(

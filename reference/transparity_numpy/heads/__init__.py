@@ -1,1 +1,12 @@
 """The outputs of a model."""
+
+from collections.abc import Callable
+
+from numpy import ndarray as Array
+
+from transparity_numpy.heads.classes import classes
+from transparity_numpy.heads.logits import hidden, logits
+from transparity_numpy.heads.pooled import pooled
+
+HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
+"""The function for each `config.head`; `x` is the pooled state if `config.is_pooled`."""

@@ -1,17 +1,22 @@
-"""The outputs for each position: logits (Vaswani et al. 2017, §3.4) or hidden states; `HEADS` has all outputs."""
+"""The outputs for each position: logits (Vaswani et al. 2017, §3.4) or hidden states."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
+from transparity_numpy.activations import ACTIVATIONS
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.arithmetic.precision import apply_softcap
-from transparity_numpy.heads.pooling import classes, pooled, transform_for_head
+from transparity_numpy.norms.norm import norm
 from transparity_numpy.shapes import Parameters, Vectors
+
+
+def transform_for_head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code)."""
+    y = ACTIVATIONS[config.activation](linear(parameters["head_transform"], x))
+    return norm(config, parameters["head_norm"], y)
 
 
 def logits(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Inexact[Array, "*batch vocab"]:
@@ -25,7 +30,3 @@ def logits(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Ine
 
 def hidden(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
     return x
-
-
-HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
-"""The function for each `config.head`; `x` is the pooled state if `config.is_pooled`."""

@@ -1,25 +1,13 @@
-"""The embedding of a stack's input, with token types and positions. Each kind of input has a row of `INPUTS`."""
+"""The embedding of a stack's input, with token types and positions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from transparity.config import TransformerConfig
 from transparity.inputs import check_length
-from transparity.taps import Tap, identity
-from transparity_numpy.inputs.frames import embed_frames
-from transparity_numpy.inputs.patches import embed_patches
+from transparity_numpy.inputs import INPUTS
 from transparity_numpy.positions import ADDED
-from transparity_numpy.shapes import Hidden, Parameters, Source, TokenIds
+from transparity_numpy.shapes import Hidden, Parameters, Source
 from transparity_numpy.state.context import Context
-
-
-def embed_tokens(config: TransformerConfig, parameters: Parameters, tokens: TokenIds, tap: Tap = identity) -> Hidden:
-    return parameters["token_embedding"]["weight"][tokens]
-
-
-INPUTS: dict[str, Callable[..., Hidden]] = {"tokens": embed_tokens, "patches": embed_patches, "frames": embed_frames}
-"""The function for each `config.input_kinds[stack]`."""
 
 
 def embed(stack: str, config: TransformerConfig, parameters: Parameters, tokens: Source, context: Context) -> Hidden:

@@ -82,9 +82,7 @@ def attention(
 
 def project_query(config: TransformerConfig, parameters: Parameters, x: Hidden, context: Context) -> Queries:
     query = context.tap("query", project_heads(parameters["query"], x, config.num_heads, config.projection))
-    if config.query_key_norm or context.rotary:
-        query = normalize_and_rotate(config, parameters, "query", query, context)
-    return query
+    return normalize_and_rotate(config, parameters, "query", query, context)
 
 
 def project_key_value(
@@ -93,9 +91,7 @@ def project_key_value(
     heads, projection = config.key_value_heads, config.projection
     key = context.tap("key", project_heads(parameters["key"], x, heads, projection))
     value = context.tap("value", project_heads(parameters["value"], x, heads, projection))
-    if config.query_key_norm or context.rotary:
-        key = normalize_and_rotate(config, parameters, "key", key, context)
-    return key, value
+    return normalize_and_rotate(config, parameters, "key", key, context), value
 
 
 def self_attention(

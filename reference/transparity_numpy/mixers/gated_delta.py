@@ -10,24 +10,14 @@ from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
 from transparity_numpy.mixers.recurrence import by_head, convolve, first_state, log_decay, time_step, unpadded
 from transparity_numpy.norms.variants import rms_norm
-from transparity_numpy.shapes import (
-    Channels,
-    Features,
-    Hidden,
-    Parameters,
-    PerHead,
-    QueryHeads,
-    RecurrentValues,
-    State,
-)
-from transparity_numpy.state.cache import update_state
+from transparity_numpy.shapes import Channels, Hidden, Parameters, PerHead, QueryHeads, RecurrentValues, State
 from transparity_numpy.state.context import Context
 
 UNIT_EPS = 1e-6
 """Small number that is added under the square root when queries and keys are scaled to length 1 (Qwen3-Next)."""
 
 
-def unit_length(x: Features) -> Features:
+def unit_length(x: QueryHeads) -> QueryHeads:
     """x / √(Σ x² + eps), where the sum is over the features."""
     wide = upcast(x)
     length = np.sqrt((wide * wide).sum(axis=-1, keepdims=True) + wide.dtype.type(UNIT_EPS))
@@ -76,7 +66,7 @@ def gated_delta(config: TransformerConfig, parameters: Parameters, x: Hidden, co
     state, value = first_state(config, query, context), upcast(split_heads(value, heads))
     read, state = gated_delta_rule(query, key, value, by_head(decay, context), by_head(beta, context), state)
     if context.cache is not None:
-        update_state(context.cache, state)
+        context.cache["state"] = state
     read = tap("context", as_precise_as(x, merge_heads(read)))
     gate = linear(parameters["gate"], x)
     y = tap("gated_context", gated_head_norm(config, parameters["gated_norm"], read, gate))

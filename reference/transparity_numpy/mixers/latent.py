@@ -9,7 +9,7 @@ from transparity.taps import Tap
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.mixers.attention import self_attention, split_heads
 from transparity_numpy.norms.heads import head_norm
-from transparity_numpy.rotary import rotate
+from transparity_numpy.rotary.plain import rotate
 from transparity_numpy.shapes import Channels, Heads, Hidden, Keys, Memory, Parameters, Queries, Values
 from transparity_numpy.state.context import Context
 

@@ -9,20 +9,7 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity_numpy.arithmetic.functional import linear, silu, softplus
 from transparity_numpy.arithmetic.precision import upcast
-from transparity_numpy.shapes import (
-    Channels,
-    EarlierChannels,
-    Features,
-    Hidden,
-    IsQuery,
-    IsToken,
-    Parameters,
-    PerHead,
-    Positions,
-    QueryHeads,
-    Rates,
-    State,
-)
+from transparity_numpy.shapes import Channels, EarlierChannels, Hidden, Parameters, PerHead, QueryHeads, Rates, State
 from transparity_numpy.state.cache import held_tokens, update_inputs
 from transparity_numpy.state.context import Context
 
@@ -49,15 +36,12 @@ def convolve(config: TransformerConfig, parameters: Parameters, name: str, x: Hi
     return silu(causal_convolution(kernel["weight"], x, before, kernel.get("bias")))
 
 
-def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
-    return np.take_along_axis(is_token, np.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
-
-
-def unpadded(config: TransformerConfig, x: Features, context: Context) -> Features:
+def unpadded(config: TransformerConfig, x: Channels, context: Context) -> Channels:
     """Return `x` with zeros in place of padding, if padding is masked."""
     if config.decoder_mask == "causal":
         return x
-    return x * visible_queries(context.is_token, context.positions)[..., None].astype(x.real.dtype)
+    positions = np.broadcast_to(context.positions, x.shape[:2])
+    return x * np.take_along_axis(context.is_token, positions, axis=1)[..., None].astype(x.real.dtype)
 
 
 def time_step(config: TransformerConfig, parameters: Parameters, x: Hidden) -> Rates:

@@ -11,7 +11,6 @@ from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_
 from transparity_numpy.mixers.recurrence import by_head, convolve, first_state, log_decay, time_step, unpadded
 from transparity_numpy.norms.variants import rms_norm
 from transparity_numpy.shapes import Channels, Hidden, Parameters, PerHead, QueryHeads, RecurrentValues, State
-from transparity_numpy.state.cache import update_state
 from transparity_numpy.state.context import Context
 
 
@@ -55,7 +54,7 @@ def state_space(config: TransformerConfig, parameters: Parameters, x: Hidden, co
     read, state = state_space_rule(query, key, value, by_head(decay, context), by_head(step, context), state)
     read = read + upcast(parameters["D"])[:, None, None] * value
     if context.cache is not None:
-        update_state(context.cache, state)
+        context.cache["state"] = state
     read = tap("context", as_precise_as(x, merge_heads(read)))
     gate = linear(parameters["gate"], x)
     y = tap("gated_context", gated_group_norm(config, parameters["gated_norm"], read, gate))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transparity.config import TransformerConfig
 from transparity_numpy.norms.norm import gain
 from transparity_numpy.norms.variants import rms_norm
-from transparity_numpy.rotary import rotate
+from transparity_numpy.rotary.plain import rotate
 from transparity_numpy.shapes import Features, Heads, Parameters
 from transparity_numpy.state.context import Context
 

@@ -11,7 +11,7 @@ from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
 from transparity.config import TransformerConfig, WindowKind
-from transparity_numpy.rotary import rotary_tables
+from transparity_numpy.rotary.tables import rotary_tables
 from transparity_numpy.shapes import DistanceBias, Integers, Mask, Parameters, Positions, Temperature
 from transparity_numpy.state.context import Context
 

@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike
 
 from transparity.config import TransformerConfig
 from transparity.parts.tables import MIXERS
-from transparity_numpy.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, Rates, State, Values
+from transparity_numpy.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, Rates, Values
 
 Cache = dict[str, Any]
 
@@ -66,10 +66,6 @@ def update_inputs(
     last = valid_lengths[:, None] + np.arange(before.shape[1])
     cache[name] = np.take_along_axis(np.concatenate([before, x], axis=1), last[..., None], axis=1)
     return before
-
-
-def update_state(cache: Cache, state: State) -> None:
-    cache["state"] = state
 
 
 def held_tokens(x: Rates, valid_lengths: Lengths | None) -> Rates:

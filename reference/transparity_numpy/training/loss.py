@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
 from transparity_numpy.arithmetic.functional import derivative, log_softmax
 from transparity_numpy.arithmetic.precision import upcast
-from transparity_numpy.shapes import TokenIds
+from transparity_numpy.shapes import Parameters, TokenIds
 from transparity_numpy.transformer import transformer
 
 
@@ -33,9 +32,6 @@ def cross_entropy(
     counted = targets != pad_id if pad_id is not None else np.ones(targets.shape, bool)
     with np.errstate(invalid="ignore"):
         return np.asarray(-np.where(counted, picked, picked.dtype.type(0)).sum() / picked.dtype.type(counted.sum()))
-
-
-Parameters = Mapping[str, Array]
 
 
 def loss_of(

@@ -11,9 +11,8 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
 from transparity.training import Training
+from transparity_numpy.shapes import Parameters
 from transparity_numpy.training.loss import loss_and_gradients
-
-Parameters = Mapping[str, Array]
 
 
 def clip_by_global_norm(gradients: Parameters, max_norm: float) -> dict[str, Array]:

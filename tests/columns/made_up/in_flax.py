@@ -11,10 +11,10 @@ from jax import Array
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.arithmetic.precision import upcast
-from transparity_flax.inputs.embedding import INPUTS
+from transparity_flax.inputs import INPUTS
 from transparity_flax.mixers import MIXERS
 from transparity_flax.rotary import SCALINGS
-from transparity_flax.scalings import plain_frequencies
+from transparity_flax.rotary.plain import plain_frequencies
 from transparity_flax.state.cache import held_tokens
 from transparity_flax.state.context import Context
 

@@ -11,10 +11,10 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import as_precise_as, linear
 from transparity_numpy.arithmetic.precision import upcast
-from transparity_numpy.inputs.embedding import INPUTS
+from transparity_numpy.inputs import INPUTS
 from transparity_numpy.mixers import MIXERS
 from transparity_numpy.rotary import SCALINGS
-from transparity_numpy.scalings import plain_frequencies
+from transparity_numpy.rotary.plain import plain_frequencies
 from transparity_numpy.state.cache import held_tokens
 from transparity_numpy.state.context import Context
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_pytorch.arithmetic.precision import upcast
-from transparity_pytorch.inputs.embedding import INPUTS
+from transparity_pytorch.inputs import INPUTS
 from transparity_pytorch.mixers import MIXERS
 from transparity_pytorch.rotary import SCALINGS
-from transparity_pytorch.scalings import plain_frequencies
+from transparity_pytorch.rotary.plain import plain_frequencies
 from transparity_pytorch.state.cache import held_tokens
 from transparity_pytorch.state.context import Context
 

@@ -17,7 +17,7 @@ from transparity.limits.files import file_size
 from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.report.report import Cause, Divergence
 from transparity_conformance.running.loading import LoadError, read_with
-from transparity_numpy.rotary import rotary_frequencies
+from transparity_numpy.rotary.tables import rotary_frequencies
 
 REQUIRED = object()
 Default = Any | Callable[[TransformerConfig], Any]

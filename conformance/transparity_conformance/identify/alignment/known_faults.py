@@ -18,7 +18,8 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_numpy.positions.in_attention import alibi_slopes
 from transparity_numpy.positions.sinusoidal import sinusoidal_positions
-from transparity_numpy.rotary import rotary_frequencies, rotate
+from transparity_numpy.rotary.plain import rotate
+from transparity_numpy.rotary.tables import rotary_frequencies
 from transparity_numpy.transformer import transformer
 
 ByOperation = dict[int, Match]

@@ -25,7 +25,7 @@ from transparity_conformance.identify.fitting.values.head import (
 from transparity_conformance.identify.fitting.values.norms import Norm, eps_besides, factor_behind, kind_and_eps
 from transparity_conformance.identify.fitting.values.numbers import digits, factor_between, is_same, settled
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.logits import HEADS
+from transparity_numpy.heads import HEADS
 
 FEW = 3
 """A report names an equivalent pair of scale and multiplier if the multiplier has at most this number of digits."""

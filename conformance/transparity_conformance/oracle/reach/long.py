@@ -27,7 +27,7 @@ from transparity_conformance.oracle.reach.models import PURPOSE, ReachModel, Rea
 from transparity_conformance.oracle.variants import IN_BLOCKS, farthest_formula, variant
 from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.logits import HEADS
+from transparity_numpy.heads import HEADS
 from transparity_numpy.masks import target_mask
 from transparity_numpy.mixers import attention as of_reference
 from transparity_numpy.mixers.attention import repeat_heads

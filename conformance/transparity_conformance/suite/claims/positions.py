@@ -66,7 +66,7 @@ def _slopes(heads: int) -> list[float]:
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def rotary_frequencies(bench: Bench) -> Iterator[ClaimEvidence]:
     """Rotary frequencies, scaled or not, follow their formulas, in float64 for every dtype."""
-    frequencies = bench.function("rotary.rotary_frequencies")
+    frequencies = bench.function("rotary.tables.rotary_frequencies")
     for name, config in CASES.items():
         if config.positions == "rotary":
             yield bench.evidence(name).within("frequencies", frequencies(config), _frequencies(config), FEW_ULPS)

@@ -15,7 +15,7 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.identify.fitting.values.scores import cap_of
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.activations import ACTIVATIONS
-from transparity_numpy.heads.pooling import POOLERS, pool
+from transparity_numpy.heads.pooled import POOLERS, pool
 from transparity_numpy.masks import visible_keys
 
 

@@ -1,4 +1,4 @@
-"""Outputs with one result per row (a pooled state or classes), and the transform before a head."""
+"""The pooled state: one state per row, and the pooler after it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 
 from transparity.config import TransformerConfig
 from transparity_flax.activations import ACTIVATIONS
-from transparity_flax.norms.norm import Norm
-from transparity_flax.shapes import Hidden, PooledState, TokenIds, Vectors
+from transparity_flax.shapes import Hidden, PooledState, TokenIds
 
 POOLERS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
@@ -40,32 +38,10 @@ def pool(
     rank = jnp.arange(x.shape[1]) * is_token
     if config.pooling != "last":
         assert tokens is not None  # images have no tokens
-        eos = -1 if config.eos_id is None else config.eos_id
-        rank = tokens if config.pooling == "largest" else (tokens == eos).astype(int)
+        rank = tokens if config.pooling == "largest" else (tokens == config.ending_id).astype(int)
     return x[jnp.arange(len(x)), rank.argmax(axis=1)]
-
-
-def add_head_parts(config: TransformerConfig, model: Any, *, rngs: nnx.Rngs) -> None:
-    """Give a model the linear map of its pooled state, and the transform before its head."""
-    width, bias = config.embed_dim, config.head_transform_bias
-    if config.has_pooler:
-        model.pooler = nnx.Linear(width, width, rngs=rngs)
-    if config.head_transform:
-        model.head_transform = nnx.Linear(width, width, use_bias=bias, rngs=rngs)
-        model.head_norm = Norm(config, rngs=rngs)
 
 
 def pooled(config: TransformerConfig, model: Any, x: PooledState) -> PooledState:
     """activation(x Wᵀ + b) if there is a pooler, else x, where x is the pooled state."""
     return POOLERS[config.pooler](model.pooler(x)) if config.has_pooler else x
-
-
-def classes(config: TransformerConfig, model: Any, x: PooledState) -> Float[Array, "batch classes"]:
-    """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
-    x = pooled(config, model, x)
-    return model.head(transform_for_head(config, model, x) if config.head_transform else x)
-
-
-def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
-    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code)."""
-    return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))

@@ -1,18 +1,17 @@
-"""Outputs with one result per row (a pooled state or classes), and the transform before a head."""
+"""The pooled state: one state per row, and the pooler after it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Bool, Inexact
+from jaxtyping import Bool
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity_numpy.activations import ACTIVATIONS
 from transparity_numpy.arithmetic.functional import linear
-from transparity_numpy.norms.norm import norm
-from transparity_numpy.shapes import Hidden, Parameters, PooledState, TokenIds, Vectors
+from transparity_numpy.shapes import Hidden, Parameters, PooledState, TokenIds
 
 POOLERS: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
@@ -39,23 +38,10 @@ def pool(
     rank = np.arange(x.shape[1]) * is_token
     if config.pooling != "last":
         assert tokens is not None  # images have no tokens
-        eos = -1 if config.eos_id is None else config.eos_id
-        rank = tokens if config.pooling == "largest" else (tokens == eos).astype(int)
+        rank = tokens if config.pooling == "largest" else (tokens == config.ending_id).astype(int)
     return x[np.arange(len(x)), rank.argmax(axis=1)]
 
 
 def pooled(config: TransformerConfig, parameters: Parameters, x: PooledState) -> PooledState:
     """activation(x Wᵀ + b) if there is a pooler, else x, where x is the pooled state."""
     return POOLERS[config.pooler](linear(parameters["pooler"], x)) if config.has_pooler else x
-
-
-def classes(config: TransformerConfig, parameters: Parameters, x: PooledState) -> Inexact[Array, "batch classes"]:
-    """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
-    x = pooled(config, parameters, x)
-    return linear(parameters["head"], transform_for_head(config, parameters, x) if config.head_transform else x)
-
-
-def transform_for_head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
-    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code)."""
-    y = ACTIVATIONS[config.activation](linear(parameters["head_transform"], x))
-    return norm(config, parameters["head_norm"], y)

@@ -1,42 +1,15 @@
-"""Rotary positions (Su et al. 2021): each pair of features is rotated by an angle that grows with the position.
-
-Each scaling of the angles is a function in `scalings.py`, or in its own file, and a row of `SCALINGS`.
-"""
+"""The cosines and sines by which queries and keys are rotated, for the scaling that the configuration names."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from transparity.config import RopeLayout, TransformerConfig
-from transparity_flax import scalings
-from transparity_flax.shapes import Frequencies, Heads, Positions, RotaryTables
-
-
-def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
-    """Rotate pairs (a, b) of features: (a cos − b sin, b cos + a sin); the other features are unchanged."""
-    cosine, sine = tables
-    half = cosine.shape[-1]
-    rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
-    interleaved, halves = (rotated[..., ::2], rotated[..., 1::2]), (rotated[..., :half], rotated[..., half:])
-    a, b = interleaved if layout == "interleaved" else halves
-    both = [a * cosine - b * sine, b * cosine + a * sine]
-    if layout == "interleaved":
-        return jnp.concatenate([jnp.stack(both, axis=-1).reshape(rotated.shape), rest], axis=-1)
-    return jnp.concatenate([*both, rest], axis=-1)
-
-
-SCALINGS: dict[str, Callable[..., Frequencies]] = {
-    "none": scalings.plain_frequencies,
-    "linear": scalings.linear_frequencies,
-    "llama3": scalings.llama3_frequencies,
-    "yarn": scalings.yarn_frequencies,
-    "longrope": scalings.longrope_frequencies,
-}
+from transparity.config import TransformerConfig
+from transparity_flax.rotary import SCALINGS
+from transparity_flax.shapes import Frequencies, Positions, RotaryTables
 
 
 def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Frequencies:

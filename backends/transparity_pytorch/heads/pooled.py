@@ -1,4 +1,4 @@
-"""Outputs with one result per row (a pooled state or classes), and the transform before a head."""
+"""The pooled state: one state per row, and the pooler after it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from jaxtyping import Bool
+from torch import Tensor
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.activations import ACTIVATIONS
-from transparity_pytorch.norms.norm import Norm
-from transparity_pytorch.shapes import Hidden, PooledState, TokenIds, Vectors
+from transparity_pytorch.shapes import Hidden, PooledState, TokenIds
 
 POOLERS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -39,31 +38,10 @@ def pool(
     rank = torch.arange(x.shape[1], device=x.device) * is_token
     if config.pooling != "last":
         assert tokens is not None  # images have no tokens
-        eos = -1 if config.eos_id is None else config.eos_id
-        rank = tokens if config.pooling == "largest" else (tokens == eos).int()
+        rank = tokens if config.pooling == "largest" else (tokens == config.ending_id).int()
     return x[torch.arange(len(x), device=x.device), rank.argmax(dim=1)]
-
-
-def add_head_parts(config: TransformerConfig, model: Any) -> None:
-    """Give a model the linear map of its pooled state, and the transform before its head."""
-    if config.has_pooler:
-        model.pooler = nn.Linear(config.embed_dim, config.embed_dim)
-    if config.head_transform:
-        model.head_transform = nn.Linear(config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
-        model.head_norm = Norm(config)
 
 
 def pooled(config: TransformerConfig, model: Any, x: PooledState) -> PooledState:
     """activation(x Wᵀ + b) if there is a pooler, else x, where x is the pooled state."""
     return POOLERS[config.pooler](model.pooler(x)) if config.has_pooler else x
-
-
-def classes(config: TransformerConfig, model: Any, x: PooledState) -> Float[Tensor, "batch classes"]:
-    """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
-    x = pooled(config, model, x)
-    return model.head(transform_for_head(config, model, x) if config.head_transform else x)
-
-
-def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
-    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code)."""
-    return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))

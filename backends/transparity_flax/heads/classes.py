@@ -1,0 +1,19 @@
+"""The logits of classes: a linear map of the pooled state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import Array
+from jaxtyping import Float
+
+from transparity.config import TransformerConfig
+from transparity_flax.heads.logits import transform_for_head
+from transparity_flax.heads.pooled import pooled
+from transparity_flax.shapes import PooledState
+
+
+def classes(config: TransformerConfig, model: Any, x: PooledState) -> Float[Array, "batch classes"]:
+    """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
+    x = pooled(config, model, x)
+    return model.head(transform_for_head(config, model, x) if config.head_transform else x)

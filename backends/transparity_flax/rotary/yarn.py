@@ -1,0 +1,34 @@
+"""YaRN (Peng et al. 2024): slow angles are divided by a factor; the transition is linear in the pairs of features."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_flax.rotary.plain import plain_frequencies
+from transparity_flax.shapes import Frequencies
+
+
+def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
+    """features / 2 · log_theta(length / (2π turns)), for the fast and for the slow turns (Peng et al. 2024, §3.2).
+
+    The transition to scaled angles begins and ends at these pairs of features. They make `rotary_fast_turns` and
+    `rotary_slow_turns` in `rotary_original_length` positions. The authors' code rounds to whole pairs.
+    """
+    original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
+    fast, slow = config.rotary_fast_turns, config.rotary_slow_turns
+    first, last = (width * math.log(original / turns, config.rope_theta) for turns in (fast, slow))
+    if config.rotary_truncate:
+        first, last = float(math.floor(first)), float(math.ceil(last))
+    first, last = max(first, 0.0), min(last, config.rotated_dim - 1.0)
+    return first, last if first != last else last + 0.001
+
+
+def yarn_frequencies(config: TransformerConfig) -> Frequencies:
+    """(1 − share) · frequency / factor + share · frequency, where the share falls from 1 to 0 between `yarn_ends`."""
+    frequencies = plain_frequencies(config)
+    first, last = yarn_ends(config)
+    share = 1 - np.clip((np.arange(config.rotated_dim // 2) - first) / (last - first), 0, 1)
+    return (1 - share) * (frequencies / config.rotary_factor) + share * frequencies

@@ -1,0 +1,19 @@
+"""Rotary positions, and the scalings of their angles to long sequences, one per file."""
+
+from collections.abc import Callable
+
+from transparity_numpy.rotary.linear import linear_frequencies
+from transparity_numpy.rotary.llama3 import llama3_frequencies
+from transparity_numpy.rotary.longrope import longrope_frequencies
+from transparity_numpy.rotary.plain import plain_frequencies
+from transparity_numpy.rotary.yarn import yarn_frequencies
+from transparity_numpy.shapes import Frequencies
+
+SCALINGS: dict[str, Callable[..., Frequencies]] = {
+    "none": plain_frequencies,
+    "linear": linear_frequencies,
+    "llama3": llama3_frequencies,
+    "yarn": yarn_frequencies,
+    "longrope": longrope_frequencies,
+}
+"""The function for each `config.rotary_scaling`."""

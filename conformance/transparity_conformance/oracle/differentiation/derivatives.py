@@ -37,8 +37,9 @@ from transparity_conformance.oracle.oracle import Arrays, Oracle, budget_of
 from transparity_conformance.oracle.probes import is_large
 from transparity_numpy.arithmetic.changes import dropping
 from transparity_numpy.arithmetic.functional import STEP
+from transparity_numpy.shapes import Parameters
 from transparity_numpy.training import loss as of_reference
-from transparity_numpy.training.loss import Parameters, cross_entropy, loss_of
+from transparity_numpy.training.loss import cross_entropy, loss_of
 from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
 

@@ -25,9 +25,6 @@ Kind = Literal["forward", "decode", "train"]
 
 TRAINING = Training("adamw", learning_rate=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
-TRAINED = 3
-"""The number of training steps; only the losses before each step are compared, so the last update is unchecked."""
-
 
 @dataclass(frozen=True)
 class Workload:
@@ -41,6 +38,7 @@ class Workload:
     """The length of each input, by the input's name; for decoding, the length of the prompt."""
     new_tokens: int = 0
     steps: int = 0
+    """The number of training steps; only the losses before each step are compared, so the last update is unchecked."""
     dtype: str = "float32"
     held: int | None = None
     """The number of positions, from the first on, that are compared with the reference. None means all positions.

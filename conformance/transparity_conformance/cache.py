@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import platform
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -225,7 +226,8 @@ def shrink(base: Path, largest: int = LARGEST) -> None:
     with contextlib.suppress(OSError):
         endings = "json", "arrays", "part"
         paths = [*(path for each in endings for path in base.glob(f"oracle/*/*.{each}")), *base.glob("jax/*/*")]
-        files = [(path.stat().st_mtime, path.stat().st_size, path) for path in paths if path.is_file()]
+        status = [(path.stat(), path) for path in paths]
+        files = [(it.st_mtime, it.st_size, path) for it, path in status if stat.S_ISREG(it.st_mode)]
         size = sum(size for _, size, _ in files)
         for _, freed, path in sorted(files):
             if size <= largest:

@@ -28,7 +28,7 @@ from benchmarks.race.results import PAGES, keep, kept_rows, machines, tabulated,
 from benchmarks.race.rows import Row, rows_of
 from benchmarks.race.table import as_table
 from benchmarks.race.timing import WARM, WORK, seconds
-from benchmarks.workloads import TRAINED, WORKLOADS, Workload, inputs_of, parameters_of
+from benchmarks.workloads import WORKLOADS, Workload, inputs_of, parameters_of
 from rich.console import Console
 from tests.looping import for_each
 
@@ -322,8 +322,8 @@ def test_a_failed_candidate_is_not_the_best_peer() -> None:
 
 def test_a_training_step_counts_three_forward_passes_and_decoding_reads_every_matrix_for_each_token() -> None:
     train, decode = WORKLOADS["train"], WORKLOADS["decode-8"]
-    assert train.flops == 3 * TRAINED * forward_flops(train.config, train.batch, **train.lengths)
-    assert train.tokens == TRAINED * 8 * 127
+    assert train.flops == 3 * train.steps * forward_flops(train.config, train.batch, **train.lengths)
+    assert train.tokens == train.steps * 8 * 127
     shapes = parameter_shapes(decode.config)
     tables = sum(np.prod(shape) for name, shape in shapes.items() if "embedding" in name)
     assert decode.bytes_read == 64 * 4 * (decode.weights - tables)

@@ -139,3 +139,55 @@ def test_a_wrong_gradient_is_placed(change: Callable[[Gradients], Gradients], wh
 def test_gradients_in_the_wrong_form_diverge(answer: Any) -> None:
     (fault,) = check(with_gradients(other_of(answer)), preset="notes-lm").faults
     assert (fault.where, [cause.mistake for cause in fault.causes]) == ("gradients", ["raises"])
+
+
+def in_parts(means: str) -> Callable[..., Any]:
+    """Return a port that sums the gradients of `micro_batches` parts of a batch, wrongly unless `means` is empty."""
+
+    def build(config: TransformerConfig, parameters: Gradients) -> Offering:
+        forward = pytorch_build(config, parameters)
+
+        def said(targets: np.ndarray, *, micro_batches: int = 1, checkpointing: bool = False, **tokens: Any) -> Any:
+            rows = np.array_split(np.arange(len(targets)), micro_batches)
+            parts = [forward.loss_and_gradients(targets[i], **{n: x[i] for n, x in tokens.items()}) for i in rows]
+            counts = np.array([(targets[i] != config.pad_id).sum() for i in rows])
+            even = np.full(micro_batches, 1 / micro_batches)
+            share = {what: even if what in means else counts / counts.sum() for what in ("losses", "gradients")}
+            loss = sum(part * each for part, (each, _) in zip(share["losses"], parts, strict=True))
+            scale = 2 if checkpointing and means == "checkpointing" else 1
+            weights = share["gradients"] * scale
+            return loss, {n: sum(w * g[n] for w, (_, g) in zip(weights, parts, strict=True)) for n in parts[0][1]}
+
+        return Offering(forward, loss_and_gradients=said)
+
+    return build
+
+
+OPTIONAL = {"gradients.micro_batches", "gradients.micro_batches.loss", "gradients.checkpointing"}
+
+
+def test_micro_batches_and_checkpointing_that_leave_the_gradients_unchanged_agree() -> None:
+    report = check(in_parts(""), preset="notes-lm")
+    assert report.verdict == "agrees", report
+    assert {claim.id for claim in report.claims} >= OPTIONAL
+
+
+def test_options_that_a_port_does_not_offer_are_not_mentioned() -> None:
+    report = check(pytorch_build, preset="notes-lm")
+    assert not any("micro_batches" in says or "checkpointing" in says for says in report.not_compared)
+    assert not {claim.id for claim in report.claims} & OPTIONAL
+
+
+@pytest.mark.parametrize(
+    ("means", "claims", "cause"),
+    [
+        ("losses and gradients", {"gradients.micro_batches.loss"}, "loss-per-micro-batch"),
+        ("gradients", {"gradients.micro_batches"}, "loss-per-micro-batch"),
+        ("checkpointing", {"gradients.checkpointing"}, "gradient-scale"),
+    ],
+)
+def test_options_that_change_the_gradients_are_named(means: str, claims: set[str], cause: str) -> None:
+    report = check(in_parts(means), preset="notes-lm")
+    assert {claim.id for claim in report.claims if claim.verdict == "diverges"} == claims
+    (fault,) = report.faults
+    assert [each.mistake for each in fault.causes] == [cause], fault

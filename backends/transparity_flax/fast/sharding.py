@@ -16,16 +16,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 AXIS = "devices"
 
 
-def can_shard(tokens: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -> bool:
-    """Return whether the rows, or the positions of a single row, can be distributed evenly over the devices."""
-    return len(devices) > 1 and all(value.shape[_axis(value)] % len(devices) == 0 for value in tokens.values())
+def can_shard(inputs: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -> bool:
+    """Return whether there are several devices, and each can get the same number of rows."""
+    return len(devices) > 1 and all(len(value) % len(devices) == 0 for value in inputs.values())
 
 
-def shard(tokens: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -> dict[str, jax.Array]:
-    """Distribute the rows over the devices or, for a single row, its positions; XLA then exchanges keys and values."""
-    return {
-        name: jax.device_put(value, _sharding(devices, *[None] * _axis(value), AXIS)) for name, value in tokens.items()
-    }
+def shard(inputs: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -> dict[str, jax.Array]:
+    return {name: jax.device_put(value, _sharding(devices, AXIS)) for name, value in inputs.items()}
 
 
 def replicate(state: Any, devices: Sequence[jax.Device]) -> Any:
@@ -33,9 +30,5 @@ def replicate(state: Any, devices: Sequence[jax.Device]) -> Any:
     return jax.device_put(state, _sharding(devices))
 
 
-def _axis(tokens: np.ndarray) -> int:
-    return 0 if len(tokens) > 1 else 1
-
-
-def _sharding(devices: Sequence[jax.Device], *axes: str | None) -> NamedSharding:
+def _sharding(devices: Sequence[jax.Device], *axes: str) -> NamedSharding:
     return NamedSharding(Mesh(np.array(devices), (AXIS,)), PartitionSpec(*axes))

@@ -149,6 +149,8 @@ class Way:
     """Known faults that may explain a wrong result, most likely first."""
     keywords: tuple[str, ...] = ()
     """Keyword arguments that the port's method must accept."""
+    is_optional: bool = False
+    """Whether bundles omit the claim, and reports omit it if the port's method does not accept the `keywords`."""
     requires: str = ""
     """The id of a claim. If that claim does not agree, this claim is not compared."""
     why_not: Callable[[Probe, str], str] = _never

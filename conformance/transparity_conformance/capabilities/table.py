@@ -79,7 +79,10 @@ def compare_capability(
     found = not_compared(*[too_far] * far)
     for way in row.ways:
         verdicts = {claim.id: claim.verdict for claim in found.claims}
-        reason = why_not(way, forward, verdicts) or _not_taken(port.forward, row, way)
+        missing = _not_taken(port.forward, row, way)
+        if missing and way.is_optional:
+            continue
+        reason = why_not(way, forward, verdicts) or missing
         found += not_compared(f"{way.claim}: {reason}") if reason else _compare_way(row, way, port, forward)
     return found
 
@@ -96,13 +99,12 @@ def _not_taken(forward: Any, row: Capability, way: Way) -> str:
         signature = signature_of(call_port(getattr, forward, row.attribute))
     except PortCallError:
         signature = None
-    if signature is None:  # without a signature, only a call shows the accepted arguments
-        return ""
-    taken = signature.parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
-        return ""
+    taken = {} if signature is None else signature.parameters
+    takes_any = signature is None or any(each.kind is each.VAR_KEYWORD for each in taken.values())
     missing = [keyword for keyword in way.keywords if keyword not in taken]
-    return f"the port's method {row.attribute} has no argument {' or '.join(missing)}" if missing else ""
+    if not missing or (takes_any and not way.is_optional):  # only a call shows whether the argument is accepted
+        return ""
+    return f"the port's method {row.attribute} has no argument {' or '.join(missing)}"
 
 
 def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:

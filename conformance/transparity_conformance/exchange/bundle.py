@@ -93,8 +93,9 @@ def section_of(name: str, probes: Probes, dtype: str) -> Section:
     of_all = row.reason(probe, dtype)
     if row.is_long and probe.config.max_length > LONGEST:
         of_all = of_all or f"calls up to a max_length of {probe.config.max_length} would take too long"
-    reasons = {way.claim: of_all or way.why_not(probe, dtype) for way in row.ways}
-    requests = {way.claim: way.requests(probes) for way in row.ways if not reasons[way.claim]}
+    ways = [way for way in row.ways if not way.is_optional]
+    reasons = {way.claim: of_all or way.why_not(probe, dtype) for way in ways}
+    requests = {way.claim: way.requests(probes) for way in ways if not reasons[way.claim]}
     return Section(row, probe, requests, reasons)
 
 

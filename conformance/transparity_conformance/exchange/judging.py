@@ -152,7 +152,7 @@ def _judge_section(
     row, found = section.row, CapabilityResult()
     if reason := _why_none(section, verdict):
         return not_compared(f"{row.ways[0].claim}: {reason}")
-    for way in row.ways:
+    for way in (way for way in row.ways if way.claim in section.reasons):
         verdicts = {claim.id: claim.verdict for claim in found.claims}
         if reason := section.reasons[way.claim] or why_not(way, forward, verdicts):
             found += not_compared(f"{way.claim}: {reason}")

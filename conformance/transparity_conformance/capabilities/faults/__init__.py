@@ -144,15 +144,15 @@ CACHE_FAULTS = _read(
 PADDED_TO = (8, 16, 32, 64, 128)
 """Implementations pad a vocabulary to a multiple of one of these numbers, possibly times the number of ranks."""
 
-Own = Callable[[np.ndarray, int], list[np.ndarray]]
-"""A function that splits an array into one part per rank."""
+Split = Callable[[np.ndarray, int], list[np.ndarray]]
+"""A function that splits an array into a number of parts."""
 
-PARTS: dict[str, Own] = {
+PARTS: dict[str, Split] = {
     "rows": np.array_split,
-    "interleaved rows": lambda x, ranks: [x[rank::ranks] for rank in range(ranks)],
-    "positions": lambda x, ranks: np.array_split(x, ranks, axis=1),
+    "interleaved rows": lambda x, count: [x[part::count] for part in range(count)],
+    "positions": lambda x, count: np.array_split(x, count, axis=1),
 }
-"""Common ways to split a batch of tokens over ranks."""
+"""Common ways to split a batch of tokens over ranks or micro-batches."""
 
 
 def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
@@ -160,16 +160,7 @@ def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
     ranks = sharding.ranks
     if ranks == 1:
         return []
-    means = [
-        SimulatedFault(
-            "loss-per-rank",
-            f"each rank averages the loss over its own {name}, and the loss is the mean of these {ranks} means, "
-            f"despite different numbers of targets{says}",
-            partial(_mean_of_ranks, own, ranks, empty),
-        )
-        for name, own in PARTS.items()
-        for empty, says in ((0.0, ""), (math.nan, ", and the mean of no targets is NaN"))
-    ]
+    means = averaged_in_parts("loss-per-rank", "rank", ranks)
     widths = sorted({size * each for size in PADDED_TO for each in (1, ranks)} | {ranks})
     padded = [
         SimulatedFault(
@@ -182,14 +173,28 @@ def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
     return [*means, *padded]
 
 
-def _mean_of_ranks(
-    own: Own, ranks: int, empty: float, logits: np.ndarray, targets: np.ndarray, pad_id: int | None
+def averaged_in_parts(name: str, part: str, count: int) -> list[SimulatedFault]:
+    """Return faults in which each of `count` parts of a batch averages its own loss."""
+    return [
+        SimulatedFault(
+            name,
+            f"each {part} averages the loss over its own {parts}, and the loss is the mean of these {count} means, "
+            f"despite different numbers of targets{says}",
+            partial(_mean_of_means, split, count, empty),
+        )
+        for parts, split in PARTS.items()
+        for empty, says in ((0.0, ""), (math.nan, ", and the mean of no targets is NaN"))
+    ]
+
+
+def _mean_of_means(
+    split: Split, count: int, empty: float, logits: np.ndarray, targets: np.ndarray, pad_id: int | None
 ) -> np.ndarray:
     means = [
         cross_entropy(x, y, pad_id) if (y != pad_id).any() else logits.dtype.type(empty)
-        for x, y in zip(own(logits, ranks), own(targets, ranks), strict=True)
+        for x, y in zip(split(logits, count), split(targets, count), strict=True)
     ]
-    return np.asarray(sum(means) / logits.dtype.type(ranks))
+    return np.asarray(sum(means) / logits.dtype.type(count))
 
 
 def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
@@ -251,11 +256,13 @@ _EXAMPLE = Sharding(2, {"*": Placement("sharded")})
 
 OF_TWO_RANKS = (*loss_faults(_EXAMPLE), *optimizer_faults(_EXAMPLE))
 
+MICRO_BATCH_FAULTS = averaged_in_parts("loss-per-micro-batch", "micro-batch", 2)
+
 FAULTS = {
     "beams": BEAM_FAULTS,
     "cache": CACHE_FAULTS,
     "generation": (*GREEDY_FAULTS, *RAGGED_FAULTS),
-    "loss": LOSS_FAULTS,
+    "loss": (*LOSS_FAULTS, *MICRO_BATCH_FAULTS),
     "optimization": OPTIMIZER_FAULTS,
     "sampling": SAMPLING_FAULTS,
     "sharding": OF_TWO_RANKS,

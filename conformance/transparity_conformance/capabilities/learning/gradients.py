@@ -26,9 +26,11 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
+    cause_of,
     first_of,
     kept_in,
 )
+from transparity_conformance.capabilities.faults import MICRO_BATCH_FAULTS
 from transparity_conformance.capabilities.learning.loss import (
     as_loss,
     has_a_loss,
@@ -78,6 +80,7 @@ def judge_gradients(
     unknown: Collection[str] = (),
     *,
     at_once: bool = False,
+    claim: str = "gradients",
 ) -> CapabilityResult:
     """Compare the gradients of `loss` with the gradients of the reference.
 
@@ -87,7 +90,7 @@ def judge_gradients(
     """
     dtype = forward.dtype
     ours = _derivatives(probe, loss)
-    if (at_once or probe.is_large) and (agrees := _together(ours, gradients, dtype, unknown)) is not None:
+    if (at_once or probe.is_large) and (agrees := _together(claim, ours, gradients, dtype, unknown)) is not None:
         return CapabilityResult((agrees,))
     actual = ours.along(gradients)
     expected = {name: value for name, value in ours.expected.items() if name not in unknown}
@@ -97,19 +100,21 @@ def judge_gradients(
     worst = max(shares, key=lambda name: shares[name])
     wrong = [name for name in shares if shares[name] > 1]
     if not wrong:
-        return CapabilityResult((ClaimResult("gradients", "agrees", errors[worst], budgets[worst], worst),))
+        return CapabilityResult((ClaimResult(claim, "agrees", errors[worst], budgets[worst], worst),))
     # The backward pass runs in reverse, so the last wrong parameter in forward order is the first wrong gradient.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
     causes = (*found.of_ranks(forward.sharding.ranks, by_rank), *found.causes(actual))[:1]
-    says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first one in the backward pass"
+    says = f"{claim}: {len(wrong)} of {len(shares)} are wrong; {first} is the first one in the backward pass"
     return CapabilityResult(
-        claims=(ClaimResult("gradients", "diverges", errors[worst], budgets[worst], worst),),
+        claims=(ClaimResult(claim, "diverges", errors[worst], budgets[worst], worst),),
         faults=(Divergence(f"gradient.{first}", errors[first], budgets[first], causes, probe=probe.name),),
         notes=(says,),
     )
 
 
-def _together(ours: Derivatives, gradients: Gradients, dtype: str, unknown: Collection[str]) -> ClaimResult | None:
+def _together(
+    claim: str, ours: Derivatives, gradients: Gradients, dtype: str, unknown: Collection[str]
+) -> ClaimResult | None:
     """Compare all gradients together. Return the claim's result if they are right, otherwise None."""
     known = [name for name in ours.directions if name not in unknown]
     shapes = {name: tuple(part.shape[1] for part in ours.directions[name]) for name in known}
@@ -118,7 +123,7 @@ def _together(ours: Derivatives, gradients: Gradients, dtype: str, unknown: Coll
     together = Together(ours, gradients, known)
     error = gap(together.along(gradients), together.oracle.expected["together"])
     budget = together.oracle.budget_for(error, "together", dtype)
-    return ClaimResult("gradients", "agrees", error, budget, "all together") if share(error, budget) <= 1 else None
+    return ClaimResult(claim, "agrees", error, budget, "all together") if share(error, budget) <= 1 else None
 
 
 @kept_in(0)
@@ -235,7 +240,9 @@ def _shapes(key: str, probe: Probe) -> Shapes:
 
 def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
     targets, tokens = loss_inputs(probe)
-    loss, gradients, *unknown = call_port(port.forward.loss_and_gradients, targets, **tokens)
+    loss, gradients, *unknown = call_port(
+        port.forward.loss_and_gradients, targets, **tokens, **OPTIONS.get(way.claim, {})
+    )
     named = {f"{key}/gradient.{name}": as_numbers(value) for name, value in dict(gradients).items()}
     replicas: Mapping[str, Any] = getattr(port.forward, "replicas", dict)()
     named |= {f"{key}/by_rank.{name}": np.stack(values) for name, values in replicas.items() if name in gradients}
@@ -247,14 +254,16 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
     """Judge the gradients of each request; return the first failure, or else the result with the largest error."""
     found = not_compared()
     for index, (key, probe) in enumerate(requests.items()):
-        each = _judge_one(key, probe, answers, forward, at_once=index > 0)
+        each = _judge_one(way, key, probe, answers, forward, at_once=index > 0)
         if each.faults or not each.claims:
             return each
         found = max(found, each, key=lambda one: max((share(c.error, c.budget) for c in one.claims), default=-1.0))
     return found
 
 
-def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *, at_once: bool) -> CapabilityResult:
+def _judge_one(
+    way: Way, key: str, probe: Probe, answers: Answers, forward: ForwardPass, *, at_once: bool
+) -> CapabilityResult:
     """Judge the gradients of one batch, and the loss that the port returned together with them."""
     forward = _passed(key, probe, forward)
     unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
@@ -266,13 +275,22 @@ def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *
             "loss_and_gradients: its loss is not compared, because the model is large; only the result of `loss` is"
         )
     elif f"{key}/loss_and_gradients" in answers:
-        of_loss, loss = _judge_loss(key, answers, forward)
+        of_loss, loss = _judge_loss(way, key, answers, forward)
         found += of_loss
     else:
         written = [key for key in forward.probes if f"{key}/loss" in answers and has_a_loss(key, forward)]
         _, loss = judge_losses("loss", {key: float(answers[f"{key}/loss"]) for key in written}, forward)
     given, by_rank = _named(answers, f"{key}/gradient."), _named(answers, f"{key}/by_rank.")
-    return found + judge_gradients(given, probe, loss or cross_entropy, forward, by_rank, unknown, at_once=at_once)
+
+    def judged(loss: Loss) -> CapabilityResult:
+        return judge_gradients(given, probe, loss, forward, by_rank, unknown, at_once=at_once, claim=way.claim)
+
+    of_gradients = judged(loss or cross_entropy)
+    explaining = (each for each in way.faults if of_gradients.faults and not judged(each.simulate).faults)
+    if fault := next(explaining, None):
+        ((first,), cause) = of_gradients.faults, cause_of(fault, 1.0)
+        of_gradients = dataclasses.replace(of_gradients, faults=(dataclasses.replace(first, causes=(cause,)),))
+    return found + of_gradients
 
 
 def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:
@@ -286,15 +304,29 @@ def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
     return {name.removeprefix(begins): value for name, value in answers.items() if name.startswith(begins)}
 
 
-def _judge_loss(key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
+def _judge_loss(way: Way, key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
     """Judge the loss that the port returned with the gradients; return the result, and the loss function if known."""
-    claim = "loss_and_gradients"
+    claim = "loss_and_gradients" if way.claim == "gradients" else f"{way.claim}.loss"
     if not has_a_loss(key, forward):
         return judge_losses(claim, {}, forward)
     try:
-        return judge_losses(claim, {key: float(as_loss(answers[f"{key}/{claim}"]))}, forward)
+        loss = float(as_loss(answers[f"{key}/loss_and_gradients"]))
+        return judge_losses(claim, {key: loss}, forward, way.faults)
     except TypeError as error:
         return not_compared(f"{claim}: raised {describe_error(error)} on the probe {key}"), None
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gradients.micro_batches": {"micro_batches": 2},
+    "gradients.checkpointing": {"checkpointing": True},
+}
+"""The keyword arguments of each claim about an option that must not change the gradients."""
+
+FAULTS = {"gradients.micro_batches": MICRO_BATCH_FAULTS}
+
+
+def _way(claim: str, **further: Any) -> Way:
+    return Way(claim, here=lambda forward: {key: _cut(probe) for key, probe in [first_of(forward.probes)]}, **further)
 
 
 GRADIENTS = Capability(
@@ -303,11 +335,16 @@ GRADIENTS = Capability(
     signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
     purpose="the gradients of the first probe's loss with respect to every parameter",
     ways=(
-        Way(
-            "gradients",
-            lambda probes: dict([first_of(probes)]),
-            here=lambda forward: {key: _cut(probe) for key, probe in [first_of(forward.probes)]},
-            further=_further_requests,
+        _way("gradients", requests=lambda probes: dict([first_of(probes)]), further=_further_requests),
+        *(
+            _way(
+                claim,
+                requests=lambda probes: {},
+                keywords=tuple(options),
+                faults=FAULTS.get(claim, ()),
+                is_optional=True,
+            )
+            for claim, options in OPTIONS.items()
         ),
     ),
     ask=_ask,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from transparity_conformance.capabilities.capability import (
     cause_of,
     result,
 )
-from transparity_conformance.capabilities.faults import LOSS_FAULTS, loss_faults
+from transparity_conformance.capabilities.faults import LOSS_FAULTS, SimulatedFault, loss_faults
 from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
@@ -59,12 +59,14 @@ def as_loss(value: Any) -> np.ndarray:
 
 
 @np.errstate(all="ignore")  # a port may return any number
-def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
-    """Compare losses with the reference.
+def judge_losses(
+    name: str, losses: Mapping[str, float], forward: ForwardPass, likely: Sequence[SimulatedFault] = ()
+) -> tuple[CapabilityResult, Loss | None]:
+    """Compare losses with the reference; `name` is the name of the claim.
 
     Args:
-        name: The name of the claim.
         forward: The logits of the same port, from which the expected losses are computed.
+        likely: The faults to try first.
 
     Returns:
         The result, and the loss function that the port seems to compute, or None if no known function fits.
@@ -87,14 +89,13 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
 
     def explain() -> list[Cause]:
         right = exact(cross_entropy)
-        left = {fault: errors(fault.simulate) for fault in (*loss_faults(forward.sharding), *LOSS_FAULTS)}
+        left = {fault: errors(fault.simulate) for fault in (*likely, *loss_faults(forward.sharding), *LOSS_FAULTS)}
         grown = _grown(given, right, budgets)
         explaining = [each for each in left if all(share(left[each][key], grown[key]) <= 1 for key in given)]
         known.extend(fault.simulate for fault in explaining[:1])
-        even = functools.partial(cross_entropy, label_smoothing=1.0)
-        return [cause_of(fault, off[worst], left[fault][worst]) for fault in explaining] or list(
-            _fitted(given, right, exact(even), budgets, worst)
-        )[:1]
+        uniform = exact(functools.partial(cross_entropy, label_smoothing=1.0))
+        fitted = _fitted(given, right, uniform, budgets, worst)
+        return [cause_of(fault, off[worst], left[fault][worst]) for fault in explaining] or list(fitted)[:1]
 
     found = result(name, Judged(off[worst], budgets[worst], worst), explain, probe=worst)
     return found, next(iter(known), None)

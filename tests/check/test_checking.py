@@ -37,7 +37,9 @@ from transparity_pytorch.port import build as pytorch_build
         ("bfloat16 weights", "rounding of bfloat16 weights"),
         ("float16 weights", "rounding of float16 weights"),
         ("bfloat16 arithmetic", "rounding of bfloat16 arithmetic"),
+        ("bfloat16 autocast", "rounding of bfloat16 arithmetic"),
         ("tf32 products", "rounding of the factors of matrix products to TF32"),
+        ("tf32 linear", "rounding of the factors of linear maps to TF32"),
     ],
 )
 @pytest.mark.parametrize("preset", ["translation", "notes-lm"])

@@ -54,6 +54,29 @@ def test_undeclared_rounding_diverges_and_is_named(preset: str, variant: str, sa
     assert any("rounds more than float32" in note and declared in note for note in report.notes)
 
 
+class Autocast(Gpt2):
+    def __call__(self, tokens: Any) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().__call__(tokens)
+
+
+class RoundedLogits(Gpt2):
+    """Has a wrong epsilon in its norms, and rounds only its logits."""
+
+    def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.p[f"{name}.weight"], self.p[f"{name}.bias"], 1e-3)
+
+    def __call__(self, tokens: Any) -> torch.Tensor:
+        return super().__call__(tokens).bfloat16()
+
+
+def test_undeclared_rounding_is_named_only_if_recorded_operations_round_from_the_first_wrong_one_on() -> None:
+    (fault,) = check(Autocast, config=GPT2, quick=True).faults
+    assert [cause.says for cause in fault.causes] == ["rounding of bfloat16 arithmetic"]
+    first, *_ = check(RoundedLogits, config=GPT2, quick=True, budget=3.0).faults
+    assert first.where == "decoder.layers.0.self_attention_norm" and not first.causes
+
+
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_a_tap_behind_right_logits_is_held_to_the_budget_of_the_precision(dtype: str) -> None:
     """Change one number of a tap by 1e-9, which only float64 can detect."""

@@ -29,11 +29,15 @@ from transparity_conformance.storage.mapped import Mapped
 KINDS = {"TF32": "tf32", "bfloat16": "bfloat16", "float16": "float16"}
 
 
-def find_rounding(results: Results, dtype: str) -> Cause | None:
-    """Return a rounding to fewer bits that explains all differences, or None. Rounding never explains a wrong shape."""
+def find_rounding(results: Results, dtype: str, alone: Results | None = None) -> Cause | None:
+    """Return a rounding to fewer bits that explains all differences, or None. Rounding never explains a wrong shape.
+
+    If activations were matched by value, `alone` contains only the logits.
+    """
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
-    return _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
+    every = _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
+    return every or (_rounded_answer(results, alone, dtype) if alone else None)
 
 
 def _is_beyond_rounding(results: Results) -> bool:
@@ -81,6 +85,19 @@ def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
             largest = max(gap(*pair) for pair in pairs)
             return Cause("low-precision", f"rounding of {kind} arithmetic", None, largest, 1.0)
     return None
+
+
+def _rounded_answer(results: Results, alone: Results, dtype: str) -> Cause | None:
+    """Return a lower precision that explains the logits and, on each probe, the first wrong activation. Activations
+    after it may be matched with wrong operations."""
+    found = _rounded_arithmetic(alone, dtype)
+    if found is None:
+        return None
+    wrong = {key: result for key, result in results.items() if result.wrong}
+    until = {key: min(map(result.order.index, result.wrong)) for key, result in wrong.items()}
+    firsts = {key: result.without(result.order[until[key] + 1 :]) for key, result in wrong.items()}
+    also = _rounded_arithmetic(firsts, dtype) if firsts else None
+    return found if also and also.says == found.says else None
 
 
 def _is_within(result: ProbeResult, kind: str) -> bool:

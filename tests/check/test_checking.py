@@ -61,10 +61,10 @@ class Autocast(Gpt2):
 
 
 class RoundedLogits(Gpt2):
-    """Has a wrong epsilon in its norms, and rounds only its logits."""
+    """Approximates GELU, and rounds only its logits."""
 
-    def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, x.shape[-1:], self.p[f"{name}.weight"], self.p[f"{name}.bias"], 1e-3)
+    def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(f"{at}.down", F.gelu(self.linear(f"{at}.up", x), approximate="tanh"))
 
     def __call__(self, tokens: Any) -> torch.Tensor:
         return super().__call__(tokens).bfloat16()
@@ -74,7 +74,8 @@ def test_undeclared_rounding_is_named_only_if_recorded_operations_round_from_the
     (fault,) = check(Autocast, config=GPT2, quick=True).faults
     assert [cause.says for cause in fault.causes] == ["rounding of bfloat16 arithmetic"]
     first, *_ = check(RoundedLogits, config=GPT2, quick=True, budget=3.0).faults
-    assert first.where == "decoder.layers.0.self_attention_norm" and not first.causes
+    assert first.where == "decoder.layers.0.feed_forward.hidden"
+    assert all(cause.mistake == "activation" for cause in first.causes)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

@@ -37,7 +37,9 @@ from transparity_pytorch.port import build as pytorch_build
         ("bfloat16 weights", "rounding of bfloat16 weights"),
         ("float16 weights", "rounding of float16 weights"),
         ("bfloat16 arithmetic", "rounding of bfloat16 arithmetic"),
+        ("bfloat16 autocast", "rounding of bfloat16 arithmetic"),
         ("tf32 products", "rounding of the factors of matrix products to TF32"),
+        ("tf32 linear", "rounding of the factors of linear maps to TF32"),
     ],
 )
 @pytest.mark.parametrize("preset", ["translation", "notes-lm"])
@@ -50,6 +52,30 @@ def test_undeclared_rounding_diverges_and_is_named(preset: str, variant: str, sa
     assert (cause.mistake, cause.says) == ("low-precision", says)
     declared = f"--dtype {variant.split()[0]}" if "float16" in variant else "allow_tf32 = False"
     assert any("rounds more than float32" in note and declared in note for note in report.notes)
+
+
+class Autocast(Gpt2):
+    def __call__(self, tokens: Any) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().__call__(tokens)
+
+
+class RoundedLogits(Gpt2):
+    """Approximates GELU, and rounds only its logits."""
+
+    def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(f"{at}.down", F.gelu(self.linear(f"{at}.up", x), approximate="tanh"))
+
+    def __call__(self, tokens: Any) -> torch.Tensor:
+        return super().__call__(tokens).bfloat16()
+
+
+def test_undeclared_rounding_is_named_only_if_recorded_operations_round_from_the_first_wrong_one_on() -> None:
+    (fault,) = check(Autocast, config=GPT2, quick=True).faults
+    assert [cause.says for cause in fault.causes] == ["rounding of bfloat16 arithmetic"]
+    first, *_ = check(RoundedLogits, config=GPT2, quick=True, budget=3.0).faults
+    assert first.where == "decoder.layers.0.feed_forward.hidden"
+    assert all(cause.mistake == "activation" for cause in first.causes)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
@@ -187,6 +213,9 @@ def test_a_wrong_answer_is_told_before_the_next_call() -> None:
     assert set(events) == {"call"}
 
 
+ROLES = ("query", "key", "value")
+
+
 def causes(report: Report) -> list[str]:
     return [cause.mistake for fault in report.faults[:1] for cause in fault.causes]
 
@@ -219,13 +248,30 @@ def test_a_fault_that_shows_at_other_sizes_alone_has_its_cause_and_line(
     assert told[0].faults[0].where == "logits" and told[-1].faults[0].source is not None
 
 
+class PadsKeysFromSixtyFive(Gpt2):
+    """Adds a visible key of zeros in long texts. This has the effect of a sink, but the port has no sinks."""
+
+    def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            self.linear(f"{at}.{name}", x).unflatten(-1, (self.c.num_heads, -1)).transpose(1, 2) for name in ROLES
+        )
+        length, more = x.shape[1], int(x.shape[1] > 64)
+        k, v = (F.pad(each, (0, 0, 0, more)) for each in (k, v))
+        seen = F.pad(torch.ones(length, length).tril(), (0, more), value=1.0)
+        att = (q @ k.transpose(-2, -1) * self.scale(x.shape[-1])).masked_fill(seen == 0, float("-inf"))
+        return self.linear(f"{at}.output", (F.softmax(att, dim=-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_cause_that_is_wrong_at_other_sizes_is_told_only_if_all_its_sublayer_is_seen() -> None:
+    report = check(PadsKeysFromSixtyFive, config=dataclasses.replace(GPT2, max_length=300))
+    assert report.faults[0].source is not None and not causes(report), report
+    assert any("right up to length 64, wrong from length 65 on" in note for note in report.notes)
+
+
 class EveryThirdFeature(Gpt2):
     def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
         h = F.gelu(self.linear(f"{at}.up", x))
         return self.linear(f"{at}.down", torch.where(torch.arange(h.shape[-1]) % 3 == 1, 1.1 * h, h))
-
-
-ROLES = ("query", "key", "value")
 
 
 class EveryThirdFeatureOfKeys(Gpt2):

@@ -170,7 +170,7 @@ def test_the_version_is_printed() -> None:
 def test_a_precision_reaches_a_port_that_takes_one_by_name() -> None:
     answer = invoke("check", REFERENCE, "--preset", "notes-lm", "--dtype", "float64", "--logits-only")
     assert answer.exit_code == 0
-    assert "taps: only the logits were requested" in plain(answer.stdout)
+    assert "activations: only the logits were requested" in plain(answer.stdout)
     assert "offers float64, float32, float16" in refused(
         invoke("check", REFERENCE, "--preset", "notes-lm", "--dtype", "bfloat16")
     )

@@ -263,7 +263,7 @@ def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., np.nda
 
 
 def test_a_port_of_another_configuration_is_told_which_fields_differ() -> None:
-    report = check(build, "notes-lm", logits_only=True, budget=8)
+    report = check(build, "notes-lm", logits_only=True)
     (note,) = (note for note in report.notes if note.startswith("no known fault explains the logits"))
     assert report.verdict == "diverges"
     assert "the model may not be notes-lm" in note and "`transparity fit`" in note

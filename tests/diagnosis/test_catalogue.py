@@ -20,9 +20,9 @@ from transparity_conformance import catalogue
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.catalogue.parameters import of_layer
 from transparity_conformance.diagnosis.explain import tap_kind
-from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
+from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, walk
 from transparity_conformance.oracle.cases import CASES, MODELS
-from transparity_conformance.oracle.probes import probes_of
+from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.causes import meanings
 
 
@@ -92,6 +92,27 @@ def test_every_fault_is_simulated() -> None:
         assert not forgotten, (
             f"{case}: add bugs with the causes {sorted(forgotten)} to conformance/meta/independent/bugs"
         )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_reference_runs_with_every_fault(case: str) -> None:
+    """Expect no exception in a fault's own code, because the search would count such a fault as impossible."""
+    config = CASES[case]
+    config = dataclasses.replace(config, max_length=300) if config.positions == "rotary" else config
+    probe = next(iter(probes_of(config, case).values()))
+    base, taps = base_of(probe, {}), list(probe.oracle.expected)
+    every = catalogue.widest([*catalogue.hypotheses(probe.config, taps), *catalogue.whole_model(probe.config)])
+    raised = {str(each): error for each in every if (error := raised_with(each, probe, base))}
+    assert not raised
+
+
+def raised_with(fault: Hypothesis, probe: Probe, base: Base) -> BaseException | None:
+    """Return the exception that made a fault impossible. Faults that are impossible on purpose have none."""
+    try:
+        walk(probe, {}, (fault,), base=base)
+    except Impossible as error:
+        return error.__cause__
+    return None
 
 
 @pytest.mark.parametrize("case", ["gemma", "bloom"])

@@ -187,7 +187,7 @@ def test_with_near_ties_in_most_positions_logits_alone_do_not_agree() -> None:
 
 @pytest.mark.long
 def test_without_near_ties_the_same_logits_would_diverge() -> None:
-    with patch("transparity_conformance.oracle.undetermined.dependent", lambda *_: {}):
+    with patch("transparity_conformance.oracle.undetermined.near_ties", lambda *_: {}):
         fresh = dataclasses.replace(probe())
         assert verdict(fresh, answers(fresh, last_of_equals), logits_only=True).verdict == "diverges"
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import tracemalloc
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def scaled_if(is_scaled: Callable[[int, TransformerConfig], bool]) -> Callable[.
         right = self.own
         try:
             if not is_scaled(int(where.max()) + 1, right):
-                self.own = dataclasses.replace(right, rotary_scaling="none")
+                self.own = SimpleNamespace(**{**vars(right), "rotary_scaling": "none"})
             return Model.rotated(self, x, where)
         finally:
             self.own = right

@@ -71,11 +71,11 @@ def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
         if config.max_length > exact:
             words = {"kind": kind, "exact": exact}
             moved = lambda positions, kind=kind: rounded_to(positions.astype(np.float64), kind)
-            yield fault("rotary-precision", "positions in {kind}", words=words, formula=_turn, positions=moved)
+            yield fault("rotary-precision", "positions in {kind}", words=words, formula=_turn, moved=moved)
     for size in (2**power for power in range(SHORTEST_TABLE, (config.max_length - 1).bit_length())):
         for name, (beyond, how) in BEYOND.items():
             says, moved = f"positions from {size:,} on {how}", partial(beyond, size)
-            yield fault("rotary-position", f"{name} at {size}", says=says, formula=_turn, positions=moved)
+            yield fault("rotary-position", f"{name} at {size}", says=says, formula=_turn, moved=moved)
 
 
 SHORTEST_TABLE = 7
@@ -168,7 +168,7 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     frequencies = settings.get("frequencies", rotary_frequencies)(config)
     if part in ("frequencies", "angles", "everything"):
         frequencies = rounded_to(frequencies, kind)
-    positions = settings.get("positions", lambda at: at)(np.arange(x.shape[2]) + settings.get("shift", 0))
+    positions = settings.get("moved", lambda at: at)(np.arange(x.shape[2]) + settings.get("shift", 0))
     angles = settings.get("sign", 1) * positions[:, None] * frequencies
     if part in ("angles", "everything"):
         angles = rounded_to(angles, kind)

@@ -156,7 +156,7 @@ def _verdict(
             return report("agrees" if complete else "inconclusive", None, notes=tuple(notes))
     else:
         wrong = []
-    if rounding := find_rounding(results, dtype):
+    if rounding := find_rounding(results, dtype, search.answer.alone if search.answer else None):
         where = first or "logits"
         found = _undeclared(results, measured, rounding, where, dtype, notes)
         return report("diverges", where, with_impact(results, found), notes=tuple(notes))

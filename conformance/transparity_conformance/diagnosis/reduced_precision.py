@@ -1,6 +1,6 @@
 """Find a reduced precision that explains all differences between the port and the reference.
 
-A port may round the weights, the results of all operations, or the factors of matrix products. For example, tensor
+A port may round the weights, the results of operations, or the factors of matrix products. For example, tensor
 cores round factors to TF32 or half precision, and sum in float32. To test this, the reference runs on arrays whose
 matrix products first round both factors.
 """
@@ -29,11 +29,15 @@ from transparity_conformance.storage.mapped import Mapped
 KINDS = {"TF32": "tf32", "bfloat16": "bfloat16", "float16": "float16"}
 
 
-def find_rounding(results: Results, dtype: str) -> Cause | None:
-    """Return a rounding to fewer bits that explains all differences, or None. Rounding never explains a wrong shape."""
+def find_rounding(results: Results, dtype: str, alone: Results | None = None) -> Cause | None:
+    """Return a rounding to fewer bits that explains all differences, or None. Rounding never explains a wrong shape.
+
+    If activations were matched by value, `alone` contains only the logits.
+    """
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
-    return _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
+    every = _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
+    return every or (_rounded_answer(results, alone, dtype) if alone else None)
 
 
 def _is_beyond_rounding(results: Results) -> bool:
@@ -67,17 +71,33 @@ def _rounded_weights(results: Results) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Return a lower precision that represents every recorded value exactly, and whose budgets cover all errors."""
+    """Return a lower precision whose budgets cover all errors. It represents the logits and all wrong values exactly.
+
+    Under `torch.autocast`, for example, matrix products are in bfloat16. Norms and residuals, which are right, are not.
+    """
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue
-        recorded = (value for result in results.values() for value in result.recorded.values())
-        is_exact = all(np.array_equal(rounded_to(value, kind), value, equal_nan=True) for value in recorded)
+        values = (result.recorded[tap] for result in results.values() for tap in (*result.wrong, result.last))
+        is_exact = all(np.array_equal(rounded_to(value, kind), value, equal_nan=True) for value in values)
         if is_exact and all(_is_within(result, kind) for result in results.values()):
             pairs = [(each.recorded[each.last], each.probe.oracle.expected[each.last]) for each in results.values()]
             largest = max(gap(*pair) for pair in pairs)
             return Cause("low-precision", f"rounding of {kind} arithmetic", None, largest, 1.0)
     return None
+
+
+def _rounded_answer(results: Results, alone: Results, dtype: str) -> Cause | None:
+    """Return a lower precision that explains the logits and, on each probe, the first wrong activation. Activations
+    after it may be matched with wrong operations."""
+    found = _rounded_arithmetic(alone, dtype)
+    if found is None:
+        return None
+    wrong = {key: result for key, result in results.items() if result.wrong}
+    until = {key: min(map(result.order.index, result.wrong)) for key, result in wrong.items()}
+    firsts = {key: result.without(result.order[until[key] + 1 :]) for key, result in wrong.items()}
+    also = _rounded_arithmetic(firsts, dtype) if firsts else None
+    return found if also and also.says == found.says else None
 
 
 def _is_within(result: ProbeResult, kind: str) -> bool:
@@ -119,12 +139,13 @@ def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> floa
 
 
 class Factors(np.ndarray):
-    """An array that rounds both factors before each matrix product."""
+    """An array that rounds both factors before each matrix product. If it `spreads`, its results do so, too."""
 
     kind = "tf32"
+    spreads = True
 
     def __array_finalize__(self, source: Any) -> None:
-        self.kind = getattr(source, "kind", self.kind)
+        self.kind, self.spreads = getattr(source, "kind", self.kind), getattr(source, "spreads", self.spreads)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
         plain = [value.view(np.ndarray) if isinstance(value, Factors) else value for value in inputs]
@@ -133,28 +154,33 @@ class Factors(np.ndarray):
         if named.get("out"):
             named["out"] = tuple(np.asarray(value) for value in named["out"])
         result = getattr(ufunc, method)(*plain, **named)
-        return factors(self.kind, result) if isinstance(result, np.ndarray) else result
+        return factors(self.kind, result) if self.spreads and isinstance(result, np.ndarray) else result
 
 
-def factors(kind: str, value: np.ndarray) -> Factors:
+def factors(kind: str, value: np.ndarray, *, spreads: bool = True) -> Factors:
     made = value.view(Factors)
-    made.kind = kind
+    made.kind, made.spreads = kind, spreads
     return made
 
 
 def products_of(taps: list[str]) -> Iterator[Hypothesis]:
-    """Yield a hypothesis for each kind of rounding in the matrix products of the whole model."""
+    """For each kind of rounding, yield a hypothesis about linear maps, and one about all matrix products."""
     for name, kind in KINDS.items():
-        description = f"rounding of the factors of matrix products to {name}"
-        alter, downstream = partial(_alter, kind), partial(_downstream, kind)
-        made = Fault("low-precision", f"{name} products", description, alter=alter, downstream=downstream)
-        yield Hypothesis(made, (PARAMETERS, *taps))
+        for which, sites in (("linear maps", ()), ("matrix products", taps)):
+            description = f"rounding of the factors of {which} to {name}"
+            alter = partial(_alter, kind, spreads=bool(sites))
+            made = Fault(
+                "low-precision", f"{name} {which}", description, alter=alter, downstream=partial(_downstream, kind)
+            )
+            yield Hypothesis(made, (PARAMETERS, *sites))
 
 
-def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str, *, spreads: bool) -> Arrays:
     """Return the parameters in memory as `Factors`. Parameters in files are rounded when they are read."""
+    if site != PARAMETERS:
+        return {}
     in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}
-    return {name: factors(kind, value) for name, value in in_memory.items()} if site == PARAMETERS else {}
+    return {name: factors(kind, value, spreads=spreads) for name, value in in_memory.items()}
 
 
 def _downstream(kind: str, state: WalkState, name: str, value: np.ndarray) -> Factors:

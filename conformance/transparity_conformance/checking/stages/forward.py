@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from transparity_conformance.capabilities.capability import ForwardPass
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.capabilities.table import failed
+from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.checking.calls import answer_or_error, run_all, whole
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.checking.stages.forms import form_of, in_form
@@ -26,7 +27,7 @@ from transparity_conformance.diagnosis.judge import Actual, judge
 from transparity_conformance.diagnosis.reach.coverage import coverage_of
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.diagnosis.segment import Combination
+from transparity_conformance.diagnosis.segment import Combination, scope_of
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.identify.alignment.calls import with_line_of_step, with_unsteady_line
 from transparity_conformance.identify.alignment.heard import (
@@ -289,8 +290,10 @@ def explain_at_other_size(evidence: Evidence) -> None:
         answer = Answer.of(probes, actual, arguments.dtype, clock, evidence.judged_ranks)
         recorded = hear(forwards, probes, actual, arguments.dtype, clock, evidence.progress, row)
     found = _judged(evidence, probes, actual, recorded, clock, answer)
-    told = answer.told if answer else ()
-    if len(taps) == 1 and changes_right_answers(evidence.ran.probes, told or told_in(found, probe), arguments.dtype):
+    told = (answer.told if answer else ()) or told_in(found, probe)
+    seen = {*taps, *(tap for call in recorded.calls.values() for tap in call.taps)}
+    guessed = tuple(each for each in told if not is_seen(each, seen, probe))
+    if changes_right_answers(evidence.ran.probes, guessed, arguments.dtype):
         found = dataclasses.replace(found, faults=tuple(fault.unexplained for fault in found.faults))
     evidence.report = report
     if any(fault.causes or fault.source for fault in found.faults):
@@ -306,10 +309,21 @@ def told_in(report: Report, probe: Probe) -> Combination:
     return tuple(each for each in made if each is not None)
 
 
+def is_seen(hypothesis: Hypothesis, seen: Collection[str], probe: Probe) -> bool:
+    """Return whether `seen` contains the taps where a fault acts, and all taps of the same sublayers.
+
+    The port then computes the wrong value itself at these taps, even if other lengths take another branch of its code.
+    """
+    scopes = {scope_of(site) for site in hypothesis.sites} - {""}
+    needed = {*hypothesis.sites, *(tap for tap in probe.oracle.expected if scope_of(tap) in scopes)}
+    return bool(hypothesis.sites) and needed <= {*seen}
+
+
 def changes_right_answers(probes: Mapping[str, Probe], told: Combination, dtype: str) -> bool:
     """Return whether faults that explain a wrong call at another size would also change right answers to the probes.
 
-    For example, missing sinks do not explain a port that is right at other lengths.
+    For example, a key of zeros has the effect of a sink. A port that pads keys at some lengths has no sinks at other
+    lengths.
     """
     for probe in probes.values() if told else ():
         with contextlib.suppress(Impossible):

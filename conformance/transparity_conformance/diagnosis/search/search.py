@@ -119,7 +119,8 @@ class Search:
         """Yield combinations with one more fault of the catalogue, then combinations with one more fitted number.
 
         If only logits are known, faults at all possible taps come first. Most ports run the same code in all layers,
-        and there are ten times as many faults at only some taps.
+        and there are ten times as many faults at only some taps. Numbers are first fitted where the best faults of the
+        catalogue act. In a model with two stacks, all fits would take more work than a search has.
         """
         is_first, is_whole = best == [()], self.segment.is_whole_model
         if is_first:
@@ -127,6 +128,8 @@ class Search:
             yield self.screen, self._ranked
         else:
             yield from ((probe, self.by_rest(probe, each)) for probe, each in self._extended(best, likely))
+        if is_first and is_whole:
+            yield self.screen, self._numbered(best, self._likely_fittables)
         is_few = is_whole and not is_first
         yield self.screen, self._numbered(best, of_each_kind(self.fittables) if is_few else self.fittables)
 
@@ -134,6 +137,12 @@ class Search:
         """Yield single faults of the catalogue at all possible taps, then single faults with a fitted number."""
         yield self.screen, self.by_rest(self.screen, [(hypothesis,) for hypothesis in widest(self.candidates)])
         yield self.screen, self._numbered([()], of_each_kind(self.fittables))
+
+    @property
+    def _likely_fittables(self) -> list[Fittable]:
+        """Return the entries of `fittables` that act in the sublayers of one of the best faults of the catalogue."""
+        best = {_sublayers(hypothesis.sites) for (hypothesis,) in self._ranked[:BEAM]}
+        return [each for each in self.fittables if _sublayers(each[1]) in best]
 
     @property
     def _width(self) -> int:
@@ -321,6 +330,10 @@ def screen_of(segment: Segment, known: Combination) -> Probe:
         probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1
     ]
     return max(ordinary or segment.probes, key=lambda probe: shares[probe.name])
+
+
+def _sublayers(sites: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(site.rpartition(".")[0] for site in sites)
 
 
 def _preference(hypothesis: Hypothesis) -> tuple[bool, int, int]:

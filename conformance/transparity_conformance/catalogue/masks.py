@@ -90,6 +90,7 @@ PADDING = (
     _masked("padding-ignored", "not hidden", padding=lambda m: np.ones_like(m.padding)),
     _masked("padding-axis", "queries", padding=lambda m: m.query_padding),
 )
+CAUSAL_UNWANTED = _masked("causal-unwanted", "hidden", past=lambda m: np.tri(m.length, dtype=bool)[None, None])
 PADDING_HIDDEN = _masked("padding-ignored", "hidden", masks_padding=True)
 INVERTED = tuple(_hiding("mask-polarity", "inverted", inverted=True))
 DIAGONAL = tuple(_hiding("causal-diagonal", "hides itself", past=lambda m: np.tril(m.square, -1)))
@@ -104,6 +105,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     pads = has_padding(config, site)
     causal = site.startswith("decoder") and sublayer == "self_attention"
     masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
+    if sublayer == "self_attention" and not causal:
+        yield CAUSAL_UNWANTED
     if causal or pads:
         yield from INVERTED
         yield from _value_faults(config)

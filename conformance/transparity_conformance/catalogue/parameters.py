@@ -199,6 +199,10 @@ def _beside_maps(config: TransformerConfig, site: str) -> tuple[str, ...]:
 def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.positions == "rotary" and not config.kv_lora_rank and split(site)[2] in ("query", "key"):
         yield from _permuted_rows(config)
+    _, sublayer, tap = split(site)
+    if sublayer == "self_attention" and tap in (pair := _pair(config)):
+        words, alter = {"roles": " and ".join(pair.values())}, partial(_paired_otherwise, pair)
+        yield fault("packed-order", "pairs", words=words, alter=alter)
     if _is_packed(config, site):
         each = "head by head" if config.key_value_heads == config.num_heads else "group of heads by group"
         packed = partial(fault, "packed-order", words={"each": each})
@@ -235,6 +239,25 @@ def _is_packed(config: TransformerConfig, site: str) -> bool:
 
 
 PACKED = ("query", "key", "value")
+
+
+def _pair(config: TransformerConfig) -> dict[str, str]:
+    """Return the two linear maps that the file of a family packs head by head, by the taps that they compute."""
+    if config.kv_lora_rank:
+        return {"key": "key", "value": "value"}
+    return {"query": "query", "gated_context": "gate"} if config.attention_gate else {}
+
+
+def _paired_otherwise(pair: Mapping[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    """Return the weight and bias at `site` of a port that cuts a matrix of heads, each with two parts, into halves."""
+    part, maps = _part(site), [f"{site.rpartition('.')[0]}.{name}" for name in pair.values()]
+    changed = {}
+    for kind in [kind for kind in ("weight", "bias") if f"{part}.{kind}" in parameters]:
+        rows = [parameters[f"{name}.{kind}"] for name in maps]
+        heads = [each.reshape(config.num_heads, -1, *each.shape[1:]) for each in rows]
+        packed = np.concatenate(heads, axis=1).reshape(-1, *rows[0].shape[1:])
+        changed[f"{part}.{kind}"] = np.split(packed, [len(rows[0])])[maps.index(part)]
+    return changed
 
 
 def _cut_in_order(order: tuple[str, ...]) -> Fault:

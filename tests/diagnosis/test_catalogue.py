@@ -19,6 +19,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance import catalogue
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.catalogue.parameters import of_layer
+from transparity_conformance.catalogue.rotary import rotated
 from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
 from transparity_conformance.oracle.cases import CASES, MODELS
@@ -43,6 +44,16 @@ def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
         acts = ("fields", "alter", "patch", "formula", "downstream")
         idle = [fault for fault in found if not any(getattr(fault, name) for name in acts)]
         assert not idle, f"{site}: {[fault.id for fault in idle]} change nothing"
+
+
+def test_a_fault_of_rotary_positions_changes_long_texts() -> None:
+    config = dataclasses.replace(MODELS["llama"], max_length=300)
+    x = np.random.default_rng(0).normal(size=(1, config.num_heads, config.max_length, config.head_dim))
+    found = catalogue.faults_at(config, "decoder.layers.0.self_attention.query_rotated")
+    moved = [fault for fault in found if fault.settings.keys() & {"moved", "along", "shift"}]
+    assert len(moved) > 8
+    for fault in moved:
+        assert not np.array_equal(rotated(fault.settings, config, x), rotated({}, config, x)), fault.variant
 
 
 def test_every_sentence_is_said_of_some_fault() -> None:

@@ -119,6 +119,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
     **{name: (RIGHT[name], says) for name, says in NAMES.items()},
     "tanh": (np.tanh, "tanh"),
     "sigmoid": (sigmoid, "sigmoid"),
+    "gelu-doubled": (lambda x: 2 * RIGHT["gelu"](x), "GELU without its factor 1/2"),
     "leaky": (lambda x: np.where(x > 0, x, 0.01 * x), "leaky ReLU (0.01)"),
     "relu6": (lambda x: np.clip(x, 0, 6), "ReLU6"),
     "elu": (lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "ELU"),

@@ -130,7 +130,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
-    for value in (-10.0, -1e-20, -1e-9, -1.0, 0.0, -100.0, -1e4, -1e9, -math.inf):
+    for value in (0.0, -10.0, -1e-20, -1e-9, -1.0, -100.0, -1e4, -1e9, -math.inf):
         if value != config.mask_value:
             description = f"masked scores are replaced by {value:g} instead of {config.mask_value:g}"
             yield _masked("mask-value", f"{value:g}", value=value, hidden=value, says=description)

@@ -177,7 +177,7 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     if part in ("tables", "everything"):
         tables = [rounded_to(table, kind) for table in tables]
     both, begin = (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), 0
-    if is_latent:  # latent attention rotates only the last features
+    if is_latent or settings.get("last"):  # latent attention rotates only the last features
         begin = x.shape[-1] - config.rotated_dim
     if settings.get("across"):
         first, middle = np.arange(config.rotated_dim // 2), x.shape[-1] // 2
@@ -286,6 +286,7 @@ ROTATIONS = (
 )
 PLACES = (
     row("rotary-part", "first", lambda c: bool(c.kv_lora_rank), first=True),
+    row("rotary-part", "last", lambda c: not c.kv_lora_rank and c.rotated_dim < c.head_dim, last=True),
     row("query-key-norm", "behind the rotation", lambda c: c.query_key_norm, before_norm=True),
 )
 OF_ONE = (

@@ -39,7 +39,8 @@ def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
                 if f"{other}.bias" in shapes:
                     yield from _taken(role, pair, biases=False)
     if f"{part}.bias" in shapes:
-        yield fault("bias-dropped", role, says=f"the {role} bias is missing", alter=partial(_unbiased, role))
+        yield fault("bias-dropped", role, says=f"the {role} bias is missing", alter=partial(_biased, role, 0))
+        yield fault("bias-doubled", role, says=f"the {role} bias is added twice", alter=partial(_biased, role, 2))
 
 
 FED = {
@@ -153,9 +154,9 @@ def _exchanged(
     return {f"{part}{end}": parameters[f"{other}{end}"] for end in ends if f"{other}{end}" in parameters}
 
 
-def _unbiased(role: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+def _biased(role: str, times: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     name = f"{_named(site, role)}.bias"
-    return {name: np.zeros_like(parameters[name])}
+    return {name: times * parameters[name]}
 
 
 def _tied(stack: str, config: TransformerConfig, parameters: Arrays, site: str, *, bias: bool = True) -> Arrays:

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
+
 from transparity_conformance.catalogue import whole_model
 from transparity_conformance.catalogue.fault import Fault
 from transparity_conformance.diagnosis.explain import Explanation, explain, explained_by
@@ -69,7 +71,9 @@ def consistent(
     Only statements about activations that were matched by value, and about the logits after them, can be wrong. Run the
     reference with all causes, and with the port's values at unexplained taps. If this run does not compute the port's
     logits, drop the causes at these activations. Also drop a cause next to an unexplained tap, because either tap may
-    be matched wrongly. For the same reason, drop an unexplained divergence directly after another one.
+    be matched wrongly. For the same reason, drop an unexplained divergence directly after another one. Also drop a
+    divergence whose cause is dropped, if its tap was matched with the value of another tap: only the cause, such as a
+    missing rotation, justified this match.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
@@ -84,6 +88,8 @@ def consistent(
     def is_told(each: Divergence) -> bool:
         if not each.causes:
             return each.is_misshapen or each.where not in after or each.where not in {*answer.found, "logits"}
+        if contradicts(each.where) and _is_passed(each.where, results):
+            return not unexplained
         with contextlib.suppress(Impossible):
             return each.where not in answer.found or bool(fed_by(each.where, results, told))
         return True
@@ -91,6 +97,13 @@ def consistent(
     return [
         each.unexplained if each.causes and contradicts(each.where) else each for each in divergences if is_told(each)
     ]
+
+
+def _is_passed(tap: str, results: Results) -> bool:
+    """Return whether the value at a tap is always the value at another tap."""
+    having = [result.recorded for result in results.values() if tap in result.recorded]
+    others = set.intersection(*({name for name in each if name != tap} for each in having))
+    return any(all(np.array_equal(each[tap], each[name]) for each in having) for name in others)
 
 
 def fed_by(tap: str, results: Results, known: Combination = ()) -> set[str]:

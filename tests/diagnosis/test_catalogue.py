@@ -17,8 +17,10 @@ from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
 from transparity_conformance import catalogue
+from transparity_conformance.catalogue import faults_at
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.catalogue.parameters import of_layer
+from transparity_conformance.catalogue.rotary import rotated
 from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, walk
 from transparity_conformance.oracle.cases import CASES, MODELS
@@ -43,6 +45,27 @@ def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
         acts = ("fields", "alter", "patch", "formula", "downstream")
         idle = [fault for fault in found if not any(getattr(fault, name) for name in acts)]
         assert not idle, f"{site}: {[fault.id for fault in idle]} change nothing"
+
+
+def test_a_fault_of_rotary_positions_changes_long_texts() -> None:
+    config = dataclasses.replace(MODELS["llama"], max_length=300)
+    x = np.random.default_rng(0).normal(size=(1, config.num_heads, config.max_length, config.head_dim))
+    found = catalogue.faults_at(config, "decoder.layers.0.self_attention.query_rotated")
+    moved = [fault for fault in found if fault.settings.keys() & {"moved", "along", "shift"}]
+    assert len(moved) > 8
+    for fault in moved:
+        assert not np.array_equal(rotated(fault.settings, config, x), rotated({}, config, x)), fault.variant
+
+
+@pytest.mark.parametrize("case", ["qwen3-next", "deepseek"])
+def test_a_fault_at_several_taps_has_the_descriptions_of_all_these_taps(case: str) -> None:
+    config = CASES[case]
+    sites = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)))
+    said = {(site, each.id, each.variant): each.description for site in sites for each in faults_at(config, site)}
+    for hypothesis in catalogue.hypotheses(config, sites):
+        fault = hypothesis.fault
+        told = {said[site, fault.id, fault.variant] for site in hypothesis.sites}
+        assert {*fault.description.split("; ")} == {part for each in told for part in each.split("; ")}, hypothesis
 
 
 def test_every_sentence_is_said_of_some_fault() -> None:

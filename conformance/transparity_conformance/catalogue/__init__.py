@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
 from transparity.config import TransformerConfig
@@ -85,12 +86,17 @@ def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> l
         for fault in faults_at(config, site, ranks):
             found.setdefault((fault.id, fault.variant), {})[site] = fault
     return [
-        Hypothesis(fault, chosen)
+        Hypothesis(_of_sites([by_site[site] for site in chosen]), chosen)
         for by_site in found.values()
-        for fault in [next(iter(by_site.values()))]
         for chosen in groups(by_site)
         if all(by_site[site].is_complete(site, chosen) for site in chosen)
     ]
+
+
+def _of_sites(alike: list[Fault]) -> Fault:
+    """Return one fault for several taps. If its descriptions at these taps differ, join them."""
+    says = "; ".join(dict.fromkeys(fault.description for fault in alike))
+    return alike[0] if says == alike[0].description else dataclasses.replace(alike[0], description=says)
 
 
 OF_ONE_LAYER = ("layer-missing",)

@@ -24,7 +24,9 @@ OFFSETS = (1, -1, 2, -2, 3, 4)
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     config, is_padded = stack_config(config, site), config.pad_id is not None and reads_tokens(config, site)
     if site.endswith(".embedding_norm") and config.positions == "learned":
-        yield fault("norm-placement", "before the positions", patch=_positions_behind)
+        yield fault("norm-placement", "before the positions", patch=partial(_added_behind, right_positions))
+    if site.endswith(".embedding_norm") and config.num_token_types:
+        yield fault("norm-placement", "before the token types", patch=partial(_added_behind, token_types))
     if not site.endswith(".embedding"):
         return
     what = "token embeddings" if reads_tokens(config, site) else "patches" if config.reads_pixels else "frames"
@@ -32,6 +34,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         if not is_same(factor(config), config.token_scale):
             yield scaled(config, factor(config), name, what)
     if config.positions in ("learned", "sinusoidal"):
+        if config.token_scale != 1:
+            yield fault("embedding-scale", "positions, too", patch=_positions_scaled)
         yield from _offset_faults(config)
     if config.positions == "learned" and config.position_offset:
         for name in ("visible",) if config.position_count == "all" else ("all", "padding goes on"):
@@ -118,6 +122,10 @@ def tokens_of(state: WalkState, site: str) -> np.ndarray:
     return table[state.inputs[keys_name(state.config, site)]]
 
 
+def _positions_scaled(state: WalkState, site: str, value: Value) -> Value:
+    return value + (state.config.token_scale - 1) * right_positions(state, site)
+
+
 def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
     return value + (factor(state.config) - state.config.token_scale) * tokens_of(state, site)
 
@@ -182,8 +190,12 @@ EXPONENTS: dict[str, Callable[[TransformerConfig], np.ndarray]] = {
 }
 
 
-def _positions_behind(state: WalkState, site: str, value: Value) -> Value:
-    right = right_positions(state, site.removesuffix("_norm"))
+def token_types(state: WalkState, site: str) -> np.ndarray:
+    return state.parameters[f"{site.split('.')[0]}.token_type_embedding.weight"][state.inputs["token_types"]]
+
+
+def _added_behind(added: Callable[[WalkState, str], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
+    right = added(state, site.removesuffix("_norm"))
     return normed_input(state, site, state.taps[site.removesuffix("_norm")] - right) + right
 
 

@@ -66,9 +66,10 @@ def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     total = np.zeros_like(value)
     unpacked: Callable[[Value], Value] = settings.get("unpacked", lambda features: features)
     for expert in range(config.num_experts):
-        own = f"{part}.experts.{source(expert, config.num_experts)}"
-        features = unpacked(hidden(own, unpacked(x)))
-        total = total + weights[..., expert, None] * apply_linear(state, f"{own}.down", features)
+        own, weight = f"{part}.experts.{source(expert, config.num_experts)}", weights[..., expert, None]
+        given, weight = (x * weight, weight != 0) if settings.get("weighs_input") else (x, weight)
+        features = unpacked(hidden(own, unpacked(given)))
+        total = total + weight * apply_linear(state, f"{own}.down", features)
     if config.shared_expert_dim:
         shared = state.taps[f"{part}.shared_expert.output"] * value.dtype.type(settings.get("shared", 1))
         if parameters_of(state, f"{part}.shared_expert_gate"):
@@ -118,6 +119,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
     **{name: (RIGHT[name], says) for name, says in NAMES.items()},
     "tanh": (np.tanh, "tanh"),
     "sigmoid": (sigmoid, "sigmoid"),
+    "gelu-doubled": (lambda x: 2 * RIGHT["gelu"](x), "GELU without its factor 1/2"),
     "leaky": (lambda x: np.where(x > 0, x, 0.01 * x), "leaky ReLU (0.01)"),
     "relu6": (lambda x: np.clip(x, 0, 6), "ReLU6"),
     "elu": (lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "ELU"),
@@ -290,6 +292,7 @@ def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
     for name, source in orders.items() if config.num_experts > 1 else ():
         if not (name == "next" and config.num_experts == 2):
             yield fault("expert-order", name, formula=activated, order=source)
+    yield fault("router-weights", "of the input", formula=activated, weighs_input=True)
     for name, (size, change) in PACKINGS.items():
         if config.embed_dim % size == 0:
             yield fault("expert-packing", name, formula=activated, unpacked=partial(_unpacked, size, change))

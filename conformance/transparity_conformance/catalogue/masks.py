@@ -90,6 +90,7 @@ PADDING = (
     _masked("padding-ignored", "not hidden", padding=lambda m: np.ones_like(m.padding)),
     _masked("padding-axis", "queries", padding=lambda m: m.query_padding),
 )
+CAUSAL_UNWANTED = _masked("causal-unwanted", "hidden", past=lambda m: np.tri(m.length, dtype=bool)[None, None])
 PADDING_HIDDEN = _masked("padding-ignored", "hidden", masks_padding=True)
 INVERTED = tuple(_hiding("mask-polarity", "inverted", inverted=True))
 DIAGONAL = tuple(_hiding("causal-diagonal", "hides itself", past=lambda m: np.tril(m.square, -1)))
@@ -104,6 +105,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     pads = has_padding(config, site)
     causal = site.startswith("decoder") and sublayer == "self_attention"
     masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
+    if sublayer == "self_attention" and not causal:
+        yield CAUSAL_UNWANTED
     if causal or pads:
         yield from INVERTED
         yield from _value_faults(config)
@@ -127,7 +130,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
-    for value in (-10.0, -1e-20, -1e-9, -1.0, 0.0, -100.0, -1e4, -1e9, -math.inf):
+    for value in (0.0, -10.0, -1e-20, -1e-9, -1.0, -100.0, -1e4, -1e9, -math.inf):
         if value != config.mask_value:
             description = f"masked scores are replaced by {value:g} instead of {config.mask_value:g}"
             yield _masked("mask-value", f"{value:g}", value=value, hidden=value, says=description)

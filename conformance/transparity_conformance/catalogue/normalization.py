@@ -51,8 +51,8 @@ class NormForm:
     more: float = 0.0
     """A number that is added to the gain, such as 1 in Gemma."""
     statistics: str = "features"
-    """The axes of the mean and the variance: `features`, `heads` (heads and features), or `batch` (batch and
-    positions). `running` means the stored statistics."""
+    """The axes of the mean and the variance: `features`, `heads` (heads and features), `positions` (positions and
+    features), or `batch` (batch and positions). `running` means the stored statistics."""
     norm_eps: float = 0.0
     factor: float = 1.0
     """A factor by which the input is multiplied."""
@@ -80,6 +80,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if right.biased:
         yield _formed("norm-kind", "without bias", biased=False)
     yield _formed("norm-kind", "without gain", gained=False)
+    if right.statistics == "features" and not sites.is_head_norm(site):
+        yield _formed("norm-kind", "over positions", statistics="positions")
     yield _formed("norm-variance", "sum", summed=True)
     if right.more:
         yield _formed("norm-gain", "weight", more=0)
@@ -137,6 +139,7 @@ OF_RMS = (
     row("norm-eps-placement", "outside the root", outside=True),
     row("norm-variance", "n − 1", correction=1),
     row("norm-kind", "LayerNorm", says="the norm is a LayerNorm: the mean is subtracted", centered=True),
+    row("norm-kind", "mean left in", centered=True, subtracted=False),
 )
 HEADS = {
     "heads": [row("query-key-norm", "each head", statistics="features")],
@@ -215,7 +218,7 @@ def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
     if form.statistics == "running":
         centered, variance = x - parameters["running_mean"], parameters["running_var"]
     else:
-        axes = {"features": (-1,), "heads": (1, -1), "batch": (0, 1)}[form.statistics]
+        axes = {"features": (-1,), "heads": (1, -1), "positions": (1, -1), "batch": (0, 1)}[form.statistics]
         centered = x - x.mean(axes, keepdims=True) if form.centered else x
         count = 1 if form.summed else math.prod(x.shape[axis] for axis in axes) - form.correction
         variance = (centered * centered).sum(axes, keepdims=True) / number(count)

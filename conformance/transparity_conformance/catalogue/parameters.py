@@ -39,7 +39,8 @@ def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
                 if f"{other}.bias" in shapes:
                     yield from _taken(role, pair, biases=False)
     if f"{part}.bias" in shapes:
-        yield fault("bias-dropped", role, says=f"the {role} bias is missing", alter=partial(_unbiased, role))
+        yield fault("bias-dropped", role, says=f"the {role} bias is missing", alter=partial(_biased, role, 0))
+        yield fault("bias-doubled", role, says=f"the {role} bias is added twice", alter=partial(_biased, role, 2))
 
 
 FED = {
@@ -153,9 +154,9 @@ def _exchanged(
     return {f"{part}{end}": parameters[f"{other}{end}"] for end in ends if f"{other}{end}" in parameters}
 
 
-def _unbiased(role: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+def _biased(role: str, times: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     name = f"{_named(site, role)}.bias"
-    return {name: np.zeros_like(parameters[name])}
+    return {name: times * parameters[name]}
 
 
 def _tied(stack: str, config: TransformerConfig, parameters: Arrays, site: str, *, bias: bool = True) -> Arrays:
@@ -199,6 +200,10 @@ def _beside_maps(config: TransformerConfig, site: str) -> tuple[str, ...]:
 def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.positions == "rotary" and not config.kv_lora_rank and split(site)[2] in ("query", "key"):
         yield from _permuted_rows(config)
+    _, sublayer, tap = split(site)
+    if sublayer == "self_attention" and tap in (pair := _pair(config)):
+        words, alter = {"roles": " and ".join(pair.values())}, partial(_paired_otherwise, pair)
+        yield fault("packed-order", "pairs", words=words, alter=alter)
     if _is_packed(config, site):
         each = "head by head" if config.key_value_heads == config.num_heads else "group of heads by group"
         packed = partial(fault, "packed-order", words={"each": each})
@@ -235,6 +240,25 @@ def _is_packed(config: TransformerConfig, site: str) -> bool:
 
 
 PACKED = ("query", "key", "value")
+
+
+def _pair(config: TransformerConfig) -> dict[str, str]:
+    """Return the two linear maps that the file of a family packs head by head, by the taps that they compute."""
+    if config.kv_lora_rank:
+        return {"key": "key", "value": "value"}
+    return {"query": "query", "gated_context": "gate"} if config.attention_gate else {}
+
+
+def _paired_otherwise(pair: Mapping[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    """Return the weight and bias at `site` of a port that cuts a matrix of heads, each with two parts, into halves."""
+    part, maps = _part(site), [f"{site.rpartition('.')[0]}.{name}" for name in pair.values()]
+    changed = {}
+    for kind in [kind for kind in ("weight", "bias") if f"{part}.{kind}" in parameters]:
+        rows = [parameters[f"{name}.{kind}"] for name in maps]
+        heads = [each.reshape(config.num_heads, -1, *each.shape[1:]) for each in rows]
+        packed = np.concatenate(heads, axis=1).reshape(-1, *rows[0].shape[1:])
+        changed[f"{part}.{kind}"] = np.split(packed, [len(rows[0])])[maps.index(part)]
+    return changed
 
 
 def _cut_in_order(order: tuple[str, ...]) -> Fault:

@@ -212,7 +212,8 @@ def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     own, scope = own_config(state.config, site), _scope(site)
     x = sites.apply_linear(state, f"{scope}.decay", sites.recurrence_input(state, site))
     bias = state.parameters[f"{scope}.dt_bias"]
-    bounded = partial(np.clip, a_min=own.time_step_min, a_max=own.time_step_max)
+    # A port without bounds does not clip a wrong step that is negative.
+    bounded = partial(np.clip, a_min=own.time_step_min or -np.inf, a_max=own.time_step_max)
     step = settings.get("step", lambda x, bias, bounded: bounded(softplus(x + bias)))(x, bias, bounded)
     if site.endswith("time_step"):
         return step.astype(value.dtype)

@@ -64,6 +64,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             downstream = partial(_multiplied, factor)
             yield fault("residual-multiplier", name, words={"right": right}, downstream=downstream)
         yield from _residual_faults(config, site)
+        if config.norm_position in sites.ENDS:
+            yield fault("norm-placement", "behind the residual", patch=_normed_sum, downstream=_without_stream)
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
         yield fault("norm-placement", "before the residual", patch=_normed_output)
     if sublayer == "feed_forward_norm" and config.branches == "parallel":
@@ -75,6 +77,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if re.fullmatch(r"\w+\.layers\.\d+\.output", site):
         skipped: Patch = lambda state, site, value: sites.layer_input(state, site.removesuffix(".output"))
         yield fault("layer-missing", "skipped", patch=skipped)
+        around: Patch = lambda state, site, value: value + sites.layer_input(state, site.removesuffix(".output"))
+        yield fault("residual-source", "around the layer", patch=around)
     if site == "logits" and config.head in ("logits", "classes"):
         yield from made(LOGIT_CHANGES, config, lambda settings, state, site, value: settings["change"](value))
 
@@ -127,6 +131,17 @@ def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     sublayer = name.removesuffix("_norm")
     out = state.taps[sites.output_of(state.config, f"{scope}.{sublayer}")]
     return sites.stream(state, scope, sublayer) + normed_input(state, site, state.config.residual_multiplier * out)
+
+
+def _normed_sum(state: WalkState, site: str, value: Value) -> Value:
+    scope, sublayer = sites.sublayer_of(site)
+    out = state.taps[sites.output_of(state.config, f"{scope}.{sublayer}")]
+    return normed_input(state, site, sites.added(state, sites.stream(state, scope, sublayer), out))
+
+
+def _without_stream(state: WalkState, site: str, flow: Value) -> Value:
+    right = state.config.residual_multiplier
+    return (flow - sites.stream(state, *sites.sublayer_of(site))) / flow.dtype.type(right)
 
 
 def _behind_attention(norm: str, state: WalkState, scope: str) -> Value:

@@ -28,9 +28,8 @@ from transparity_conformance.catalogue.sites import Value, parameters_of
 from transparity_conformance.oracle.budgets import HALF, epsilon, rounded_to
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.norms.heads import query_key_norm
-from transparity_numpy.rotary.plain import rotate
-from transparity_numpy.rotary.tables import rotary_frequencies
-from transparity_numpy.rotary.yarn import yarn_ends
+from transparity_numpy.rotary import rotary_frequencies, rotate
+from transparity_numpy.scalings import yarn_ends
 
 ROTATED = {"query_rotated": "queries", "key_rotated": "keys"}
 
@@ -70,7 +69,7 @@ def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
         exact = int(2 / epsilon(kind))
         if config.max_length > exact:
             words = {"kind": kind, "exact": exact}
-            moved = lambda positions, kind=kind: rounded_to(positions.astype(np.float64), kind)
+            moved = lambda config, positions, kind=kind: rounded_to(positions.astype(np.float64), kind)
             yield fault("rotary-precision", "positions in {kind}", words=words, formula=_turn, moved=moved)
     for size in (2**power for power in range(SHORTEST_TABLE, (config.max_length - 1).bit_length())):
         for name, (beyond, how) in BEYOND.items():
@@ -81,12 +80,12 @@ def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
 SHORTEST_TABLE = 7
 """The smallest table of positions in a port has two to this power rows."""
 
-BEYOND: dict[str, tuple[Callable[[int, np.ndarray], np.ndarray], str]] = {
+BEYOND: dict[str, tuple[Callable[[int, TransformerConfig, np.ndarray], np.ndarray], str]] = {
     "the last row": (
-        lambda size, positions: np.minimum(positions, size - 1),
+        lambda size, config, positions: np.minimum(positions, size - 1),
         "use the last row of a table that is too short",
     ),
-    "begun again": (lambda size, positions: positions % size, "begin at 0 again"),
+    "begun again": (lambda size, config, positions: positions % size, "begin at 0 again"),
 }
 """Positions that ports use beyond the last row of their table, each with a description."""
 
@@ -168,16 +167,22 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     frequencies = settings.get("frequencies", rotary_frequencies)(config)
     if part in ("frequencies", "angles", "everything"):
         frequencies = rounded_to(frequencies, kind)
-    positions = settings.get("moved", lambda at: at)(np.arange(x.shape[2]) + settings.get("shift", 0))
-    angles = settings.get("sign", 1) * positions[:, None] * frequencies
+    along = settings.get("along", 2)
+    positions = np.arange(x.shape[along]) + settings.get("shift", 0)
+    positions = settings["moved"](config, positions) if "moved" in settings else positions
+    angles = settings.get("sign", 1) * np.expand_dims(positions, [*range(1, 4 - along)]) * frequencies
     if part in ("angles", "everything"):
         angles = rounded_to(angles, kind)
     tables = [config.rotary_attention_factor * np.cos(angles), config.rotary_attention_factor * np.sin(angles)]
     if part in ("tables", "everything"):
         tables = [rounded_to(table, kind) for table in tables]
     both, begin = (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), 0
-    if is_latent:  # latent attention rotates only the last features
+    if is_latent or settings.get("last"):  # latent attention rotates only the last features
         begin = x.shape[-1] - config.rotated_dim
+    if settings.get("across"):
+        first, middle = np.arange(config.rotated_dim // 2), x.shape[-1] // 2
+        order = [*first, *first + middle, *np.setdiff1d(np.arange(x.shape[-1]), [first, first + middle])]
+        return rotate(x[..., order], both, config.rope_layout)[..., np.argsort(order)]
     return np.concatenate([x[..., :begin], rotate(x[..., begin:], both, config.rope_layout)], axis=-1)
 
 
@@ -186,6 +191,16 @@ def _over_all_features(config: TransformerConfig) -> np.ndarray:
     scaling = rotary_frequencies(config) / _plain(config) if kept else 1.0
     whole = dataclasses.replace(config, rotary_dim=None, rotary_scaling="none" if kept else config.rotary_scaling)
     return rotary_frequencies(whole)[:pairs] * scaling
+
+
+def _with_factor_in_base(config: TransformerConfig) -> np.ndarray:
+    larger = dataclasses.replace(config, rope_theta=config.rope_theta * config.rotary_factor)
+    return rotary_frequencies(config) / _plain(config) * _plain(larger)
+
+
+def _with_usual_ends(config: TransformerConfig) -> np.ndarray:
+    ends = yarn_ends(dataclasses.replace(config, rope_theta=10_000.0))
+    return _with_ends(lambda first, last: ends, config)
 
 
 IN_HALF = ("frequencies", "angles", "tables", "everything")
@@ -199,7 +214,15 @@ FACTOR = Number(
 INSTEAD = "the attention factor is {v:.6g}{instead}"
 ATTENTION_FACTOR = Number("rotary-attention-factor", "rotary_attention_factor", INSTEAD, _turn, "factor {v:.6g}")
 
-LAYOUTS = (row("rotary-layout", "{other}", rope_layout=lambda c: OTHER_PAIRS[c.rope_layout]),)
+LAYOUTS = (
+    row("rotary-layout", "{other}", rope_layout=lambda c: OTHER_PAIRS[c.rope_layout]),
+    row(
+        "rotary-layout",
+        "halves of the head",
+        lambda c: c.rope_layout == "halves" and c.rotated_dim < c.head_dim and not c.kv_lora_rank,
+        across=True,
+    ),
+)
 
 
 def _scaled(*kinds: str) -> Callable[[TransformerConfig], bool]:
@@ -249,15 +272,21 @@ SCALINGS = (
     _length("one early", rotary_original_length=lambda c: max(c.rotary_original_length - 1, 1)),
     _mixed("mixed the other way round", lambda share: np.where((share > 0) & (share < 1), 1 - share, share)),
     _mixed("a step", np.floor),
+    _scaling("the base, too", YARN, frequencies=_with_factor_in_base),
+    _scaling("limits of the usual base", lambda c: YARN(c) and c.rope_theta != 10_000.0, frequencies=_with_usual_ends),
 )
 ROTATIONS = (
     row("rotary-partial", "angles of all", lambda c: c.rotated_dim < c.head_dim, frequencies=_over_all_features),
     row("rotary-missing", "both", patch=_before_rotation),
     row("rotary-direction", "both", sign=-1),
+    row("rotary-position", "heads", lambda c: not c.kv_lora_rank, along=1),
+    row("rotary-position", "rolled in the call", moved=lambda c, positions: np.roll(positions, 1)),
+    row("rotary-position", "rolled in a table", moved=lambda c, positions: (positions - 1) % c.max_length),
     *(row("rotary-precision", f"{part} in {kind}", in_half=(kind, part)) for kind in HALF for part in IN_HALF),
 )
 PLACES = (
     row("rotary-part", "first", lambda c: bool(c.kv_lora_rank), first=True),
+    row("rotary-part", "last", lambda c: not c.kv_lora_rank and c.rotated_dim < c.head_dim, last=True),
     row("query-key-norm", "behind the rotation", lambda c: c.query_key_norm, before_norm=True),
 )
 OF_ONE = (

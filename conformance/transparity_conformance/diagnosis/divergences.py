@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
+
 from transparity_conformance.catalogue import whole_model
 from transparity_conformance.catalogue.fault import Fault
 from transparity_conformance.diagnosis.explain import Explanation, explain, explained_by
@@ -69,28 +71,58 @@ def consistent(
     Only statements about activations that were matched by value, and about the logits after them, can be wrong. Run the
     reference with all causes, and with the port's values at unexplained taps. If this run does not compute the port's
     logits, drop the causes at these activations. Also drop a cause next to an unexplained tap, because either tap may
-    be matched wrongly. For the same reason, drop an unexplained divergence directly after another one.
+    be matched wrongly. For the same reason, drop an unexplained divergence directly after another one. Also drop a
+    divergence whose cause is dropped, if its tap was matched with the value of another tap. Only the cause, such as a
+    missing rotation, justified this match.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
-    follows = answer.follows(results, told, unexplained)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}
+    # The port's value behind an unexplained tap would hide the effect of all causes before it.
+    follows = answer.follows(results, told, [tap for tap in unexplained if tap not in after])
 
     def contradicts(tap: str) -> bool:
         if tap not in {*answer.found, "logits"}:
             return False
         return not follows or tap in after or not {*unexplained}.isdisjoint(fed_by(tap, results))
 
+    contradicted = [each.where for each in divergences if each.causes and contradicts(each.where)]
+    passed = {tap for tap in contradicted if unexplained and _is_passed(tap, results)}
+    after |= {each for tap in {*contradicted} & {*answer.found} - passed for each in fed_by(tap, results)}
+
     def is_told(each: Divergence) -> bool:
+        if each.where in passed:
+            return False
         if not each.causes:
             return each.is_misshapen or each.where not in after or each.where not in {*answer.found, "logits"}
         with contextlib.suppress(Impossible):
             return each.where not in answer.found or bool(fed_by(each.where, results, told))
         return True
 
-    return [
-        each.unexplained if each.causes and contradicts(each.where) else each for each in divergences if is_told(each)
-    ]
+    kept = [each.unexplained if each.where in contradicted else each for each in divergences if is_told(each)]
+    return _of_first_layer(answer, results, kept, explanations)
+
+
+def _of_first_layer(
+    answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
+) -> list[Divergence]:
+    """If the logits do not follow from the causes and from the port's values at unexplained taps, some taps are matched
+    wrongly. Then drop unexplained divergences after the first layer that has one."""
+    open_ = [each.where for each in divergences if not each.causes]
+    told = [tap for tap in dict.fromkeys(each.where for each in divergences) if tap not in open_]
+    chosen = tuple(each for tap in told if tap in explanations for each in explanations[tap].chosen)
+    first = next((tap for tap in open_ if tap in answer.found), None)
+    if first is None or answer.follows(results, chosen, open_):
+        return divergences
+    later = {tap for tap in open_ if tap in answer.found and layer_of(tap) != layer_of(first)}
+    return [each for each in divergences if each.where not in later]
+
+
+def _is_passed(tap: str, results: Results) -> bool:
+    """Return whether the value at a tap is always the value at another tap."""
+    having = [result.recorded for result in results.values() if tap in result.recorded]
+    others = set.intersection(*({name for name in each if name != tap} for each in having))
+    return any(all(np.array_equal(each[tap], each[name]) for each in having) for name in others)
 
 
 def fed_by(tap: str, results: Results, known: Combination = ()) -> set[str]:

@@ -74,7 +74,8 @@ def _healed(results: Results, suspects: set[str], without: Collection[str] = INT
     for result in results.values():
         ours = walk(result.probe, _outer(result, suspects, without))
         for tap in suspects & set(result.recorded):
-            rows = ~_depends_on_convention(result, tap)
+            is_nan = np.isnan(result.recorded[tap]).reshape(len(result.recorded[tap]), -1).any(1)
+            rows = is_nan | ~_depends_on_convention(result, tap)  # no convention permits NaN
             pair = _comparable(result, tap, ours)[rows], ours[tap][rows]
             pairs.setdefault((tap, id(result.probe.parameters)), []).append(pair)
     tolerance = EQUIVALENT_ULPS * max(epsilon(result.dtype) for result in results.values())

@@ -20,7 +20,10 @@ from transparity_conformance.diagnosis.thresholds import BEAM, NO_EXPLANATION, W
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.storage.mapped import BLOCK
 
-COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
+COMMON = (
+    *("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "mask-wholly-hidden-row"),
+    *("weight-transpose", "bias-dropped"),
+)
 """Common faults. If several faults explain a difference equally well, the search prefers a common fault."""
 
 Round = tuple[Probe, Sequence[Combination]]

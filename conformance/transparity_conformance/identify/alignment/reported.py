@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -89,11 +90,24 @@ def _with_line(fault: Divergence, report: Report, heard: RecordedPort, probes: M
         return fault
     site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
     if site in call.numbers:  # only the logits reveal the fault: use the line at which the fault acts
-        source = call.operations[call.numbers[site]].source
+        is_made = _makes(fault.causes[0], site, call, probes[fault.probe], report.dtype)
+        source = call.operations[call.numbers[site]].source if is_made else None
     else:
         source = _line(fault, fault.causes[:1], report, call, probes[fault.probe])
         fault = _with_own_lines(fault, report, call, probes[fault.probe])
     return fault if source is None else dataclasses.replace(fault, source=dataclasses.asdict(source))
+
+
+def _makes(cause: Cause, site: str, call: AlignedCall, probe: Probe, dtype: str) -> bool:
+    """Return whether the reference with the cause computes the value that was matched with the tap `site`."""
+    hypothesis, given = hypothesis_of(probe, cause, site), {tap: call.taps[tap] for tap in call.taps if tap != site}
+    if hypothesis is None:
+        return True
+    with contextlib.suppress(Impossible):
+        ours, theirs = walk(probe, given, [hypothesis], until=site)[site], call.taps[site]
+        tolerance = epsilon(dtype) ** HALF_OF_THE_DIGITS
+        return ours.shape == theirs.shape and judged_gap(probe, site, theirs, ours, dtype) <= tolerance * largest(ours)
+    return False
 
 
 def _line(

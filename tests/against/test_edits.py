@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.against.test_check import THEIRS, against_theirs, replaced
 
+from transparity_conformance.against.edits.fitted import _fitted_cap
 from transparity_conformance.report.check.findings import findings
 from transparity_conformance.report.report import Report
 
@@ -348,3 +350,10 @@ def test_one_answer_of_another_shape_is_a_fault_beside_wrong_numbers(tmp_path: P
     assert NUMBER in scale.causes[0].says
     assert SHAPE in shape.causes[0].says
     assert [each["share"] for each in report.as_dict()["taps"] if each["probe"].startswith("2")] == ["inf"]
+
+
+def test_another_epsilon_is_not_called_a_cap() -> None:
+    """For small x, c · tanh(x / c) and 1 / √(1 / x² + ε) both equal x minus a multiple of x³."""
+    sizes = np.linspace(0.1, 6.0, 50)
+    assert _fitted_cap(sizes, np.sort(1 / np.sqrt(sizes**-2 + 3e-5))) is None
+    assert _fitted_cap(sizes, 30 * np.tanh(sizes / 30)) == 30

@@ -15,7 +15,7 @@ import transformers
 
 from transparity.errors import TransparityError
 from transparity_conformance import check
-from transparity_conformance.against.probes import source_of
+from transparity_conformance.against.probes import GIVE, source_of, undrawn
 from transparity_conformance.against.small.build import build, class_of, example_inputs, made_small, read_config
 from transparity_conformance.against.small.inputs import tensors
 
@@ -156,6 +156,57 @@ def test_images_beside_a_text_are_compared_in_every_way() -> None:
     assert {each.id for each in report.claims} == {"forward.reach", "step", "generate", "loss", "gradients", "repeats"}
     steps = [each.where for each in report.claims if each.id == "step"]
     assert any("21 positions, then one at a time" in each for each in steps)  # after the 16 tokens of the image
+
+
+class TextOnly(torch.nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.inside = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.inside(input_ids=input_ids, attention_mask=attention_mask).logits
+
+
+def test_a_port_without_images_is_compared_on_texts() -> None:
+    model = build(config_of("llava"))
+    report = check(TextOnly(copy.deepcopy(model)), against=model)
+    assert report.verdict == "agrees"
+    assert "images or audio: the port takes no pixel_values" in report.not_compared
+    assert "3 × 11, padded on the left" in {each.probe for each in report.measured}
+    assert len(report.coverage.lengths) > 10
+
+
+class WithoutImagesWrong(torch.nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.inside = model
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, pixel_values: Any = None) -> torch.Tensor:
+        logits = self.inside(input_ids=input_ids, attention_mask=attention_mask, pixel_values=pixel_values).logits
+        return logits if pixel_values is not None else logits * 1.01
+
+
+def test_a_model_of_images_is_also_compared_without_them() -> None:
+    model = build(config_of("llava"))
+    report = check(WithoutImagesWrong(copy.deepcopy(model)), against=model, budget=1)
+    assert [each.probe for each in report.measured if each.error > each.budget] == ["2 × 11, only text"]
+
+
+def test_images_that_cannot_be_drawn_are_told() -> None:
+    model = build(config_of("layoutlmv3"), "LayoutLMv3ForSequenceClassification")
+    probes = {"": example_inputs(model)}
+    assert "pixel_values" not in probes[""]
+    assert undrawn(model, probes) == [
+        f"pixel_values: the checker found no pixel_values that the reference accepts; {GIVE}"
+    ]
+
+
+@pytest.mark.parametrize("model_type", ["janus", "udop"])
+def test_images_are_drawn_without_a_method_of_the_class_that_extracts_features(model_type: str) -> None:
+    text = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 16}
+    model = build(config_of(model_type, **({"text_config": text} if model_type == "janus" else {})))
+    assert "pixel_values" in example_inputs(model)
+    assert source_of(model).of_text() is not None
 
 
 def test_the_class_is_the_one_that_the_configuration_names_else_that_of_the_first_auto_mapping() -> None:

@@ -12,6 +12,7 @@ KINDS = {
     "keep": r"kernel|stride|padding|dilation|_bins|buckets|ignore|type_vocab|loss|merge|expand|mult$|feat_extract"
     r"|^chunk_size_feed|^(feature_projection_)?input_dim$|^input_feat|^feature_size$|^num_latents$",
     "filters": r"num_filters$",
+    "base": r"^base_channels$",
     "codebook": r"^codebook_size$|^num_embeddings$",
     "token": r"_token_(id|index)$|^(boi|eoi|im|tag|subs|codec|image_pad)_\w*(id|index)$|^vocab_offset$",
     "vocabulary": r"vocab",
@@ -45,6 +46,7 @@ MOST = {
     "vocabulary": 131,
     "positions": 64,
     "codebook": 32,
+    "base": 32,
     "grid": 16,
     "window": 8,
     "group": 4,

@@ -75,6 +75,19 @@ def test_each_kind_of_layer_is_kept_twice(model_type: str) -> None:
     assert not hasattr(config, "first_k_dense_replace") or small.first_k_dense_replace >= 2
 
 
+def test_a_period_of_layers_is_shortened_with_its_offset() -> None:
+    small: Any = made_small(config_of("jamba"))
+    assert (small.attn_layer_period, small.attn_layer_offset) == (4, 2)
+    assert (small.expert_layer_period, small.expert_layer_offset) == (2, 1)
+    assert Counter(small.layers_block_type) == {"mamba": 6, "attention": 2}
+
+
+def test_a_period_that_is_also_a_list_adds_no_layers() -> None:
+    small: Any = made_small(config_of("smollm3"))
+    assert small.num_hidden_layers == 4
+    assert Counter(small.no_rope_layers) == {0: 2, 1: 2}
+
+
 @pytest.mark.parametrize("model_type", ["llama", "bert", "gpt2", "gptj", "codegen", "bloom", "xlnet", "mpt"])
 def test_two_layers_of_one_kind_are_kept(model_type: str) -> None:
     assert made_small(config_of(model_type)).num_hidden_layers == 2

@@ -67,6 +67,14 @@ BIASED = replaced(
     },
 )
 
+SHIFTED = replaced(
+    THEIRS,
+    {
+        "        x = self.embedding(tokens)": """        x = self.embedding(tokens)
+        x = x + 0.5 * nn.functional.pad(x, (0, 0, 2, 0))[:, : x.shape[1]]"""
+    },
+)
+
 GELU = replaced(THEIRS, {"nn.functional.silu(": "nn.functional.gelu("})
 
 LAYER_NORMS = replaced(THEIRS, {"nn.RMSNorm(16, eps=1e-5)": "nn.LayerNorm(16, eps=1e-5)"})
@@ -171,6 +179,10 @@ MISTAKES: dict[str, Mistake] = {
     "twice": one("h = self.norm(x)", "h = self.norm(self.norm(x))", "applies `self.norm(x)` twice"),
     "operand": one("weights @ v", "weights @ k", "where the reference passes"),
     "function": one("functional.silu", "functional.relu", "applies ReLU"),
+    "swapped gate": one(
+        "silu(self.gate(h)) * self.up(h)", "silu(self.up(h)) * self.gate(h)", "swaps the parameters of"
+    ),
+    "end of a slice": one("[:, : x.shape[1]]", "[:, -x.shape[1] :]", "(the last) instead of elements 0 to", SHIFTED),
     "half of a function": Mistake(
         {"h = nn.functional.gelu(self.gate(h))": "g = self.gate(h)\n        h = g * (1 + torch.erf(g / 2**0.5))"},
         ("multiplies the result of `nn.functional.gelu(self.gate(h))` by 2",),

@@ -255,6 +255,12 @@ def test_what_is_unknown_or_missing_is_refused_in_one_sentence(tmp_path: Path) -
         build(config_of("dots1"))  # this model has no experts
 
 
+def test_an_infinite_number_in_a_saved_configuration_is_read(tmp_path: Path) -> None:
+    made_small(config_of("bamba")).save_pretrained(tmp_path)
+    assert "Infinity" in (tmp_path / "config.json").read_text(encoding="utf-8")
+    assert [*read_config(tmp_path).time_step_limit] == [0.0, float("inf")]
+
+
 def test_a_folder_or_a_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA}))
     assert read_config(tmp_path).num_key_value_heads == 8

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.against.test_check import THEIRS, against_theirs, replaced
 
+from transparity_conformance.against.edits.fitted import _fitted_cap
 from transparity_conformance.report.check.findings import findings
 from transparity_conformance.report.report import Report
 
@@ -62,6 +64,14 @@ BIASED = replaced(
         "        self.norm = nn.RMSNorm(16, eps=1e-5)\n        gen": """        self.norm = nn.RMSNorm(16, eps=1e-5)
         self.bias = nn.Parameter(torch.zeros(16))
         gen""",
+    },
+)
+
+SHIFTED = replaced(
+    THEIRS,
+    {
+        "        x = self.embedding(tokens)": """        x = self.embedding(tokens)
+        x = x + 0.5 * nn.functional.pad(x, (0, 0, 2, 0))[:, : x.shape[1]]"""
     },
 )
 
@@ -169,6 +179,10 @@ MISTAKES: dict[str, Mistake] = {
     "twice": one("h = self.norm(x)", "h = self.norm(self.norm(x))", "applies `self.norm(x)` twice"),
     "operand": one("weights @ v", "weights @ k", "where the reference passes"),
     "function": one("functional.silu", "functional.relu", "applies ReLU"),
+    "swapped gate": one(
+        "silu(self.gate(h)) * self.up(h)", "silu(self.up(h)) * self.gate(h)", "swaps the parameters of"
+    ),
+    "end of a slice": one("[:, : x.shape[1]]", "[:, -x.shape[1] :]", "(the last) instead of elements 0 to", SHIFTED),
     "half of a function": Mistake(
         {"h = nn.functional.gelu(self.gate(h))": "g = self.gate(h)\n        h = g * (1 + torch.erf(g / 2**0.5))"},
         ("multiplies the result of `nn.functional.gelu(self.gate(h))` by 2",),
@@ -348,3 +362,10 @@ def test_one_answer_of_another_shape_is_a_fault_beside_wrong_numbers(tmp_path: P
     assert NUMBER in scale.causes[0].says
     assert SHAPE in shape.causes[0].says
     assert [each["share"] for each in report.as_dict()["taps"] if each["probe"].startswith("2")] == ["inf"]
+
+
+def test_another_epsilon_is_not_called_a_cap() -> None:
+    """For small x, c · tanh(x / c) and 1 / √(1 / x² + ε) both equal x minus a multiple of x³."""
+    sizes = np.linspace(0.1, 6.0, 50)
+    assert _fitted_cap(sizes, np.sort(1 / np.sqrt(sizes**-2 + 3e-5))) is None
+    assert _fitted_cap(sizes, 30 * np.tanh(sizes / 30)) == 30

@@ -15,6 +15,7 @@ from jax import lax
 
 from transparity.errors import TransparityError
 from transparity_conformance import check
+from transparity_conformance.against.reference import MOST_BYTES, Kept
 from transparity_conformance.against.references.held import Walk, arrays_of
 from transparity_conformance.against.references.kinds import TracedReference, reference_of
 from transparity_conformance.running.loading import load_port
@@ -273,3 +274,12 @@ def test_a_wrong_meaning_of_a_primitive_is_found(monkeypatch: pytest.MonkeyPatch
     assert isinstance(reference, TracedReference)
     with pytest.raises(TransparityError, match="cannot be recorded: its recorded operations"):
         reference.answer({"tokens": TOKENS})
+
+
+def test_only_the_last_large_values_are_kept() -> None:
+    kept = Kept[int, str]()
+    for number in range(4):
+        kept.put(number, f"value {number}", MOST_BYTES // 2)
+    assert [kept.get(number) for number in range(4)] == [None, None, "value 2", "value 3"]
+    kept.put(4, "larger than the memory", 2 * MOST_BYTES)
+    assert [kept.get(number) for number in range(5)] == [None, None, None, None, "larger than the memory"]

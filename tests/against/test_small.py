@@ -15,7 +15,7 @@ import transformers
 
 from transparity.errors import TransparityError
 from transparity_conformance import check
-from transparity_conformance.against.probes import source_of
+from transparity_conformance.against.probes import GIVE, source_of, undrawn
 from transparity_conformance.against.small.build import build, class_of, example_inputs, made_small, read_config
 from transparity_conformance.against.small.inputs import tensors
 
@@ -73,6 +73,19 @@ def test_each_kind_of_layer_is_kept_twice(model_type: str) -> None:
             assert min(counts.values()) == 2
             assert sum(counts.values()) == small.num_hidden_layers
     assert not hasattr(config, "first_k_dense_replace") or small.first_k_dense_replace >= 2
+
+
+def test_a_period_of_layers_is_shortened_with_its_offset() -> None:
+    small: Any = made_small(config_of("jamba"))
+    assert (small.attn_layer_period, small.attn_layer_offset) == (4, 2)
+    assert (small.expert_layer_period, small.expert_layer_offset) == (2, 1)
+    assert Counter(small.layers_block_type) == {"mamba": 6, "attention": 2}
+
+
+def test_a_period_that_is_also_a_list_adds_no_layers() -> None:
+    small: Any = made_small(config_of("smollm3"))
+    assert small.num_hidden_layers == 4
+    assert Counter(small.no_rope_layers) == {0: 2, 1: 2}
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert", "gpt2", "gptj", "codegen", "bloom", "xlnet", "mpt"])
@@ -158,6 +171,57 @@ def test_images_beside_a_text_are_compared_in_every_way() -> None:
     assert any("21 positions, then one at a time" in each for each in steps)  # after the 16 tokens of the image
 
 
+class TextOnly(torch.nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.inside = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.inside(input_ids=input_ids, attention_mask=attention_mask).logits
+
+
+def test_a_port_without_images_is_compared_on_texts() -> None:
+    model = build(config_of("llava"))
+    report = check(TextOnly(copy.deepcopy(model)), against=model)
+    assert report.verdict == "agrees"
+    assert "images or audio: the port takes no pixel_values" in report.not_compared
+    assert "3 × 11, padded on the left" in {each.probe for each in report.measured}
+    assert len(report.coverage.lengths) > 10
+
+
+class WithoutImagesWrong(torch.nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.inside = model
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, pixel_values: Any = None) -> torch.Tensor:
+        logits = self.inside(input_ids=input_ids, attention_mask=attention_mask, pixel_values=pixel_values).logits
+        return logits if pixel_values is not None else logits * 1.01
+
+
+def test_a_model_of_images_is_also_compared_without_them() -> None:
+    model = build(config_of("llava"))
+    report = check(WithoutImagesWrong(copy.deepcopy(model)), against=model, budget=1)
+    assert [each.probe for each in report.measured if each.error > each.budget] == ["2 × 11, only text"]
+
+
+def test_images_that_cannot_be_drawn_are_told() -> None:
+    model = build(config_of("layoutlmv3"), "LayoutLMv3ForSequenceClassification")
+    probes = {"": example_inputs(model)}
+    assert "pixel_values" not in probes[""]
+    assert undrawn(model, probes) == [
+        f"pixel_values: the checker found no pixel_values that the reference accepts; {GIVE}"
+    ]
+
+
+@pytest.mark.parametrize("model_type", ["janus", "udop"])
+def test_images_are_drawn_without_a_method_of_the_class_that_extracts_features(model_type: str) -> None:
+    text = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 16}
+    model = build(config_of(model_type, **({"text_config": text} if model_type == "janus" else {})))
+    assert "pixel_values" in example_inputs(model)
+    assert source_of(model).of_text() is not None
+
+
 def test_the_class_is_the_one_that_the_configuration_names_else_that_of_the_first_auto_mapping() -> None:
     assert class_of(config_of("bert", architectures=["BertModel"])) is transformers.BertModel
     assert class_of(config_of("llama")) is transformers.LlamaForCausalLM
@@ -189,6 +253,12 @@ def test_what_is_unknown_or_missing_is_refused_in_one_sentence(tmp_path: Path) -
         class_of(config_of("llama"), "NoModel")
     with pytest.raises(TransparityError, match="does not run when made small"):
         build(config_of("dots1"))  # this model has no experts
+
+
+def test_an_infinite_number_in_a_saved_configuration_is_read(tmp_path: Path) -> None:
+    made_small(config_of("bamba")).save_pretrained(tmp_path)
+    assert "Infinity" in (tmp_path / "config.json").read_text(encoding="utf-8")
+    assert [*read_config(tmp_path).time_step_limit] == [0.0, float("inf")]
 
 
 def test_a_folder_or_a_file_is_read(tmp_path: Path) -> None:

@@ -20,11 +20,13 @@ from transparity_conformance.against.probes import (
     Answer,
     Source,
     is_configured,
+    is_only_ids,
     length_of,
     probes_of,
     read_inputs,
     source_of,
     taken,
+    undrawn,
 )
 from transparity_conformance.against.reference import Inputs, Reference, copied
 from transparity_conformance.against.references.kinds import reference_of
@@ -285,7 +287,13 @@ def _report(
 ) -> tuple[Report, Sequence[Answer]]:
     """Compare a port with a reference. If the forward passes agree, also compare other calls, such as generation."""
     reference = sides.reference
-    given, left_out = taken(probes, signature_of(sides.forward))
+    signature = signature_of(sides.forward)
+    given, left_out = taken(probes, signature)
+    takes_text = bool(given) and all(is_only_ids(each) for each in given.values())
+    if takes_text and source is not None and (text := source.of_text()) is not None:
+        source, given = text, taken(probes_of(text), signature)[0]
+        left_out = [f"images or audio: {reason}" for reason in {each.partition(": ")[2] for each in left_out}]
+    left_out += undrawn(reference.model, probes) if source is not None else []
     if given:
         reference.check(next(iter(given.values())))
     outcome = sides.compared(given)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from transparity_conformance.listening.program import Change, Program, Step, Values
+from transparity_conformance.listening.program import Change, Over, Program, Step, Values
 
 START = -1
 """The index of an artificial value that dominates all inputs."""
@@ -39,6 +39,7 @@ class DataFlow:
     ) -> None:
         self.program, self.rounded = program, rounded or {}
         """By dtype (bfloat16, float16): the port's values that this dtype represents exactly."""
+        self._between: dict[tuple[int, int], list[Step]] = {}
         self.changes: Mapping[int, Change] = {}
         """The changes to apply when the steps of a segment run again."""
         self.passes: dict[int, int] = {i: START for i, name in program.names.items() if name in main}
@@ -74,6 +75,11 @@ class DataFlow:
             value = self.passes[value]
 
     def between(self, start: int, end: int) -> list[Step]:
+        if (start, end) not in self._between:
+            self._between[start, end] = self._found_between(start, end)
+        return self._between[start, end]
+
+    def _found_between(self, start: int, end: int) -> list[Step]:
         program, wanted, steps = self.program, {end}, []
         first = program.maker.get(start, -1)
         for step in reversed(program.steps[first + 1 : program.maker[end] + 1]):
@@ -86,7 +92,7 @@ class DataFlow:
         """Run the steps from `start` to `end` with `value` in place of `start`. Skip a view whose input has another
         size than in the program."""
         # A segment of a later layer may read values that this run has not computed; use the values of the recorded run.
-        now = {**self.program.values, **values, start: value}
+        now = Over({start: value}, values, self.program.values)
         for step in self.between(start, end):
             given = now[step.inputs[0]]
             if "view" in step.name and given.numel() != self.program.values[step.output].numel():

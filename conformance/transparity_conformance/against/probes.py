@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -33,6 +34,9 @@ PADDED = {"left": (11, 3), "right": (17, 2)}
 """(length, batch) of a padded text, by the side of the padding."""
 
 GIVE = "give the inputs: --inputs FILE, or inputs=[{…}, …] in Python"
+
+OF_FEATURES = ("pixel", "image", "feature", "spatial", "aspect")
+"""The name of an input that describes images or audio contains one of these words."""
 
 OTHERS = ((11, 1), (11, 2), (11, 3))
 """(length, batch) of inputs that are not text. For images, only the batch size is used."""
@@ -80,9 +84,32 @@ class Source:
     """The length of the longest text that the model accepts."""
     is_text: bool
     """Whether `draw` can return texts of any length up to `longest`. Other inputs have a fixed length."""
+    accepts: Callable[[Inputs], bool] = lambda inputs: False
+    """A function of inputs that returns whether the model runs on them."""
 
     def title(self, length: int, batch: int) -> str:
         return f"{batch} × {length}" if self.is_text else f"batch of {batch}"
+
+    def of_text(self) -> Source | None:
+        """Return a source of the same texts without their images or audio. Return None if the texts have neither, or if
+        the model does not run without them."""
+        length, batch = TEXTS[0]
+        if not self.is_text or is_only_ids(self.draw(length, batch, 0)):
+            return None
+        source = dataclasses.replace(self, draw=lambda length, *given: _text_of(self.draw(length, *given), length))
+        return source if self.accepts(source.draw(length, batch, 0)) else None
+
+
+def _text_of(inputs: Inputs, length: int) -> Inputs:
+    """Remove images and audio, and all but the last `length` tokens of the text. The tokens before are placeholders."""
+    shape = next(iter(inputs.values())).shape
+    text = {name: value for name, value in inputs.items() if not any(part in name for part in OF_FEATURES)}
+    return {name: value[:, -length:] if value.shape[:2] == shape else value for name, value in text.items()}
+
+
+def is_only_ids(inputs: Inputs) -> bool:
+    """Return whether the inputs have no images or audio, whose placeholder tokens stand at the start of the text."""
+    return all(value.dtype.kind in "iu" for value in inputs.values())
 
 
 def source_of(model: Any) -> Source:
@@ -96,7 +123,8 @@ def source_of(model: Any) -> Source:
         for name in ("max_position_embeddings", "max_seq_len")
     ]
     is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
-    return Source(functools.partial(_draw, model), min(LONGEST, *map(int, limits)), is_text)
+    longest = min(LONGEST, *map(int, limits))
+    return Source(functools.partial(_draw, model), longest, is_text, functools.partial(_runs, model))
 
 
 def _text_config(config: Any) -> Any:
@@ -114,18 +142,16 @@ def probes_of(source: Source) -> dict[str, Inputs]:
         if length <= source.longest:
             found[source.title(length, batch)] = source.draw(length, batch, number)
     length, batch = min(REPEATED[0], source.longest), REPEATED[1]
-    if source.is_text and _is_only_ids(text := source.draw(length, batch, length)):
+    if source.is_text and is_only_ids(text := source.draw(length, batch, length)):
         tokens = next(iter(text))
         found[f"{batch} × {length}, one token"] = {**text, tokens: np.repeat(text[tokens][:, :1], length, 1)}
     for side, (length, batch) in PADDED.items() if source.is_text else ():
         if length <= source.longest and (inputs := padded(source.draw(length, batch, length), side)) is not None:
             found[f"{batch} × {length}, padded on the {side}"] = inputs
+    if (texts := source.of_text()) is not None:
+        length, batch = TEXTS[0]
+        found[f"{texts.title(length, batch)}, only text"] = texts.draw(length, batch, 0)
     return found
-
-
-def _is_only_ids(inputs: Inputs) -> bool:
-    """Return whether the inputs have no images or audio, whose placeholder tokens stand at the start of the text."""
-    return all(value.dtype.kind in "iu" for value in inputs.values())
 
 
 def is_configured(model: Any) -> bool:
@@ -177,6 +203,23 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
     return {name: np.ones_like(value) if name == "attention_mask" else value for name, value in inputs.items()}
 
 
+def _runs(model: Any, inputs: Inputs) -> bool:
+    from transparity_conformance.against.small.inputs import error_on
+
+    return error_on(model, inputs) is None
+
+
+def undrawn(model: Any, probes: Mapping[str, Inputs]) -> list[str]:
+    """Return a message for each kind of image or audio that a `transformers` model takes, but that no probe has."""
+    if not is_configured(model):
+        return []
+    from transparity_conformance.against.small.inputs import FEATURES
+
+    drawn = {name for inputs in probes.values() for name in inputs}
+    lacking = [name for name in FEATURES if name in inspect.signature(model.forward).parameters.keys() - drawn]
+    return [f"{name}: the checker found no {name} that the reference accepts; {GIVE}" for name in lacking]
+
+
 def without_mask(inputs: Inputs) -> Inputs:
     """Remove all masks, because some recurrent models refuse a mask together with a cache.
 
@@ -188,7 +231,7 @@ def without_mask(inputs: Inputs) -> Inputs:
 def padded(inputs: Inputs, side: str) -> Inputs | None:
     """Hide some positions in all rows except the last. Return None if the inputs have no mask, or if the hidden
     positions would be placeholder tokens of images or audio."""
-    if "attention_mask" not in inputs or (side == "left" and not _is_only_ids(inputs)):
+    if "attention_mask" not in inputs or (side == "left" and not is_only_ids(inputs)):
         return None
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask) - 1):
@@ -225,19 +268,24 @@ def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
 
 def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
     """Return the probes that a port accepts, and a message for every probe that it does not accept. If the port takes
-    no mask, remove masks that hide nothing."""
+    no mask, remove masks that hide nothing. The port may have another name for the first input.
+
+    If every probe has another input that the port lacks, return all probes. A call then raises an error that names this
+    input."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)
     found: dict[str, Inputs] = {}
-    left_out = []
+    left_out, needed = [], set[str]()
     for name, inputs in probes.items():
         needless = {each for each in inputs if each not in names and "mask" in each and bool(np.all(inputs[each]))}
-        if any("mask" in each for each in inputs.keys() - names - needless):
-            left_out.append(f"{name}: the port takes no attention_mask")
+        lacking = [each for each in [*inputs][1:] if each not in names | needless]
+        if lacking:
+            left_out.append(f"{name}: the port takes no {lacking[0]}")
+            needed.update(each for each in lacking if "mask" not in each)
         else:
             found[name] = {each: value for each, value in inputs.items() if each not in needless}
-    return found, left_out
+    return (found, left_out) if found or not needed else (dict(probes), [])
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:

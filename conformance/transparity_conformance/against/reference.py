@@ -7,7 +7,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -34,12 +34,32 @@ ASIDE = ("mask", "position", "type")
 """Inputs whose names contain one of these words carry no content."""
 
 
-MOST_PROGRAMS = 16
-"""The largest number of recorded programs that are kept in memory."""
+MOST_BYTES = 1 << 28
+"""The size of the recorded programs that are kept in memory, and of the answers."""
 
 
 class RefusedError(TransparityError):
     """The reference returns no answer that can be compared."""
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Kept(Generic[Key, Value]):
+    """The last values that were put here: at least one, and at most as many as `MOST_BYTES` holds."""
+
+    def __init__(self) -> None:
+        self._sized: dict[Key, tuple[Value, int]] = {}
+
+    def get(self, key: Key) -> Value | None:
+        return self._sized.get(key, (None, 0))[0]
+
+    def put(self, key: Key, value: Value, size: int) -> Value:
+        self._sized[key] = value, size
+        while len(self._sized) > 1 and sum(each for _, each in self._sized.values()) > MOST_BYTES:
+            self._sized.pop(next(iter(self._sized)))
+        return value
 
 
 Call = Callable[[Any, dict[str, Any]], Any]
@@ -61,8 +81,7 @@ class Reference:
         self._forget()
 
     def _forget(self) -> None:
-        self._programs: dict[bytes, Program] = {}
-        self._near: dict[int, tuple[Inputs, tuple[np.ndarray, float]]] = {}
+        self._programs, self._near = Kept[bytes, Program](), Kept[int, tuple[Inputs, np.ndarray, float]]()
 
     def calling(self, call: Call) -> Self:
         """Return a reference with the same modules, whose answers are the results of another kind of call."""
@@ -95,11 +114,11 @@ class Reference:
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and a budget (tolerance) from the rounding error of a single run. This error
         may be small by chance. If a port exceeds the budget, the caller measures the budget again with `answer`."""
-        if id(inputs) not in self._near:
+        if (found := self._near.get(id(inputs))) is None:
             answer = self.truth(inputs)
             budget = self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
-            self._near[id(inputs)] = inputs, (answer, budget)
-        return self._near[id(inputs)][1]
+            found = self._near.put(id(inputs), (inputs, answer, budget), answer.nbytes)
+        return found[1:]
 
     def budget(
         self, inputs: Inputs, answer: np.ndarray, points: Iterable[tuple[np.ndarray, np.ndarray]], dtype: str = ""
@@ -189,11 +208,11 @@ class Reference:
         `self.experts`: the name of an implementation of the experts, or empty for a model without experts."""
         parts = (name.encode() + str(value.shape).encode() + value.tobytes() for name, value in inputs.items())
         key = b"".join((experts.encode(), *parts))
-        if key not in self._programs:
-            if len(self._programs) == MOST_PROGRAMS:
-                self._programs.pop(next(iter(self._programs)))
-            self._programs[key] = self._recorded(inputs, experts)
-        return self._programs[key]
+        if (found := self._programs.get(key)) is None:
+            found = self._recorded(inputs, experts)
+            size = sum(value.nbytes for index, value in found.values.items() if index not in found.parameters)
+            self._programs.put(key, found, size)
+        return found
 
     def _recorded(self, inputs: Inputs, experts: str) -> Program:
         if experts:

@@ -32,6 +32,23 @@ _SOURCES = Sources()
 
 Values = dict[int, Any]
 
+
+class Over(Values):
+    """Own values over other values, which are not copied; an index is looked up in the first dict that has it."""
+
+    def __init__(self, own: Values, *below: Values) -> None:
+        super().__init__(own)
+        self.below = below
+
+    def __missing__(self, index: int) -> Any:
+        for each in self.below:
+            try:
+                return each[index]
+            except KeyError:
+                continue
+        raise KeyError(index)
+
+
 PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm"))
 """Operations that multiply matrices. The matrices are the last two operands."""
 
@@ -69,11 +86,11 @@ class Step:
     module: str
     """The path of the `nn.Module` whose `forward` ran the step."""
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         return str(self.func)
 
-    @property
+    @functools.cached_property
     def line(self) -> Hashable:
         """Return a key of the innermost instruction and the operation; all calls of a function have the same key."""
         return (self.places[:1], *self.site[1:])  # type: ignore[index]
@@ -92,6 +109,12 @@ class Step:
         if self.aliases:
             return self.outputs[self.aliases.index(self.written)]
         return self.outputs[0] if self.outputs else -1
+
+    def result(self, values: Values) -> Any:
+        """Return the first result, or the tensor that the step modifies in place; leave `values` unchanged."""
+        now = Over({}, values)
+        self.run(now, None)
+        return now[self.output]
 
     def run(self, values: Values, precision: Any) -> None:
         args, kwargs = filled(self.args, values), filled(self.kwargs, values)
@@ -201,7 +224,7 @@ class Program:
             changes: the changes of the earlier run.
         """
         first = self.steps[number]
-        now = dict(values)
+        now = Over({}, values)
         if isinstance(made, tuple | list):
             first.put(now, made)
         else:

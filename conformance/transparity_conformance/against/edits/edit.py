@@ -68,12 +68,7 @@ class At:
         return self.with_arguments(lambda args, _: with_item(args, place, change(args[place])))
 
     def with_result(self, change: Function) -> Change:
-        def changed(values: Values) -> Any:
-            now = dict(values)
-            self.step.run(now, None)
-            return self.fitting(change(now[self.step.output]))
-
-        return changed
+        return lambda values: self.fitting(change(self.step.result(values)))
 
     def fitting(self, made: Any) -> Any:
         """Return `made` in the shape of the step's result. Raise `ValueError` if its size or kind differs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from transparity_conformance.against.edits.edit import (
@@ -20,7 +20,7 @@ from transparity_conformance.against.edits.edit import (
     result_of,
     short,
 )
-from transparity_conformance.listening.program import Change, Values, executed, filled
+from transparity_conformance.listening.program import Change, Over, Values, executed, filled
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
@@ -37,6 +37,8 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
     if short(at.step) in WITH_SIZES:
         yield from _sizes(at)
         return
+    if short(at.step) == "slice":
+        yield from _slices(at)
     for path, old in number_arguments(at):
         others: Iterable[float] = [old - 1, old + 1, -1, -2, 0, 1, 2]
         if isinstance(old, bool | float):
@@ -122,6 +124,35 @@ def _replaced(args: Any, path: Path, value: Any) -> Any:
     return type(args)(_replaced(item, path[1:], value) if place == path[0] else item for place, item in enumerate(args))
 
 
+PLACES: dict[str, Callable[[int, int], int]] = {
+    "the last": lambda first, spare: spare,
+    "the first": lambda first, spare: 0,
+    "one place later": lambda first, spare: first + 1,
+    "one place earlier": lambda first, spare: first - 1,
+}
+"""Mistakes in a slice of the same length: a description, and the first element, given the right one and the number of
+elements outside of the slice."""
+
+
+def _slices(at: At) -> Iterator[Edit]:
+    if len(at.step.args) not in (3, 4):  # without an axis or a start, or with a distance between elements
+        return
+    size, first = at.value.shape[at.step.args[1]], at.step.args[2]
+    for where, place in PLACES.items():
+        says = f"takes {size} elements ({where}) instead of elements {first} to {first + size - 1} in `{at.line}`"
+        yield Edit("number", says, functools.partial(_sliced, place=place), rank=1)
+
+
+def _sliced(at: At, place: Callable[[int, int], int]) -> Change | None:
+    """Return a change that slices as many elements from another place; None if there are too few elements."""
+    _, axis, first, *_ = at.step.args
+    whole, size = at.program.values[at.step.inputs[0]].shape[axis], at.value.shape[axis]
+    new = place(first % whole, whole - size)
+    if new == first or not 0 <= new <= whole - size:
+        return None
+    return at.with_arguments(lambda args, _: [args[0], axis, new, new + size])
+
+
 def _sizes(at: At) -> Iterator[Edit]:
     for place, sizes in enumerate(at.step.args):
         if isinstance(sizes, list | tuple) and all(isinstance(size, int) for size in sizes):
@@ -157,12 +188,11 @@ def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
     """Return a change that inserts the port's own rounded values, because the port may round ties differently."""
 
     def changed(values: Values) -> Any:
-        now = dict(values)
+        now = Over({}, values)
         for index in at.step.inputs if also_operands else ():
             if now[index].is_floating_point():
                 now[index] = _of_the_port(at, now[index], dtype)
-        at.step.run(now, None)
-        return _of_the_port(at, now[at.step.output], dtype)
+        return _of_the_port(at, at.step.result(now), dtype)
 
     return changed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, Function, given_of, references, short
@@ -43,9 +43,12 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
         return
     module = at.program.names[next(iter(own.values()))].rpartition(".")[0]
     for other in _modules_beside(at.program, module):
+        mine, theirs = module.rpartition(".")[2], other.rpartition(".")[2]
         says = f"uses the parameters of {other} for {module} in `{at.line}`"
-        rename = functools.partial(_in_sibling, mine=module.rpartition(".")[2], theirs=other.rpartition(".")[2])
-        yield Edit("parameter", says, functools.partial(_with_parameters, rename=rename), rank=2)
+        rename = functools.partial(_in_sibling, names={mine: theirs})
+        make = functools.partial(_with_parameters, rename=functools.partial(rename, names={mine: theirs, theirs: mine}))
+        swap = Edit("parameter", f"swaps the parameters of {theirs} and {mine}", make, rank=2, is_everywhere=True)
+        yield Edit("parameter", says, functools.partial(_with_parameters, rename=rename), rank=2, wider=(swap,))
     if short(at.step) == "native_layer_norm":
         yield from _other_norms(at, context.numbers)
 
@@ -132,11 +135,11 @@ def _modules_beside(program: Program, module: str) -> list[str]:
     return [owner for owner in alike if owner.rpartition(".")[0] == parent]
 
 
-def _in_sibling(name: str, mine: str, theirs: str) -> str:
-    """In a parameter's name, replace the module `mine` by its sibling `theirs`; return other names unchanged."""
+def _in_sibling(name: str, names: Mapping[str, str]) -> str:
+    """In a parameter's name, replace the module by its sibling in `names`; return other names unchanged."""
     owner, _, leaf = name.rpartition(".")
     parent, dot, module = owner.rpartition(".")
-    return f"{parent}{dot}{theirs}.{leaf}" if module == mine else name
+    return f"{parent}{dot}{names.get(module, module)}.{leaf}" if dot or module else name
 
 
 def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:

@@ -171,9 +171,7 @@ def _once_more(at: At, place: int) -> Change:
     """Return a change that applies an addition or multiplication again, to its result and one of its operands."""
 
     def changed(values: Values) -> Any:
-        now = dict(values)
-        at.step.run(now, None)
-        return at.fitting(executed(at.step.func, [now[at.step.output], values[at.step.args[place].index]], {}, None))
+        return at.fitting(executed(at.step.func, [at.step.result(values), values[at.step.args[place].index]], {}, None))
 
     return changed
 
@@ -218,8 +216,6 @@ def _as_elsewhere(at: At, end: Hashable) -> Change | None:
         return None
 
     def changed(values: Values) -> Any:
-        now = dict(values)
-        at.step.run(now, None)
-        return at.fitting(flow.through(start, last, as_shaped(now[at.step.output], program.values[start]), values))
+        return at.fitting(flow.through(start, last, as_shaped(at.step.result(values), program.values[start]), values))
 
     return changed

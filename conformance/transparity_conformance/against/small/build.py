@@ -48,7 +48,7 @@ def read_config(path: str | Path) -> PretrainedConfig:
     """Return the configuration in a config.json. The path may be the file or its folder."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields = json.loads(file.read_text(encoding="utf-8"), object_hook=_decoded)
     except (OSError, ValueError) as error:
         raise TransparityError(
             f"{shown(str(file))} is no JSON file; expected a config.json ({type(error).__name__})."
@@ -65,6 +65,11 @@ def read_config(path: str | Path) -> PretrainedConfig:
         raise TransparityError(
             f"{shown(str(file))} is not a valid configuration of {model_type}: {shown(str(error))}."
         ) from error
+
+
+def _decoded(fields: dict[str, Any]) -> Any:
+    """Return the fields of a JSON object, or the number if the object stands for an infinite number or NaN."""
+    return float(fields["__float__"]) if fields.keys() == {"__float__"} else fields
 
 
 def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[torch.nn.Module]:

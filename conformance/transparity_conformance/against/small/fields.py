@@ -12,6 +12,7 @@ KINDS = {
     "keep": r"kernel|stride|padding|dilation|_bins|buckets|ignore|type_vocab|loss|merge|expand|mult$|feat_extract"
     r"|^chunk_size_feed|^(feature_projection_)?input_dim$|^input_feat|^feature_size$|^num_latents$",
     "filters": r"num_filters$",
+    "base": r"^base_channels$",
     "codebook": r"^codebook_size$|^num_embeddings$",
     "token": r"_token_(id|index)$|^(boi|eoi|im|tag|subs|codec|image_pad)_\w*(id|index)$|^vocab_offset$",
     "vocabulary": r"vocab",
@@ -24,6 +25,7 @@ KINDS = {
     "positions": r"max_\w*position|^n_positions$|^n_ctx$|^block_size$|max_seq_len|max_sequence_length|^max_length$"
     r"|^rel_extent$",
     "period": r"layer_period$|interval$|(attention|attn)_frequency$|sparse_step$|every_n_layers$|window_pattern$",
+    "offset": r"_layer_offset$",
     "first": r"^first_k_dense|^num_dense_layers$|^max_window_layers$|^num_first_\w+_layers$",
     "last": r"^num_kv_shared_layers$|^num_last_\w+_layers$",
     "window": r"window|chunk_size$|^local_attention$|^context_size$|floor_scale|n_floor$",
@@ -45,6 +47,7 @@ MOST = {
     "vocabulary": 131,
     "positions": 64,
     "codebook": 32,
+    "base": 32,
     "grid": 16,
     "window": 8,
     "group": 4,
@@ -111,7 +114,7 @@ def mapped(value: Any, function: Callable[[int], int]) -> Any:
 PREFIX, LONGEST = 6, 16
 """The largest number of layers to keep: `PREFIX` if the first layers include each kind twice, otherwise `LONGEST`."""
 
-OF_LAYERS = ("layers", "depths", "first", "last", "place", "places")
+OF_LAYERS = ("layers", "depths", "period", "first", "last", "place", "places")
 """The kinds of fields that count, list or locate layers. A field of kind `depths` may list the number of layers in
 each stage; a small model keeps all stages."""
 
@@ -148,6 +151,8 @@ class Layers:
             return mapped(value, lambda each: min(each, 2)) if kind == "depths" else value
         if not is_whole(value) or not self.kept:
             return value
+        if kind == "period":
+            return shorter(value)
         if kind in ("layers", "depths"):
             return len(self.picks[value]) if value in self.picks else value
         if kind == "place":
@@ -171,11 +176,26 @@ class Layers:
                 rows.append([number < value for number in numbers])
             elif kind == "last" and is_size(value):
                 rows.append([number >= count - value for number in numbers])
-            elif kind == "period" and is_size(value):
-                if "layer_types" in self.fields and re.search("att|window", name):
-                    continue  # the configuration also lists each layer's kind, so the period adds nothing
-                rows.append([number % value for number in numbers])
+            elif kind == "period" and is_size(value) and not self._is_listed(name, value, count):
+                rows.append([number % shorter(value) for number in numbers])
         return list(zip(*rows, strict=True))
+
+    def _is_listed(self, name: str, period: int, count: int) -> bool:
+        """Return whether the configuration also lists, for each layer, what a period says."""
+        if "layer_types" in self.fields and re.search("att|window", name):
+            return True
+        lists = [list(value) for _, value in self.fields.values() if is_list(value) and len(value) == count]
+        return any(each[period:] == each[:-period] and len({*map(str, each)}) > 1 for each in lists)
+
+
+LONGEST_PERIOD = 4
+
+
+def shorter(period: int) -> int:
+    """Halve an even period until it is at most `LONGEST_PERIOD`."""
+    while period > LONGEST_PERIOD and period % 2 == 0:
+        period //= 2
+    return period
 
 
 def picked(kinds: list[tuple[Any, ...]]) -> list[int]:

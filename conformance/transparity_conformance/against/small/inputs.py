@@ -26,6 +26,9 @@ id of its placeholder token."""
 SAMPLES, FIRST, LAST = 4000, 3, 111
 """The number of samples of raw audio, and the range of token ids."""
 
+EDGE = 32
+"""The width and height of a page. Boxes of words are given in whole numbers, or in fractions of the page."""
+
 MAIN = ("input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values", "inputs")
 
 
@@ -41,14 +44,20 @@ def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, see
     failure: Exception = TypeError(f"{type(model).__name__}.forward accepts none of {', '.join(MAIN)}")
     made = _Inputs(model, length, batch, seed)
     for number, inputs in enumerate(made.candidates()):
-        try:
-            with torch.no_grad():
-                model(**tensors(inputs))
-        except Exception as error:  # noqa: BLE001 - the next layout is tried
-            failure = failure if number else error
-        else:
+        if (error := error_on(model, inputs)) is None:
             return {name: inputs[name] for name in sorted(inputs, key=lambda name: name != made.main)}
+        failure = failure if number else error
     raise failure
+
+
+def error_on(model: torch.nn.Module, inputs: Mapping[str, np.ndarray]) -> Exception | None:
+    """Call a model; return the exception that it raises, or None."""
+    try:
+        with torch.no_grad():
+            model(**tensors(inputs))
+    except Exception as error:  # noqa: BLE001 - the caller tries other inputs
+        return error
+    return None
 
 
 def tensors(inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -71,10 +80,13 @@ class _Inputs:
         if "input_ids" in self.names:
             yield from self._with_features()
         if self.main == "input_ids":
-            for shape in self._rows():
+            boxes = [{"bbox": beside["bbox"] / np.float32(EDGE)}] if "bbox" in beside else []
+            has_images = "pixel_values" in self.names and self._method(FEATURES["pixel_values"][0]) is None
+            images = [*self._images(), {}] if has_images else [{}]  # without placeholder tokens in the text
+            for shape, form, image in itertools.product(self._rows(), [*boxes, {}], images):
                 ids = {"input_ids": self._ids(shape)}
-                yield ids | beside | self._mask(shape)
-                yield ids | beside
+                yield ids | image | beside | form | self._mask(shape)
+                yield ids | image | beside | form
         elif self.main == "inputs":
             yield {self.main: self._ids((self.batch, self.length))}
         if self.main in ("pixel_values", "pixel_values_videos", "inputs"):
@@ -127,7 +139,7 @@ class _Inputs:
             found["noise"] = self.draw.random((self.batch, (size // self._find("patch_size")) ** 2), np.float32)
         if self.main == "input_ids":
             if "bbox" in self.names:
-                corners = np.sort(self.draw.integers(0, 32, (*shape, 2, 2)), axis=2)
+                corners = np.sort(self.draw.integers(0, EDGE, (*shape, 2, 2)), axis=2)
                 found["bbox"] = corners.reshape(*shape, 4)
             if "token_type_ids" in self.names and (self._find("type_vocab_size") or 0) > 1:
                 found["token_type_ids"] = self.draw.integers(0, 2, shape)
@@ -186,8 +198,7 @@ class _Inputs:
         """Yield text together with an image or a sound. The text starts with one placeholder token for each feature
         vector, or has as many tokens as there are feature vectors."""
         for name, (method, tokens) in FEATURES.items():
-            extract = getattr(self.model, method, None)
-            if name not in self.names or extract is None:
+            if name not in self.names or (extract := self._method(method)) is None:
                 continue
             for layout in self._images() if name == "pixel_values" else self._features():
                 try:
@@ -204,6 +215,10 @@ class _Inputs:
                     yield layout | {"input_ids": ids} | named | self._mask(ids.shape)
                     yield layout | {"input_ids": ids} | self._mask(ids.shape)
                 yield layout | {"input_ids": self._ids((self.batch, count))}
+
+    def _method(self, name: str) -> Any:
+        """Return the method of the model, or of the first module inside it that has the method."""
+        return next((getattr(each, name) for each in self.model.modules() if hasattr(each, name)), None)
 
     def _text(self) -> Arrays:
         return {"input_ids": self._ids((self.batch, self.length))} if "input_ids" in self.names else {}

@@ -21,6 +21,7 @@ from transparity_conformance.against.small.fields import (
     kind_of,
     mapped,
     of_kind,
+    shorter,
     sizes,
 )
 
@@ -182,6 +183,8 @@ class _Part:
             value = self.layers.cut(value)
         elif kind in OF_LAYERS:
             return self.layers.new(kind, value)
+        elif kind == "offset" and is_size(period := self.fields.get(name.replace("offset", "period"), ("", 0))[1]):
+            return value * shorter(period) // period
         if kind in ("width", "inner") and max(sizes(value), default=0) < NARROWEST:
             return value
         return mapped(value, lambda each: self._small(kind, self._mixer(name), each))

@@ -262,9 +262,9 @@ FAULTS = {
     "beams": BEAM_FAULTS,
     "cache": CACHE_FAULTS,
     "generation": (*GREEDY_FAULTS, *RAGGED_FAULTS),
-    "loss": (*LOSS_FAULTS, *MICRO_BATCH_FAULTS),
+    "loss": LOSS_FAULTS,
     "optimization": OPTIMIZER_FAULTS,
     "sampling": SAMPLING_FAULTS,
-    "sharding": OF_TWO_RANKS,
+    "sharding": (*MICRO_BATCH_FAULTS, *OF_TWO_RANKS),
 }
-"""The known faults by subject. The faults of sharding are for two ranks."""
+"""The known faults by subject. The faults of sharding are for two ranks, or for two micro-batches."""

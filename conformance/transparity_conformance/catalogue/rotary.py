@@ -28,8 +28,9 @@ from transparity_conformance.catalogue.sites import Value, parameters_of
 from transparity_conformance.oracle.budgets import HALF, epsilon, rounded_to
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.norms.heads import query_key_norm
-from transparity_numpy.rotary import rotary_frequencies, rotate
-from transparity_numpy.scalings import yarn_ends
+from transparity_numpy.rotary.plain import rotate
+from transparity_numpy.rotary.tables import rotary_frequencies
+from transparity_numpy.rotary.yarn import yarn_ends
 
 ROTATED = {"query_rotated": "queries", "key_rotated": "keys"}
 

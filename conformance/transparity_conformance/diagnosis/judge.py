@@ -36,6 +36,8 @@ __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 Located = Callable[[Report], None]
 """A function that receives the report on a wrong port before the search for causes."""
 
+IN_FORM = "{tap} differs from the reference only in form, which changes no later activation"
+
 Actual = Mapping[str, Mapping[str, np.ndarray]]
 
 
@@ -146,7 +148,7 @@ def _verdict(
     faulty, equivalent = faulty_segments(results)
     notes = [message for result in results.values() for message in result.misshapen.values()]
     notes += [*convention_notes(results), *near_tie_notes(results, dtype)]
-    notes += [f"{tap} differs from the reference only in form, which changes no later activation" for tap in equivalent]
+    notes += [IN_FORM.format(tap=tap) for tap in equivalent]
     if all(item.share <= 1 for item in measured if item.tap == "logits"):
         wrong = wrong_at_tokens(results, faulty)
         if not wrong:
@@ -166,6 +168,9 @@ def _verdict(
     unexplained = tuple(divergence_of(results, tap, Explanation()) for tap in places)
     search.located(report("diverges", first, unexplained, notes=tuple(notes)))
     divergences, remarks, others = _explained(results, places, search)
+    if search.answer and not all(each.causes for each in divergences):  # some taps may be matched wrongly
+        unsure = {IN_FORM.format(tap=tap) for tap in equivalent if tap in search.answer.found}
+        notes = [note for note in notes if note not in unsure]
     said = {"notes": (*notes, *remarks), "other_fields": others}
     effects = with_impact(results, divergences)
     explained = report("diverges", first, with_effect(effects) if search.answer else effects, **said)

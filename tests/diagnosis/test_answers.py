@@ -131,7 +131,8 @@ def test_a_false_cause_is_not_told_although_a_later_unexplained_value_hides_it(
     wrong, changed, hiding = f"{layer}.self_attention.query_rotated", f"{layer}.feed_forward.output", f"{layer}.output"
     right = walk(probe, {})
     given = {changed: np.sin(right[changed])}
-    actual = {name: {tap: value.astype(np.float32) for tap, value in (walk(probe, given) | given).items()}}
+    shown = {**walk(probe, given), **given}
+    actual = {name: {tap: value.astype(np.float32) for tap, value in shown.items()}}
     actual[name][wrong] = actual[name][f"{layer}.self_attention.query"] * (1 if is_passed else 1.01)
     fault = next(each for each in everywhere(probe, "rotary-missing") if each.sites == (wrong,))
     cause = Cause(fault.fault.id, fault.fault.description)

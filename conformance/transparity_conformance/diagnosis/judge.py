@@ -168,15 +168,19 @@ def _verdict(
     unexplained = tuple(divergence_of(results, tap, Explanation()) for tap in places)
     search.located(report("diverges", first, unexplained, notes=tuple(notes)))
     divergences, remarks, others = _explained(results, places, search)
-    if search.answer and not all(each.causes for each in divergences):  # some taps may be matched wrongly
-        unsure = {IN_FORM.format(tap=tap) for tap in equivalent if tap in search.answer.found}
-        notes = [note for note in notes if note not in unsure]
-    said = {"notes": (*notes, *remarks), "other_fields": others}
+    said = {"notes": (*_sure(notes, divergences, search.answer), *remarks), "other_fields": others}
     effects = with_impact(results, divergences)
     explained = report("diverges", first, with_effect(effects) if search.answer else effects, **said)
     if search.clock.is_interrupted:
         raise Interrupted(explained)
     return explained
+
+
+def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answer | None) -> list[str]:
+    """If a divergence is unexplained, taps may be matched wrongly: leave out notes on the forms of matched taps."""
+    is_sure = answer is None or all(each.causes for each in divergences)
+    unsure = {IN_FORM.format(tap=tap) for tap in (() if answer is None or is_sure else answer.found)}
+    return [note for note in notes if note not in unsure]
 
 
 def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:

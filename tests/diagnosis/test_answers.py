@@ -122,6 +122,28 @@ def test_nothing_is_certain_directly_after_an_unexplained_activation(
     assert told == [every[0], every[1].unexplained][: 1 + is_explained]
 
 
+@pytest.mark.parametrize("is_passed", [True, False])
+def test_a_false_cause_is_not_told_although_a_later_unexplained_value_hides_it(
+    probes: dict[str, Probe], is_passed: bool
+) -> None:
+    name, probe = next(iter(probes.items()))
+    layer = "decoder.layers.1"
+    wrong, changed, hiding = f"{layer}.self_attention.query_rotated", f"{layer}.feed_forward.output", f"{layer}.output"
+    right = walk(probe, {})
+    given = {changed: np.sin(right[changed])}
+    shown = {**walk(probe, given), **given}
+    actual = {name: {tap: value.astype(np.float32) for tap, value in shown.items()}}
+    actual[name][wrong] = actual[name][f"{layer}.self_attention.query"] * (1 if is_passed else 1.01)
+    fault = next(each for each in everywhere(probe, "rotary-missing") if each.sites == (wrong,))
+    cause = Cause(fault.fault.id, fault.fault.description)
+    every = [Divergence(wrong, 1.0, 0.1, (cause,)), Divergence(changed, 1.0, 0.1), Divergence(hiding, 1.0, 0.1)]
+    answer = answer_of({name: probe}, actual)
+    answer.found = {wrong, changed, hiding}
+    told = consistent(answer, results_of({name: probe}, actual), every, {wrong: Explanation((cause,), (fault,))})
+    assert [each.where for each in told] == [wrong, changed][is_passed:]
+    assert not any(each.causes for each in told)
+
+
 def test_an_unexplained_place_that_changes_no_logit_is_told_only_alone() -> None:
     """A right port may exceed the narrow budget of a single activation."""
     changed, none = (Impact({"changed": count, "of": 9}, 0, at_padding_only=False) for count in (5, 0))

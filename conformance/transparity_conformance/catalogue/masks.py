@@ -91,7 +91,7 @@ PADDING = (
     _masked("padding-axis", "queries", padding=lambda m: m.query_padding),
 )
 CAUSAL_UNWANTED = _masked("causal-unwanted", "hidden", past=lambda m: np.tri(m.length, dtype=bool)[None, None])
-PADDING_HIDDEN = _masked("padding-ignored", "hidden", masks_padding=True)
+PADDING_HIDDEN = tuple(_hiding("padding-ignored", "hidden", masks_padding=True))
 INVERTED = tuple(_hiding("mask-polarity", "inverted", inverted=True))
 DIAGONAL = tuple(_hiding("causal-diagonal", "hides itself", past=lambda m: np.tril(m.square, -1)))
 
@@ -117,7 +117,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if masks_padding:
         yield from PADDING
     elif pads:
-        yield PADDING_HIDDEN
+        yield from PADDING_HIDDEN
     if sublayer == "self_attention":
         yield from _window_faults(config, site, causal=causal)
     yield _masked("softmax-axis", "queries", axis=-2)

@@ -78,8 +78,8 @@ def consistent(
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}
-    # The port's value behind an unexplained tap would hide the effect of all causes before it.
-    follows = answer.follows(results, told, [tap for tap in unexplained if tap not in after])
+    given = [tap for tap in unexplained if tap not in after]  # later values would hide the effects of the causes
+    follows = answer.follows(results, told, given)
 
     def contradicts(tap: str) -> bool:
         if tap not in {*answer.found, "logits"}:
@@ -91,15 +91,14 @@ def consistent(
     after |= {each for tap in {*contradicted} & {*answer.found} - passed for each in fed_by(tap, results)}
 
     def is_told(each: Divergence) -> bool:
-        if each.where in passed:
-            return False
         if not each.causes:
             return each.is_misshapen or each.where not in after or each.where not in {*answer.found, "logits"}
         with contextlib.suppress(Impossible):
             return each.where not in answer.found or bool(fed_by(each.where, results, told))
         return True
 
-    kept = [each.unexplained if each.where in contradicted else each for each in divergences if is_told(each)]
+    rest = [each for each in divergences if each.where not in passed and is_told(each)]
+    kept = [each.unexplained if each.where in contradicted else each for each in rest]
     return _of_first_layer(answer, results, kept, explanations)
 
 
@@ -112,7 +111,8 @@ def _of_first_layer(
     told = [tap for tap in dict.fromkeys(each.where for each in divergences) if tap not in open_]
     chosen = tuple(each for tap in told if tap in explanations for each in explanations[tap].chosen)
     first = next((tap for tap in open_ if tap in answer.found), None)
-    if first is None or answer.follows(results, chosen, open_):
+    is_unknown = "logits" in open_ or any(each.is_misshapen for each in divergences)
+    if first is None or is_unknown or answer.follows(results, chosen, open_):
         return divergences
     later = {tap for tap in open_ if tap in answer.found and layer_of(tap) != layer_of(first)}
     return [each for each in divergences if each.where not in later]

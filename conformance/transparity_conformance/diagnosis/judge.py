@@ -36,6 +36,8 @@ __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 Located = Callable[[Report], None]
 """A function that receives the report on a wrong port before the search for causes."""
 
+IN_FORM = "{tap} differs from the reference only in form, which changes no later activation"
+
 Actual = Mapping[str, Mapping[str, np.ndarray]]
 
 
@@ -146,7 +148,7 @@ def _verdict(
     faulty, equivalent = faulty_segments(results)
     notes = [message for result in results.values() for message in result.misshapen.values()]
     notes += [*convention_notes(results), *near_tie_notes(results, dtype)]
-    notes += [f"{tap} differs from the reference only in form, which changes no later activation" for tap in equivalent]
+    notes += [IN_FORM.format(tap=tap) for tap in equivalent]
     if all(item.share <= 1 for item in measured if item.tap == "logits"):
         wrong = wrong_at_tokens(results, faulty)
         if not wrong:
@@ -166,12 +168,19 @@ def _verdict(
     unexplained = tuple(divergence_of(results, tap, Explanation()) for tap in places)
     search.located(report("diverges", first, unexplained, notes=tuple(notes)))
     divergences, remarks, others = _explained(results, places, search)
-    said = {"notes": (*notes, *remarks), "other_fields": others}
+    said = {"notes": (*_sure(notes, divergences, search.answer), *remarks), "other_fields": others}
     effects = with_impact(results, divergences)
     explained = report("diverges", first, with_effect(effects) if search.answer else effects, **said)
     if search.clock.is_interrupted:
         raise Interrupted(explained)
     return explained
+
+
+def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answer | None) -> list[str]:
+    """If a divergence is unexplained, taps may be matched wrongly: leave out notes on the forms of matched taps."""
+    is_sure = answer is None or all(each.causes for each in divergences)
+    unsure = {IN_FORM.format(tap=tap) for tap in (() if answer is None or is_sure else answer.found)}
+    return [note for note in notes if note not in unsure]
 
 
 def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:

@@ -83,12 +83,12 @@ NORM = "model.norm.weight"
     [
         ('setdefault("norm.weight", torch.ones(settings.width))', NORM, MISSING, "ones"),
         ('setdefault("norm.weight", torch.zeros(settings.width))', NORM, MISSING, "zeros"),
-        ('setdefault("norm.weight", torch.randn(settings.width))', NORM, MISSING, "random numbers"),
+        ('setdefault("norm.weight", torch.randn(settings.width))', NORM, MISSING, "random values"),
         (
             'setdefault("norm.weight", state["blocks.1.norm2.weight"])',
             *(NORM, MISSING, "decoder.layers.1.feed_forward_norm.weight (read twice)"),
         ),
-        ('setdefault("norm.weight", torch.linspace(1, 2, settings.width))', NORM, MISSING, "other numbers"),
+        ('setdefault("norm.weight", torch.linspace(1, 2, settings.width))', NORM, MISSING, "other values"),
         ('update({"norm.weight": torch.ones(settings.width)})', NORM, UNREAD, "ones"),
         (
             'update({"blocks.1.norm2.weight": state["blocks.1.norm1.weight"]})',
@@ -97,7 +97,7 @@ NORM = "model.norm.weight"
         ),
         (
             'update({"head.weight": torch.randn(settings.vocab, settings.width)})',
-            *("lm_head.weight", UNREAD, "random numbers"),
+            *("lm_head.weight", UNREAD, "random values"),
         ),
     ],
 )

@@ -106,17 +106,25 @@ def _is_within(result: ProbeResult, kind: str) -> bool:
 
 
 def _rounded_products(results: Results) -> Cause | None:
-    for hypothesis in products_of(next(iter(results.values())).order):
-        left: list[float] = []
-        for result in results.values():
-            left.append(_share_left(result, hypothesis))
-            if left[-1] > thresholds.LEFT_AT_WORST:
-                break
-        typical = float(np.median(left))
-        if max(left) <= thresholds.LEFT_AT_WORST and typical <= thresholds.TYPICALLY_LEFT:
-            residual = logits_error(results, (hypothesis,))
-            return Cause("low-precision", hypothesis.fault.description, None, residual, 1 - typical)
+    """Return the first kind of rounding that leaves only small shares of the differences, in linear maps only or in all
+    products. If both explain the differences, return the one that leaves the smaller share."""
+    order = next(iter(results.values())).order
+    for kind in KINDS:
+        left = [(_typically_left(results, each), each) for each in products_of(kind, order)]
+        typical, best = min(left, key=lambda each: each[0])
+        if typical <= thresholds.TYPICALLY_LEFT:
+            return Cause("low-precision", best.fault.description, None, logits_error(results, (best,)), 1 - typical)
     return None
+
+
+def _typically_left(results: Results, hypothesis: Hypothesis) -> float:
+    """Return the median share that remains over all probes, or infinity if too much remains on a probe."""
+    left = list[float]()
+    for result in results.values():
+        left.append(_share_left(result, hypothesis))
+        if left[-1] > thresholds.LEFT_AT_WORST:
+            return math.inf
+    return float(np.median(left))
 
 
 def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
@@ -163,16 +171,13 @@ def factors(kind: str, value: np.ndarray, *, spreads: bool = True) -> Factors:
     return made
 
 
-def products_of(taps: list[str]) -> Iterator[Hypothesis]:
-    """For each kind of rounding, yield a hypothesis about linear maps, and one about all matrix products."""
-    for name, kind in KINDS.items():
-        for which, sites in (("linear maps", ()), ("matrix products", taps)):
-            description = f"rounding of the factors of {which} to {name}"
-            alter = partial(_alter, kind, spreads=bool(sites))
-            made = Fault(
-                "low-precision", f"{name} {which}", description, alter=alter, downstream=partial(_downstream, kind)
-            )
-            yield Hypothesis(made, (PARAMETERS, *sites))
+def products_of(kind: str, taps: list[str]) -> Iterator[Hypothesis]:
+    """Yield the hypotheses that linear maps round their factors to `kind`, and that all matrix products do so."""
+    for which, sites in (("linear maps", ()), ("matrix products", taps)):
+        description = f"rounding of the factors of {which} to {kind}"
+        alter, downstream = partial(_alter, KINDS[kind], spreads=bool(sites)), partial(_downstream, KINDS[kind])
+        made = Fault("low-precision", f"{kind} {which}", description, alter=alter, downstream=downstream)
+        yield Hypothesis(made, (PARAMETERS, *sites))
 
 
 def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str, *, spreads: bool) -> Arrays:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -176,6 +176,8 @@ class Outcome:
     notes: Sequence[str] = ()
     lost: float = math.inf
     """The number of the port's operations whose results the edited reference does not compute."""
+    site: Hashable = None
+    """The position in the reference's code of the first unexplained difference; None without such a difference."""
 
     @property
     def is_explained(self) -> bool:
@@ -226,16 +228,18 @@ def answer_of(
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find edits that explain one wrong answer (see `most_telling`); confirm the edits on the other calls."""
+    """Find edits that explain one wrong answer (see `most_telling`); confirm the edits on the other calls. If no edit
+    explains a difference, try the next implementation of the experts, unless it runs the same code at this place."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
-    for experts in reference.experts:
+    for number, experts in enumerate(reference.experts, 1):
         progress(f"looking for edits that explain the difference on {chosen.probe}", 0, 1)
         departures = call.departures(experts, clock)
         tried = _outcome(Confirming(departures, others, experts, clock), outcome)
         found = max(found, tried, key=lambda each: (each.is_explained, -each.lost))
-        if found.is_explained:
+        programs = (reference.program(call.inputs, each) for each in reference.experts[number:])
+        if found.is_explained or (tried.site is not None and all(tried.site in each.places for each in programs)):
             break
         clock.begin()
     return found
@@ -243,6 +247,7 @@ def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clo
 
 def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     found, now = confirming.found()
+    site = next((each.step.site for each in found if each.edit is None), None)
     if not now.agrees:  # An edit is a cause only if the reference with all edits computes the port's answer.
         found = list(map(without_edit, found))
     found, every = without_consequences(found), found
@@ -257,7 +262,8 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
         causes = (Cause(RESHAPED, says, None, residual, 1.0),) if now.agrees else ()
         faults.append(Divergence("answer", math.inf, one.budget, causes, probe=one.probe, is_misshapen=True))
     unlocated = Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
-    outcome = dataclasses.replace(outcome, faults=faults or [unlocated], notes=notes, lost=len(now.lost))
+    lost = len(now.lost)
+    outcome = dataclasses.replace(outcome, faults=faults or [unlocated], notes=notes, lost=lost, site=site)
     if not (found and outcome.is_explained):
         return outcome
     notes = []

@@ -60,8 +60,6 @@ GPT2, LLAMA, ALIKE = CONFIGS["nanogpt"], CONFIGS["hub-llama"], CONFIGS["to-kv"]
 
 
 class Functional(nn.Module):
-    """An encoder-decoder over a dict of tensors `p`, as a module with these parameters."""
-
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.made, self.c = type(model), model.c
@@ -103,13 +101,11 @@ def adapted(name: str) -> Adapted:
 
 
 def matched(name: str) -> dict[str, Any]:
-    """Return the exit code and the summary of `adapt` for a correct port."""
     lines, code = summary(adapted(name))
     return {"code": code, "says": f"{lines[0]}; {lines[-1]}"}
 
 
 def broken(folder: Path, port: str, old: str, new: str, nth: int | None = None) -> Callable[[TransformerConfig], Any]:
-    """Write the port's file with one edit into `folder`, and return the edited port."""
     origin = str(FILES[port].__file__)
     text = Path(origin).read_text(encoding="utf-8").replace("__file__", repr(origin))
     path = folder / f"wrong_{port.replace('-', '_')}_{abs(hash((old, new)))}.py"
@@ -118,7 +114,6 @@ def broken(folder: Path, port: str, old: str, new: str, nth: int | None = None) 
 
 
 def mismatched(bug: dict[str, Any]) -> dict[str, Any]:
-    """Return the outcome of `adapt` for a port with a bug, and the wrong lines of its adapter."""
     with tempfile.TemporaryDirectory() as folder:
         result = adapt(broken(Path(folder), **bug), PORTS[bug["port"]][1], budget=8)
     right, found = adapted(bug["port"]).found.lines, result.found
@@ -129,7 +124,6 @@ def mismatched(bug: dict[str, Any]) -> dict[str, Any]:
 
 
 def kind_of(result: Adapted, wrong: Sequence[str]) -> str:
-    """Return the outcome for a bug; `wrong` lists the wrong lines of the adapter."""
     if result.is_proved:
         return "no bug"
     return "wrong" if wrong else "settled" if result.is_settled else "asked"
@@ -139,10 +133,6 @@ def trials(options: argparse.Namespace) -> list[Trial]:
     if options.pool == "adapting":
         return [Trial(name, functools.partial(matched, name), "right") for name in PORTS]
     return [Trial(f"{bug['port']}: {bug['new']!r}", functools.partial(mismatched, bug), "bug") for bug in BUGS]
-
-
-def _is(kind: str) -> Callable[[Trial, Any], bool]:
-    return lambda _, answer: answer["kind"] == kind
 
 
 MEASURES = (

@@ -50,7 +50,6 @@ float32 and float64 agree. `agrees`: the checker finds no difference between the
 
 
 def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Return the floating-point tensors in a model's output."""
     with torch.no_grad():
         return [x for x in tree_leaves(dict(model(**inputs))) if isinstance(x, torch.Tensor) and x.is_floating_point()]
 
@@ -88,7 +87,6 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def copy_checked(model: Any) -> Report:
-    """Check a copy of a model's class, with the same configuration and weights, against the model."""
     made: Any = type(model)
     with tempfile.TemporaryDirectory() as folder:
         port = getattr(load_file(copied(made, Path(folder))), made.__name__)(copy.deepcopy(model.config)).eval()

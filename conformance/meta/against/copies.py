@@ -56,7 +56,6 @@ def small(family: str) -> Any:
 
 
 def calls_of(model: Any) -> dict[str, dict[str, Tensor]]:
-    """Return a model's calls: keyword arguments by the name of the call."""
     return {name: tensors(inputs) for name, inputs in probes_of(source_of(model)).items() if name in CALLS}
 
 

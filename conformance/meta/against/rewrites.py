@@ -69,7 +69,6 @@ EQUIVALENTS: dict[str, str] = _TABLES["equivalents"]
 
 
 def by_pattern(site: Site, node: ast.AST, rows: str) -> Rewrites:
-    """Yield the rewrites of an expression for each matching row of a table."""
     if not isinstance(node, ast.expr) or key_of(node) not in site.seen:
         return
     for row in filter(None, map(str.strip, rows.splitlines())):
@@ -176,7 +175,6 @@ OTHER_KINDS: Mapping[str, Callable[[Site, ast.AST], Rewrites]] = {"number": numb
 
 
 def mistakes(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """Yield each mistaken rewrite of an expression, with its kind."""
     for kind, rows in MISTAKES.items():
         yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
     for kind, rewrite in OTHER_KINDS.items():
@@ -184,7 +182,6 @@ def mistakes(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]
 
 
 def equivalents(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """Yield each rewrite that keeps an expression's value, with its kind."""
     for kind, rows in EQUIVALENTS.items():
         yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
     if isinstance(node, ast.Call) and site.kind(node.func) == "Linear" and len(site.shape(node.func)) == 1:

@@ -49,7 +49,6 @@ def raising(error: BaseException) -> Callable[[Any], NoReturn]:
 
 
 def kills(number: int) -> Callable[[Any], None]:
-    """Return a function that sends a signal to the process in which it runs."""
     return lambda zeros: os.kill(os.getpid(), number)
 
 

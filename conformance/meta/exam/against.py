@@ -96,7 +96,6 @@ def trials(options: Any) -> list[Trial]:
 
 
 def is_asked(bug: Bug) -> bool:
-    """Return whether one forward pass of a module shows the bug."""
     return bug.subject in SUBJECTS and bug.hidden not in HIDDEN and "cached" not in bug.port
 
 
@@ -116,7 +115,6 @@ def _changed(bug: Bug) -> set[int]:
 
 
 def line_of(trial: Trial, answer: Answer) -> str:
-    """Return a line with the checker's answer and the bug's description."""
     if "missing" in answer:
         return f"no result: {answer['missing']}"
     if not answer["faults"]:

@@ -34,7 +34,6 @@ def allclose(rtol: float, atol: float) -> Callable[[np.ndarray, np.ndarray], boo
 
 
 def normalized_error(port: np.ndarray, right: np.ndarray) -> bool:
-    """Return whether the mean squared error of the last token's logits is at most 1 % of their mean square."""
     return bool(np.mean((port[-1] - right[-1]) ** 2) <= 1e-2 * np.mean(right[-1] ** 2))
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
 import sys
 import time
@@ -51,7 +48,6 @@ def is_imported(file: Path) -> bool:
 
 
 def config_of(bug: Bug, subject: Any) -> TransformerConfig:
-    """Return the configuration of the subject, or of the family's small model, with the bug's changes."""
     if not bug.family:
         return dataclasses.replace(subject.CONFIG, **bug.config)
     family = family_called(bug.family)
@@ -60,14 +56,12 @@ def config_of(bug: Bug, subject: Any) -> TransformerConfig:
 
 
 def port_of(bug: Bug, subject: Any) -> Port:
-    """Return the subject's function that loads or builds the model."""
     name = bug.port or ("load" if hasattr(subject, "load") else "build")
     port: Port = getattr(subject, name)
     return port
 
 
 def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
-    """Insert the bug into the code, run the checker and the rules, and return the result as JSON values."""
     patched = None if bug.is_twin else install(bug, folder)
     subject = importlib.import_module(f"meta.exam.subjects.{bug.subject}")
     port, config = port_of(bug, subject), config_of(bug, subject)

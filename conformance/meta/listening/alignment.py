@@ -58,8 +58,6 @@ def _is_same(found: np.ndarray, own: np.ndarray) -> bool:
 
 
 def column(framework: str) -> Build:
-    """Return a port that computes with a framework's column and returns all taps."""
-
     def build(config: Any, parameters: Arrays) -> Callable[..., Arrays]:
         forward = backend(framework)(config, parameters, dtype="float32", mode="eager")
         return lambda **inputs: {name: as_numbers(value) for name, value in forward(**inputs).items()}

@@ -56,7 +56,6 @@ def causes(report: Report) -> set[str]:
 
 
 def answer_of(framework: str, case: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whether the verdict and the causes are right, with the line of the first fault."""
     report = judged(framework, case)
     is_right = report.verdict == ("diverges" if case["causes"] else "agrees")
     found, source = causes(report), report.faults[0].source if report.faults else None

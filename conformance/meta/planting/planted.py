@@ -44,7 +44,6 @@ def column_path(column: str) -> Path:
 
 
 def file_path(column: str, file: str) -> Path:
-    """Return the path of a column's file; `state.cache` is cache.py in the folder `state`."""
     return column_path(column).joinpath(*file.split(".")).with_suffix(".py")
 
 
@@ -205,7 +204,6 @@ class Plant:
         return f"{self.column}-{self.mistake}"
 
     def source(self) -> str:
-        """Return the source with the fault; raise `PoolError` unless the text occurs exactly once."""
         return edited(file_path(self.column, self.file).read_text(), self.old, self.new, where=f"{self}: {self.file}")
 
 

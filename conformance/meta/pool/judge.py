@@ -60,7 +60,6 @@ def _number(value: float) -> float | str:
 
 
 def relative(file: str, folder: Path) -> str:
-    """Return a path relative to the port's folder or to site-packages."""
     inside = file.removeprefix(f"{folder}/")
     return inside.rpartition("/site-packages/")[2] if inside == file else inside
 
@@ -208,12 +207,10 @@ def is_placed(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first reported cause is a planted bug, or indistinguishable from one."""
     return bool(answer["faults"]) and any(names(answer["faults"][0]) & set(bug.causes) for bug in bugs)
 
 
 def is_named_where_it_shows(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the checker reports the bug's capability, with the right cause."""
     shown = [fault for fault in answer["faults"] if fault["where"] == bugs[0].shows]
     return is_detected(bugs, answer) and any(names(fault) & set(bugs[0].causes) for fault in shown)
 
@@ -258,7 +255,6 @@ def is_unexplained(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_true(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether an answer states nothing false; agreement with a wrong port is false."""
     return not falsehoods(bugs, answer) and (is_detected(bugs, answer) or all(bug.control for bug in bugs))
 
 

@@ -88,7 +88,6 @@ def state(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fu
 
 
 def sharded(model: Model) -> Any:
-    """Shard the model by its plan, which maps module names to placements."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

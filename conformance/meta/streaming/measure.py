@@ -177,7 +177,6 @@ def rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def foretold(config: Any, found: dict[str, float], positions: int = 72) -> float:
-    """Return the predicted processor seconds for a check of the logits."""
     return size_of(config) * (found["import"] + found["cast"] + found["product"] * positions)
 
 

@@ -20,7 +20,6 @@ from transparity_conformance.checkpoints.importing import Checkpoint, configurat
 from transparity_conformance.checkpoints.naming import called, tensors_of, without_prefix
 from transparity_conformance.checkpoints.reading import CONFIG, WEIGHTS, CheckpointError
 from transparity_conformance.checkpoints.tables.codecs import Family
-from transparity_conformance.checkpoints.tables.rows import Fields
 from transparity_conformance.storage.mapped import have_equal_numbers
 
 
@@ -56,21 +55,16 @@ def export_checkpoint(
 
 def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any]:
     """Convert a configuration to config.json; the family must be able to express the configuration."""
+    tokens = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "bos_token_id": config.bos_id}
+    tokens |= {"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {}
     return {
         "model_type": model_type,
         "architectures": [family.model],
         "dtype": "float32",
         "is_encoder_decoder": config.architecture == "encoder-decoder",
-        **_token_fields(family, config),
+        **{name: tokens[name] for name in (*family.defaults, *tokens) if name in tokens},
         **family.write(config),
     }
-
-
-def _token_fields(family: Family, config: TransformerConfig) -> Fields:
-    """Return the fields of the special tokens, in the order of the family's defaults."""
-    found = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "bos_token_id": config.bos_id}
-    found |= {"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {}
-    return {name: found[name] for name in (*family.defaults, *found) if name in found}
 
 
 def tensors_in(
@@ -126,7 +120,6 @@ OF_HEADS = ("head.", "head_transform.", "head_norm.")
 def _check_same(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], again: Checkpoint
 ) -> None:
-    """Raise `CheckpointError` unless the imported `again` has this configuration and exactly these parameters."""
     asked, found = explicit(config), explicit(again.config)
     if names := [name for name, value in asked.items() if found[name] != value]:
         fields = listed([f"{name} {shown(asked[name])} (imported as {shown(found[name])})" for name in names])

@@ -34,8 +34,6 @@ ROWS, LENGTH = 4, 64
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a checkpoint that is checked as a separate model."""
-
     name: str
     config: TransformerConfig
     parameters: Arrays
@@ -66,7 +64,6 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
 
 
 def _check_has_pieces(opened: Opened) -> None:
-    """Raise `CheckpointError` if the layers of this checkpoint cannot become separate models."""
     config = opened.config
     obstacles = {
         "is an encoder-decoder; expected a model with one stack": config.architecture == "encoder-decoder",
@@ -169,7 +166,6 @@ def _embedded(config: TransformerConfig, outside: Arrays) -> _Front:
 
 
 def _taps(config: TransformerConfig, parameters: Arrays, tokens: np.ndarray) -> Arrays:
-    """Run the reference without padding, and return all activations."""
     found: Arrays = {}
     transformer(dataclasses.replace(config, pad_id=None), parameters, tokens=tokens, tap=recording(found))
     return found

@@ -23,7 +23,6 @@ class StoredTensor:
     """A tensor that contains one or more parameters in another form, such as a transposed or fused matrix."""
 
     parts: tuple[Part, ...]
-    """The parameters that the tensor contains."""
     join: Join
     """A function that combines the parameters into the tensor: the inverse of `parts`."""
 
@@ -92,7 +91,6 @@ def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[
 def weights(
     pairs: Mapping[str, str], theirs: str = "", ours: str = "", leaves: Sequence[str] = ("weight",)
 ) -> dict[str, str | StoredTensor]:
-    """Return the table entries for linear layers and norms without biases; see `linears`."""
     there, here = (f"{scope}." if scope else "" for scope in (theirs, ours))
     return {f"{there}{name}.{leaf}": f"{here}{own}.{leaf}" for name, own in pairs.items() for leaf in leaves}
 
@@ -103,7 +101,6 @@ def projections(query: str, key: str, value: str, output: str) -> dict[str, str]
 
 
 GATED = {f"{role}_proj": role for role in ("gate", "up", "down")}
-"""The pairs for the projections of a gated feed-forward, as an argument of `linears`."""
 
 
 def without(table: Table, *parts: str) -> dict[str, str | StoredTensor]:

@@ -62,7 +62,6 @@ class Section:
         }
 
     def asked(self) -> Shapes:
-        """Return the shapes of the tensors that a port may write for the section."""
         asked: Shapes = {}
         for key, request in self.all_requests.items():
             asked |= self.row.shapes(key, request)
@@ -164,7 +163,6 @@ class Bundle:
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every activation, by `{probe}/{tap}`."""
         return {
             f"{name}/{tap}": shape
             for name, probe in self.probes.items()
@@ -212,7 +210,6 @@ def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
 
 
 def check_name(name: str, config: TransformerConfig) -> None:
-    """Raise `BundleError` if the configuration differs from the preset `name` in anything but sizes."""
     if name != "config" and preset(name).resized(feed_forward_dim=WIDTH) != config.resized(feed_forward_dim=WIDTH):
         raise BundleError(
             f"The bundle is named {name!r}, but its configuration differs from this preset; use the name 'config'."

@@ -30,7 +30,6 @@ HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
 
 
 def largest_header(expected: Shapes) -> int:
-    """Return the largest allowed size of a header with the `expected` tensors, in bytes."""
     return HEADER_SPARE + sum(len(name) + HEADER_OF_ONE for name in expected)
 
 

@@ -18,7 +18,6 @@ this order.
 """
 
 ABSENT = "absent"
-"""The value that stands for a removed field."""
 
 MOST_NAMED = 8
 """The largest number of names in a line of the text report. The JSON report lists all names."""
@@ -126,7 +125,6 @@ class Audit:
 
     @property
     def warning(self) -> str:
-        """A warning that says how many fields and tensors are faulty; empty if there are none."""
         nouns = [count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults]
         wrong = f"the port handles {' and '.join(nouns)} wrongly, so it may be wrong for other folders (see Audit)"
         return f"{wrong}; --audit makes this a failure" if nouns else ""
@@ -146,7 +144,6 @@ class Audit:
 
     @property
     def _parts(self) -> tuple[Part, Part]:
-        """The arguments of `_line` for the fields and for the tensors."""
         fields = {says: self.fields_with(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
         number = len({each.name for each in self.fields})

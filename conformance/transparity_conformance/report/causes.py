@@ -18,11 +18,8 @@ SITE = "https://transparity.github.io/transparity/"
 @dataclass(frozen=True)
 class Meaning:
     title: str
-    """A sentence that describes the fault."""
     right: str
-    """The behavior of the reference."""
     look: str
-    """The code to check, and how to fix it."""
     hidden: str = ""
     """Inputs or models with which the fault does not show."""
     seen: tuple[str, ...] = ()
@@ -49,11 +46,6 @@ def page_of(name: str) -> str:
 
 
 def meaning(name: str) -> Meaning:
-    """Return the explanation of one cause.
-
-    Raises:
-        TransparityError: The cause does not exist.
-    """
     known = meanings()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from transparity_conformance.report.report import Report
 
 STANDARD_OUTPUT = Path("-")
-"""The path that means standard output."""
 
 
 class OutputError(TransparityError):

@@ -25,9 +25,7 @@ class Coverage:
     """The calls of a port that were compared with the reference; the verdict holds only for such calls."""
 
     lengths: tuple[int, ...] = ()
-    """The lengths of the sequences, in tokens."""
     batches: tuple[int, ...] = ()
-    """The batch sizes of the calls."""
     calls: int = 0
     """The number of calls of the port's object. To find hidden state, each call is compared with the same call of a new
     object.
@@ -97,7 +95,6 @@ class RanksComparison(Compared):
 
     @property
     def sentence(self) -> str:
-        """A sentence about the comparison of ranks, for the start of the report."""
         if self.one_rank == "agrees":
             return f"1 rank and {self.count} ranks of the same code agree. "
         if self.one_rank == "inconclusive":
@@ -113,7 +110,6 @@ class ThirdComparison:
     reference: str
     """The name of the implementation with which the report compares the port."""
     third: str
-    """The name of the third implementation."""
     port_agrees: bool
     """Whether the port agrees with `reference`."""
     port_agrees_with_third: bool
@@ -130,7 +126,6 @@ class ThirdComparison:
 
     @property
     def sentence(self) -> str:
-        """A sentence about the comparison of three implementations, for the start of the report."""
         if self.stands_alone == "port":
             return f"Your port differs from the other two: {self.reference} and {self.third} agree.  "
         if self.stands_alone:

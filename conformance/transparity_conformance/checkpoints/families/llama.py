@@ -117,7 +117,6 @@ QWEN3 = PLAIN.variant(
 
 
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
-"""Fields that have the same name in config.json and in `TransformerConfig`."""
 
 GRANITE = LLAMA.variant(
     model="GraniteForCausalLM",

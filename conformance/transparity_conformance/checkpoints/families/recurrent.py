@@ -135,7 +135,6 @@ does not allow."""
 
 
 def _packed_mamba2(config: TransformerConfig) -> Table:
-    """Return the fused projection, and the convolution of values, keys and queries, which is also fused."""
     convolved = {role: config.convolution_dims[role] for role in ("value", "key", "query")}
     rows = {"gate": config.recurrent_dim, **convolved, "decay": config.recurrent_heads}
     biases = {f"{RECURRENCE}.{role}_convolution.bias": width for role, width in convolved.items()}
@@ -164,10 +163,8 @@ def _write_limits(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _widths(fields: Fields) -> dict[str, Any]:
-    wide, heads = (
-        row.as_whole(fields, "hidden_size") * row.as_whole(fields, "expand"),
-        row.as_whole(fields, "num_heads"),
-    )
+    wide = row.as_whole(fields, "hidden_size") * row.as_whole(fields, "expand")
+    heads = row.as_whole(fields, "num_heads")
     if heads * row.as_whole(fields, "head_dim") != wide:
         raise row.wrong("head_dim", fields["head_dim"], f"expand × hidden_size / num_heads = {wide} / {heads}")
     return {}

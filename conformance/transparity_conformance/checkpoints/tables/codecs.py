@@ -19,7 +19,6 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields, as
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
-"""Sizes that the small models of many families have."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (),
@@ -208,7 +207,6 @@ class Family:
         return found
 
     def table(self, config: TransformerConfig) -> Table:
-        """Return the table of tensors and their parameters for a configuration."""
         table = {**self.names, **self.packed(config)}
         if config.head != "classes" or self.classifier is None:
             return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,17 +22,13 @@ KeyRow = tuple[str, str, Callable[[Fields, str], Any]]
 """(key in config.json, field of `TransformerConfig`, function that checks the value) for a rotary scaling."""
 
 
-def _given(given: Fields, key: str) -> Any:
-    return given[key]
-
-
 def _numbers(given: Fields, name: str) -> tuple[float, ...]:
     listed = given[name] if isinstance(given[name], list) else [None]
     return tuple(row.as_number({f"{name}[{i}]": each}, f"{name}[{i}]") for i, each in enumerate(listed))
 
 
 FACTOR: KeyRow = ("factor", "rotary_factor", row.as_number)
-LENGTH: KeyRow = (ORIGINAL, "rotary_original_length", _given)
+LENGTH: KeyRow = (ORIGINAL, "rotary_original_length", operator.getitem)
 
 REQUIRED_KEYS: dict[str, tuple[KeyRow, ...]] = {
     "default": (),
@@ -185,7 +182,6 @@ def _read_scaling(kind: str, given: Fields) -> dict[str, Any]:
 
 
 def written_scaling(config: TransformerConfig) -> dict[str, Any]:
-    """Return a scaling with all keys of its kind, and with the attention factor."""
     kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
     rows = [(key, ours) for key, ours, _ in (*REQUIRED_KEYS[kind], *USUAL_KEYS.get(kind, ()))]
     rows += [("attention_factor", "rotary_attention_factor")] * (kind in ATTENTION_FACTORS)

@@ -41,7 +41,6 @@ def wrong(name: str, found: Any, expected: str) -> CheckpointError:
 
 
 def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:
-    """Look up the value of a field in `values`; raise `CheckpointError` if `values` does not contain it."""
     found = fields[name]
     if not isinstance(found, str) or found not in values:
         raise wrong(name, found, f"one of {', '.join(values)}")
@@ -57,14 +56,12 @@ def activation_name(config: TransformerConfig) -> str:
 
 
 def as_whole(fields: Fields, name: str, least: int = 1, expected: str = "a whole number, at least 1") -> int:
-    """Return the value of an integer field; raise `CheckpointError` if it is less than `least`."""
     if not is_whole(fields[name], least):
         raise wrong(name, fields[name], expected)
     return int(fields[name])
 
 
 def as_layers(fields: Fields) -> int:
-    """Return the number of layers; raise `CheckpointError` if it exceeds `MOST_LAYERS`."""
     count = fields["num_hidden_layers"]
     if not is_whole(count, 0) or count > MOST_LAYERS:
         raise wrong("num_hidden_layers", count, f"a whole number, at most {MOST_LAYERS}")
@@ -123,7 +120,6 @@ class FieldRow:
     name: str
     """The name of the first field. In a variant of a family, a row replaces another row of the same name."""
     reads: tuple[str, ...]
-    """The fields of config.json that the row reads."""
     defaults: Fields
     """The values that `transformers` uses for missing fields. A missing field that has no default counts as null."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
@@ -167,7 +163,6 @@ def flag(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED) -> Fie
 
 
 def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """Return a row for an integer that is at least 1."""
     return _value(name, ours, default, as_whole, _same, written)
 
 
@@ -241,8 +236,6 @@ def tokens(**defaults: int | None) -> FieldRow:
 
 
 def same(name: str, other: str, ours: str) -> FieldRow:
-    """Return a row for two fields of config.json that must have equal values."""
-
     def read(fields: Fields) -> dict[str, Any]:
         if fields[name] != fields[other]:
             raise wrong(other, fields[other], f"{as_json(fields[name])}, the value of {name}")

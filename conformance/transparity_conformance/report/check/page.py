@@ -40,7 +40,6 @@ AXES = ("layer", "head", "position", "row", "feature")
 
 
 def as_html(reports: Sequence[Report]) -> str:
-    """Return the page, with a section for each report; the sections of wrong ports are open."""
     functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "shade": _shade}
     functions |= {"summary": _summary, "next_step": _next, "meanings": meanings(), "page_of": page_of}
     functions |= {"notes_on": notes_on, "ties": ties, "worst_share": worst_share}
@@ -70,7 +69,6 @@ def _next(view: CheckView) -> str:
 
 
 def headline(reports: Sequence[Report]) -> dict[str, str]:
-    """Return the worst verdict, and a sentence with the number of reports that have this verdict."""
     verdicts: list[str] = [report.verdict for report in reports]
     worst = next((verdict for verdict in VERBS if verdict in verdicts), "inconclusive")
     if len(reports) == 1:
@@ -151,14 +149,12 @@ def _bars(axis: str, errors: Sequence[float], budget: float) -> dict[str, Any]:
 
 
 FILES = ("--json", "--html", "--markdown")
-"""The options whose values are paths of files to write."""
 
 DIGITS = 16
 """The number of digits of a hash in the report."""
 
 
 def as_markdown(reports: Sequence[Report], *, weights: Path | None = None) -> str:
-    """Return the result and coverage of each report, then the command, the versions, and hashes of the files."""
     return "\n".join([*(line for report in reports for line in _report(report)), *_provenance(reports, weights), ""])
 
 

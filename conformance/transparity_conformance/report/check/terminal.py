@@ -106,7 +106,6 @@ def _content(report: Report) -> object:
 
 
 def one_line(report: Report) -> RenderableType:
-    """Return a line for one of several configurations: the verdict, and the causes or the used share of a tolerance."""
     causes = dict.fromkeys(cause.mistake for finding in findings(report) for cause in finding.causes)
     unknown = too_little(report) if report.verdict == "inconclusive" else "unexplained"
     right = f"{format_share(worst(report)[0])} of the tolerance"
@@ -246,7 +245,6 @@ def _strength(view: CheckView, verbose: bool) -> RenderableType:
 
 
 def named(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names and texts; write a repeated name only once."""
     table, before = Table.grid(padding=(0, 3, 0, 0)), ""
     for name, text in rows:
         table.add_row(Text("" if name == before else name, style="bold"), Text(text, overflow="fold"))
@@ -255,7 +253,6 @@ def named(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _details(view: CheckView) -> Iterator[RenderableType]:
-    """Yield the details of a verbose report: coverage, claims, activations, what was not compared, notes and times."""
     report = view.report
     if view.coverage:
         yield named([("Covers", view.coverage)])
@@ -272,7 +269,6 @@ def _details(view: CheckView) -> Iterator[RenderableType]:
 
 
 def _activations(report: Report) -> Iterator[tuple[str, Text, str, str]]:
-    """Yield each activation with the probe on which its error uses the largest share of the tolerance."""
     for tap in dict.fromkeys(item.tap for item in report.measured):
         worst = max((item for item in report.measured if item.tap == tap), key=lambda item: item.share)
         used = Text(format_share(worst.share), STYLES["diverges" if worst.is_wrong else "agrees"])
@@ -308,7 +304,6 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Tabl
 
 
 def _profile(finding: Finding) -> Iterator[Text]:
-    """Yield bars of the errors along each axis; skip an axis that is too long, or wrong everywhere."""
     budget = finding.worst.budget
     for axis, errors in finding.profile.items():
         if (drawn := bars(errors, budget)) and "·" in drawn:

@@ -41,8 +41,7 @@ _ROWS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("catal
 
 
 def _config(name: str) -> TransformerConfig:
-    """Return the configuration of a port in `catalogue.toml`. The row changes fields of a base: another row, a
-    preset at probe size, or an example of a family."""
+    """Return the configuration of a row: changed fields of another row, a preset, or an example of a family."""
     fields = dict(_ROWS[name])
     if fields.pop("own_keys", False):
         fields["num_key_value_heads"] = None

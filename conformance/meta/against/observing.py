@@ -14,8 +14,7 @@ Key = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Value:
-    """A description of a value. `kind` is `float`, `complex` or `integers` with a tensor's shape, `number` with the
-    number, or a module's class name with the shapes of its weights."""
+    """A value: a tensor's kind and shape, a number, or a module's class with the shapes of its weights."""
 
     kind: str
     shape: tuple[Any, ...]

@@ -78,8 +78,7 @@ def _in_port(theirs: Path, port: Path) -> dict[int, list[int]]:
 
 
 def lines_of_use(text: str, first: int, last: int) -> set[int]:
-    """Return the lines that use the result of a statement. For an assignment, these lines read the assigned names or
-    attribute. For a `return`, they call the function. For a keyword argument, they read the parameter of this name."""
+    """Return the lines that read a statement's names, attribute or keyword argument, or call its function."""
     tree = ast.parse(text)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     around = [node for node in functions if node.lineno <= first <= (node.end_lineno or 0)]

@@ -46,8 +46,7 @@ Load = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Planted:
-    """A loader with a fault. `name` is the field or tensor that the audit must report; `old` is replaced by `new` in
-    the loader's file."""
+    """A loader in which `new` replaces `old`. The audit must report the field or tensor `name`."""
 
     loader: str
     family: str

@@ -45,10 +45,7 @@ def told(name: str) -> dict[str, Any]:
 
 
 def merged(rows: Rows, cache: Path) -> dict[str, Row]:
-    """Merge new results from a folder into the rows; a known bug keeps its first judgment.
-
-    Rows of removed bugs are dropped. Bugs without a new result keep their row.
-    """
+    """Merge new results into the rows; a known bug keeps its first judgment, and a removed bug is dropped."""
     bugs = exam()
     results = {name: json.loads(path.read_text("utf-8")) for name in bugs if (path := cache / f"{name}.json").is_file()}
     found = {name: row for name, row in rows.items() if name in bugs}

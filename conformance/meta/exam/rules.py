@@ -63,12 +63,7 @@ RULES = {
 
 
 def failed(port: dict[int, np.ndarray | None], right: dict[int, np.ndarray]) -> list[str]:
-    """Return the names of the rules that a port fails. Without logits, or with logits of a wrong shape, it fails all
-    rules.
-
-    Args:
-        port, right: the port's logits and the expected logits (tokens, vocab), by the number of tokens.
-    """
+    """Return the names of failed rules; `port` and `right` are logits by the number of tokens."""
     return [name for name, rule in RULES.items() if not _passes(rule, port[rule.tokens], right[rule.tokens])]
 
 

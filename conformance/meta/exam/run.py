@@ -81,8 +81,7 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
 
 
 def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str]:
-    """Return the rules that a port fails on random weights and unpadded tokens. A pooled output counts as the logits
-    of the last token."""
+    """Return the rules that a port fails without padding. Pooled outputs count as the last token's logits."""
     parameters = probe_parameters(config)
     random = np.random.default_rng(0)
     answers: dict[int, np.ndarray | None] = {}
@@ -100,8 +99,7 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
 
 
 def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: np.random.Generator) -> Probe:
-    """Return one image, or random ids of ordinary tokens; if the model pools the end token, the last id is the end
-    token."""
+    """Return one image, or random ids of ordinary tokens. If the model pools the end token, it is the last id."""
     special, length = {config.pad_id, config.bos_id, config.eos_id}, min(tokens, config.max_length)
     drawn = mixed_inputs(config)
     inputs = {name: drawn[name][:1] for name in config.input_names if name not in config.token_inputs}

@@ -90,8 +90,7 @@ def harness_beside(build: Backend) -> Harness:
 
 @contextmanager
 def as_reference(build: Backend) -> Iterator[None]:
-    """Make `build` the reference of the whole suite within the context. Every oracle then calls `build`. Names that
-    a module of the suite imported from the NumPy column are replaced by the names of `build`'s column."""
+    """Make `build` the reference of the suite; its column's names replace names imported from the NumPy column."""
 
     def found(name: str) -> Backend:
         return build if name == REFERENCE else backend(name)
@@ -122,8 +121,7 @@ def _forget() -> None:
 
 
 def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool = False) -> bool:
-    """Return whether the claim `name` fails or raises for `build`; the default dtype is float32. Models run without
-    compilation, because compiling a planted file takes a minute."""
+    """Return whether the claim `name` fails or raises for `build`, without compilation, which takes a minute."""
     if name == DRAWN:
         return drawn_catches(build)
     claim = all_claims()[name]

@@ -91,11 +91,7 @@ class Judged:
 
 
 def judged(bug: Bug, answer: Answer, twin: Answer | None = None) -> Judged:
-    """Judge the answer to a bug or a control. Findings of an audit do not count if the unchanged twin has them, too.
-
-    For a control, every verdict except `agrees` counts as detected, and so does an error or an unexpected audit
-    finding.
-    """
+    """Judge the answer to a bug or a control, without findings that the audit of the unchanged twin has, too."""
     way = _way(bug, answer, twin)
     faults = answer["faults"]
     first = faults[0] if faults else None
@@ -138,11 +134,7 @@ def _false_causes(bugs: Sequence[Bug], fault: Fault) -> list[str]:
 
 
 def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
-    """Return the false statements in an answer about planted bugs.
-
-    False statements are wrong causes, right causes at wrong taps, and the claim that the rest agrees although a bug is
-    unnamed. A cause at the logits, such as dropout, says nothing about the taps before the logits.
-    """
+    """Return wrong causes, right causes at wrong taps, and a claim that the rest agrees although a bug is unnamed."""
     told = [fault for fault in answer["faults"] if fault["causes"]]
     false = [name for fault in told for name in _false_causes(bugs, fault)]
     unnamed = {*bugs}
@@ -244,8 +236,7 @@ def nothing_else_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_unnamed(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the port diverges, and no cause is certain. A cause is uncertain if it has alternatives, or
-    explains only a part of the error."""
+    """Return whether the port diverges, and each cause has alternatives or explains only a part of the error."""
     certain = [fault for fault in answer["faults"] if fault["causes"] and not fault["indistinguishable"]]
     return is_detected(bugs, answer) and all(map(_remains, certain))
 

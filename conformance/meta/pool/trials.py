@@ -91,10 +91,7 @@ class Trial:
         return answer_of(report, Path(modules_with(bugs).__file__).parent)
 
     def drafted(self, answer: Answer) -> dict[str, Any]:
-        """Return the bugs named by the first report, and the bugs named when bugs are fixed one by one.
-
-        The result also says which reported lines are right, and lists the reported causes that match no bug.
-        """
+        """Return bugs named by the first report, bugs named after fixes, marks of the lines, and false causes."""
         named: list[Bug] = []
         lines, false = [], []
         for fault in answer["faults"]:

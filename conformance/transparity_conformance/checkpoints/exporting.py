@@ -70,9 +70,7 @@ def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dic
 def tensors_in(
     family: Family, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, with_computed: bool = True
 ) -> dict[str, np.ndarray]:
-    """Return the tensors of model.safetensors in float32, with the names of `transformers`. If `with_computed` is
-    false, leave out tensors that the reference computes.
-    """
+    """Return the tensors of model.safetensors; `with_computed` adds tensors that the reference computes."""
     absent = set(family.absent(config))
     table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
@@ -106,8 +104,7 @@ def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, 
 
 
 def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
-    """Return a function that says whether a port accepts a configuration. A loader accepts what its family can express;
-    a port without a `model_type` accepts every configuration."""
+    """Return a function that says whether a port accepts a configuration, because its family can express it."""
     if model_type is None:
         return lambda config: True
     family = family_called(model_type)
@@ -135,9 +132,7 @@ def _check_same(
 
 
 def explicit(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of a configuration, to compare configurations. A field without a value gets the value that
-    other fields imply, such as a width.
-    """
+    """Return the fields of a configuration; a field without a value gets the value that other fields imply."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     heads = {"num_key_value_heads": config.key_value_heads, "attention_head_dim": config.head_dim}
     return fields | _by_layer(config) | heads

@@ -59,9 +59,7 @@ class InFolder(dict[str, Any]):
 
     @functools.cached_property
     def is_given_itself(self) -> bool:
-        """Return whether a loader gets this folder instead of a float32 copy. The loader gets this folder if it is
-        already such a copy, if matrices have scales, or if a copy would not fit into memory.
-        """
+        """Return whether a loader gets this folder instead of a float32 copy."""
         is_other = self.is_ours or self.stored_as != ""
         return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
 
@@ -214,9 +212,7 @@ STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Return the fields without `quantization_config`, and its value. If its method is not supported, return all fields
-    and None.
-    """
+    """Return the fields without `quantization_config`, and its value. Keep a `quantization_config` of unknown form."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -295,8 +291,7 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
 
 
 def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the special tokens, with None for a token outside the vocabulary. In an encoder-decoder, the first token
-    is `decoder_start_token_id`."""
+    """Return the special tokens, with None for a token outside the vocabulary."""
     sizes = [found[name] for name in ("source_vocab_size", "target_vocab_size") if is_whole(found.get(name), 1)]
     begins = "decoder_start_token_id" if found["architecture"] == "encoder-decoder" else "bos_token_id"
     named = {"pad_id": "pad_token_id", "bos_id": begins, "eos_id": "eos_token_id"}

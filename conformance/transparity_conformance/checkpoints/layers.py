@@ -89,8 +89,7 @@ def open_for_pieces(folder: Path, head: str | None) -> Opened:
 
 @contextlib.contextmanager
 def written(piece: Piece, model_type: str, no_gradients: str = "") -> Iterator[InFolder]:
-    """Write a part to a temporary folder in the format of `model_type`; yield the parameters. Raise `CheckpointError`
-    if the family cannot express the part as a model, or if the folder cannot be written."""
+    """Write a part to a temporary folder in the format of `model_type`; yield the parameters."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         folder = Path(root, model_type)
         again = export_checkpoint(model_type, piece.config, piece.parameters, folder)
@@ -113,8 +112,7 @@ def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: objec
 
 
 def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
-    """Yield models without layers, each with the embeddings, the final norm and the head for a block of tokens.
-    `outside` has all parameters outside the layers."""
+    """Yield models without layers, one for each block of tokens. `outside` has the parameters of no layer."""
     stack = _stack(config)
     vocabulary = config.stack_vocab_size(stack)
     tables = {f"{stack}.token_embedding.weight", "head.weight", "head.bias"}

@@ -77,9 +77,7 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the sections, and of sections that they need, in the order of `CAPABILITIES`. Raise
-    `BundleError` for unknown names.
-    """
+    """Return the sections, and the sections that they need, in the order of `CAPABILITIES`."""
     for name in sections:
         if name not in CAPABILITIES:
             raise BundleError(f"A bundle has no section {name!r}; expected one of {', '.join(CAPABILITIES)}.")
@@ -119,9 +117,7 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return the section with the bundle's own requests; call `check_section` first. Integers and random numbers must
-    equal the checker's own. Parameters are taken from the file, because another machine may have rounded them
-    differently."""
+    """Return the section with the bundle's requests, after `check_section`. Only parameters may differ, by rounding."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
             raise BundleError(

@@ -47,9 +47,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ProbeFields(Strict):
-    """A probe: its inputs, and the activations that a port may write. In names, `{i}` stands for a layer's number,
-    counted from 0.
-    """
+    """A probe: its inputs, and the activations that a port may write. In names, `{i}` is a layer's number from 0."""
 
     purpose: Text = msgspec.field(name="for")
     inputs: StoredShapes

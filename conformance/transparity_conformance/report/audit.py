@@ -13,9 +13,7 @@ from transparity_conformance.report.formatting import count, some
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
-"""Outcomes, the most important first. A field for which several values are tried gets the first of their outcomes in
-this order.
-"""
+"""Outcomes, the most important first. A field with several tried values gets the first of their outcomes."""
 
 ABSENT = "absent"
 
@@ -52,8 +50,7 @@ class AuditedField(Compared):
 class AuditedTensor(Compared):
     name: str
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
-    """`may be missing` if the port accepts a file without the tensor; `not ignored` if a tensor that the model does not
-    use changes the result."""
+    """`may be missing`: a file without the tensor is accepted; `not ignored`: an unused tensor changes the result."""
     says: str = ""
     """A clause with the values that the port uses in place of the tensor."""
     error: float = 0.0

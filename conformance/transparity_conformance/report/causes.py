@@ -26,9 +26,7 @@ class Meaning:
     """Public issues about this fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """For each variant of a fault in the forward pass, the sentence that a report prints. `catalogue` composes the
-    other sentences.
-    """
+    """The sentence of a report for each variant of a fault in the forward pass; `catalogue` composes the others."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]

@@ -149,11 +149,7 @@ def dtype_name(value: Any) -> str:
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return actual − ours.
-
-    The difference is 0 where both are NaN or the same infinity. The difference is infinite where only one is NaN or
-    infinite.
-    """
+    """Return actual − ours: 0 where both are NaN or the same infinity, infinite where only one is."""
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):

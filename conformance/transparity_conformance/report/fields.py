@@ -78,10 +78,7 @@ def lines() -> Iterator[tuple[str, str]]:
 
 
 def described(config: TransformerConfig) -> dict[str, Any]:
-    """Return JSON values: a configuration, its departures from its paper, its parameters and its activations.
-
-    A word stands for each unknown size, such as `batch`.
-    """
+    """Return JSON values. A word such as `batch` stands for each unknown size."""
     return {
         "config": config.as_dict(),
         "departures": departures(config),
@@ -112,8 +109,7 @@ def taps_table(config: TransformerConfig) -> Table:
 
 
 def _by_layer(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[tuple[str, tuple[int, ...], int]]:
-    """Yield (name, shape, number of layers); layers with the same shape share a name, such as
-    `decoder.layers.0…3.output`, or `decoder.layers.0,2.output` if the layers between have another shape."""
+    """Yield (name, shape, number of layers); equal layers share a name, such as `decoder.layers.0…3.output`."""
     layers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for name, shape in shapes.items():
         found = in_layer(name)

@@ -27,12 +27,9 @@ class Coverage:
     lengths: tuple[int, ...] = ()
     batches: tuple[int, ...] = ()
     calls: int = 0
-    """The number of calls of the port's object. To find hidden state, each call is compared with the same call of a new
-    object.
-    """
+    """The number of calls of the port's object, each compared with the same call of a new object."""
     features: tuple[str, ...] = ()
-    """The configuration fields that at least one compared call exercises: another value would change its result.
-    """
+    """The configuration fields that at least one compared call exercises: another value would change its result."""
     untested: tuple[str, ...] = ()
     """Fields and probes that no compared call exercises, with reasons. If any exist, the verdict is not `agrees`."""
     sizes: tuple[str, ...] = ()
@@ -159,8 +156,7 @@ class Timing:
 
 
 class Stopwatch:
-    """A stopwatch for the stages of a check. `port` returns the processor time of the port's processes in seconds; None
-    if it is unknown."""
+    """A stopwatch for the stages of a check. `port` returns the processor seconds of the port's processes."""
 
     def __init__(self, port: Callable[[], float | None]) -> None:
         self.port = port

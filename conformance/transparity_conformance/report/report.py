@@ -286,9 +286,7 @@ class CapabilityResult:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     calls: int = 0
-    """The number of calls of the port's object. To find hidden state, each call is compared with the same call of a new
-    object.
-    """
+    """The number of calls of the port's object, each compared with the same call of a new object."""
     untested: tuple[str, ...] = ()
     """The calls that failed in the port; because of them, the verdict is not `agrees`."""
 

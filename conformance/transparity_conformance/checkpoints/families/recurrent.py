@@ -39,17 +39,14 @@ ATTENTION = f"{LAYER}.self_attention"
 
 
 def convolution(widths: Mapping[str, int]) -> StoredTensor:
-    """Return the table entry for a kernel (features, 1, width) that stacks the convolutions of several roles. `widths`
-    has the number of features of each role."""
+    """Return the entry for a kernel (features, 1, width) that stacks the convolutions of several roles."""
     flat = stacked({f"{RECURRENCE}.{role}_convolution.weight": width for role, width in widths.items()})
     parts = tuple((name, lambda tensor, cut=cut: cut(tensor)[:, 0]) for name, cut in flat.parts)
     return StoredTensor(parts, lambda kernels: np.concatenate(kernels)[:, np.newaxis])
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the fused projection of a recurrence, interleaved by head group, and the fused projection of queries and
-    gates. The heads of a group share a key.
-    """
+    """Return the fused projections; a recurrence's are interleaved by groups of heads that share a key."""
     groups = config.recurrent_key_heads
     shares = config.recurrent_heads // groups
     rows = {"query": config.recurrent_key_dim, "key": config.recurrent_key_dim}
@@ -130,8 +127,7 @@ QWEN3_NEXT = PLAIN.variant(
 LONGEST_CHUNK = 256
 
 LARGEST = float(np.finfo(np.float32).max)
-"""The upper bound of the time step that written files use for "no bound". Published files have Infinity, which JSON
-does not allow."""
+"""The largest time step in written files. Published files have Infinity, which JSON does not allow."""
 
 
 def _packed_mamba2(config: TransformerConfig) -> Table:

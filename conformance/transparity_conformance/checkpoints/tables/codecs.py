@@ -137,9 +137,7 @@ class Family:
     no_parameters: Collection[str] = ()
     """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """Functions that compute tensors, by the tensor's name. A file may store such a tensor, although the reference
-    computes it. If the file has other values, the tensor is a parameter.
-    """
+    """Functions that compute tensors that a file may store. A tensor with other values is a parameter."""
     classifier: Classifier | None = None
 
     def variant(
@@ -180,9 +178,7 @@ class Family:
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:
-        """Convert config.json to `TransformerConfig` fields, given the `names` of all tensors in the file. Raise
-        `CheckpointError` for an unsupported value or a missing field.
-        """
+        """Convert config.json to `TransformerConfig` fields, given the `names` of all tensors in the file."""
         for name, right in {**ONLY, **self.only}.items():
             if given.get(name) is not None and given[name] not in right:
                 raise wrong(name, given[name], " or ".join(map(as_json, right)) or "null")
@@ -196,9 +192,7 @@ class Family:
         return found | (self.classifier.read(fields) if self.classifier else {})
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Convert a configuration to config.json. If the family cannot express the configuration, `read` returns a
-        different configuration for the result.
-        """
+        """Convert a configuration to config.json. `read` inverts this if the family can express the configuration."""
         found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
         for row in sorted(self.rows, key=lambda row: not row.ours):
             found |= row.write(config)

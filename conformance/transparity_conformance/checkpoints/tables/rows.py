@@ -93,8 +93,7 @@ def as_head_width(
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
-    """Return the first number that is `right`, to invert a conversion that rounds. Try the candidates, then floats
-    close to the last candidate; if no number is right, return the last candidate."""
+    """Return the first candidate that is `right`, or else a nearby float; this inverts a conversion that rounds."""
     last = candidates[-1]
     near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]
     return next((each for each in (*candidates, *near) if each and right(each)), last)
@@ -123,8 +122,7 @@ class FieldRow:
     defaults: Fields
     """The values that `transformers` uses for missing fields. A missing field that has no default counts as null."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
-    """A function that takes fields of config.json and the names of all tensors, and returns `TransformerConfig` fields.
-    """
+    """A function from fields of config.json and the names of all tensors to `TransformerConfig` fields."""
     write: Write
     ours: tuple[str, ...] = ()
     """The `TransformerConfig` fields that get the value of config.json unchanged."""
@@ -174,8 +172,7 @@ def number(
 
 
 def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a string; `values` maps strings of config.json to strings of the reference. Among several
-    strings of equal meaning, the first is written."""
+    """Return a row for a string; of several strings in `values` with equal meaning, the first is written."""
 
     def write(value: str) -> Any:
         return next((theirs for theirs, each in values.items() if each == value), None)
@@ -197,8 +194,7 @@ def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> 
 
 
 def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
-    """Return a row that computes fields from several fields of config.json; `write` is the inverse of `read`. A missing
-    field in `reads` is null; a missing field in `defaults` has the value given there."""
+    """Return a row for several fields. A missing field is null, or has its value in `defaults`."""
     return by_tensors(lambda fields, _: read(fields), write, *reads, **defaults)
 
 

@@ -142,9 +142,7 @@ class Footnote:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix with a row for each claim, sorted by topic, and a column for each backend; cells without comparisons are
-    absent.
-    """
+    """A row for each claim, sorted by topic, and a column for each backend; cells without comparisons are absent."""
 
     claims: tuple[str, ...]
     columns: tuple[Column, ...]

@@ -1,6 +1,4 @@
-"""The agreement matrix with its environment and with what was not compared, and its files: JSON and a self-contained
-HTML page.
-"""
+"""The agreement matrix with its environment and what was not compared, as JSON and as an HTML page."""
 
 from __future__ import annotations
 
@@ -146,9 +144,7 @@ def write_html(path: str | Path, agreement: Agreement) -> None:
 
 
 def as_html(agreement: Agreement) -> str:
-    """Return an HTML page with the verdict, the environment, a heat map, mistakes of documents, and what was not
-    compared.
-    """
+    """Return the HTML page."""
     matrix = agreement.matrix
     functions: dict[str, Any] = {"joined": _joined, "comparison": _comparison, "sizes": _sizes, "name_of": name_of}
     functions |= {"place": functools.partial(_place, matrix), "column_of": column_of}

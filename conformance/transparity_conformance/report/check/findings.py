@@ -124,10 +124,7 @@ def findings(report: Report) -> list[Finding]:
 
 
 def sentence(report: Report) -> str:
-    """Return the verdict: causes and their places, or the used share of the tolerance if only rounding differs.
-
-    Sentences about several ranks or a third implementation come first.
-    """
+    """Return the verdict: causes and their places, or the used share of the tolerance if only rounding differs."""
     return "".join([*beginnings(report), _verdict(report)])
 
 
@@ -221,20 +218,14 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest used share of a tolerance, and the activation or claim; (0, "") if nothing was compared.
-
-    A claim may agree although its error exceeds the tolerance, because conventions differ; its share does not count.
-    """
+    """Return the largest used share and its place. Claims that agree only by convention do not count."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(each.share, _place(each)) for each in report.claims if each.verdict != "agrees" or each.share <= 1]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return the place of a claim's error, such as `logits, length 5, batch 2`.
-
-    The claim's id precedes the place, except for claims about the forward pass.
-    """
+    """Return the place of a claim's error: `logits, length 5, batch 2`, with the claim's id except for `forward`."""
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 
@@ -271,10 +262,7 @@ def places(taps: Iterable[str]) -> list[str]:
 
 
 def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
-    """Return a list for each kind of activation that occurs in several layers, such as `decoder.layers.{i}.output`.
-
-    The list has the largest used share of the tolerance in each layer, without the errors of earlier activations.
-    """
+    """Return the share of the tolerance that each layer itself uses, for kinds of activations in several layers."""
     patterns: dict[str, dict[int, float]] = {}
     for item in measured:
         if place := in_layer(item.tap):

@@ -49,10 +49,7 @@ def as_html(reports: Sequence[Report]) -> str:
 
 
 def _summary(view: CheckView) -> str:
-    """Return the verdict as a sentence.
-
-    If the page lists findings, return only sentences about ranks, a third implementation and differing fields.
-    """
+    """Return the verdict as a sentence. If the page lists findings, leave out their sentences."""
     if view.report.verdict != "diverges" or not view.findings:
         return sentence(view.report)
     return " ".join([*beginnings(view.report), another_model(view.report)]).replace("`", "").strip()

@@ -69,8 +69,7 @@ def as_text(reports: Sequence[Report], width: int = 100, *, verbose: bool = Fals
 
 
 class Headline:
-    """The first line: `✗ my.py:load differs from the reference  llama, float32`. A long path is not wrapped. A long
-    list of configurations starts on a new line."""
+    """The first line: `✗ my.py:load differs from the reference  llama, float32`. A long title is not wrapped."""
 
     def __init__(self, view: CheckView) -> None:
         self.view = view
@@ -211,9 +210,7 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """Yield the end of a wrong port's result: whether fixing the findings suffices, their effect on logits, and the
-    audit.
-    """
+    """Yield whether fixing the findings suffices, their effect on logits, and the audit."""
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))
@@ -228,10 +225,7 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
 
 
 def _strength(view: CheckView, verbose: bool) -> RenderableType:
-    """Return rows about what was compared, the used share of the tolerance, and what was not compared.
-
-    With `verbose`, also list every value of a field that was not compared.
-    """
+    """Return rows about what was compared, the used share of the tolerance, and what was not compared."""
     report = view.report
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", worst_share(report))] * bool(report.measured)
     if report.verdict == "inconclusive":
@@ -325,10 +319,7 @@ def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
 
 
 def bars(errors: Sequence[float], budget: float) -> str:
-    """Return a text such as `··▃█`, with a bar for each error on a logarithmic scale.
-
-    Errors within the budget get a dot. If there are too many errors, return an empty text.
-    """
+    """Return bars on a logarithmic scale, such as `··▃█` with dots within the budget; "" for too many errors."""
     if len(errors) > MOST_BARS:
         return ""
     largest, tall = max(errors, key=lambda error: share(error, budget)), len(BARS) - 1

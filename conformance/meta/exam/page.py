@@ -18,7 +18,7 @@ from typing import Any
 from meta.exam.bug import exam, twins
 from meta.exam.rules import RULES, TARGETS, rule_scores, scores
 from meta.page import DOCS, table, with_part
-from meta.pool.judge import Judged, judged
+from meta.pool.judge import judged
 from meta.trial import Share
 from transparity_conformance.report.causes import meanings
 
@@ -53,21 +53,11 @@ def merged(rows: Rows, cache: Path) -> dict[str, Row]:
         if result["digest"] != bugs[name].digest():  # the result belongs to an older version of the bug
             continue
         now = judged(bugs[name], result, results.get(twins()[name]))
-        found[name] = row_of(name, now, rows.get(name))
+        judgment = {key: getattr(now, key) for key in JUDGED}
+        first = rows[name]["first"] if name in rows else judgment
+        others = {"rules": list(now.rules), "seconds": now.seconds}
+        found[name] = {**told(name), **others, **judgment, "says": now.says, "first": first}
     return {name: found[name] for name in bugs if name in found}
-
-
-def row_of(name: str, now: Judged, before: Row | None) -> Row:
-    judgment = {key: getattr(now, key) for key in JUDGED}
-    first = judgment if before is None else before["first"]
-    return {
-        **told(name),
-        "rules": list(now.rules),
-        "seconds": now.seconds,
-        **judgment,
-        "says": now.says,
-        "first": first,
-    }
 
 
 def write(rows: Rows, file: Path = FILE) -> None:

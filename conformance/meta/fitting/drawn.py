@@ -67,8 +67,6 @@ class Drawn(Model):
 
 
 class Module(nn.Module):
-    """A newly initialized `torch.nn.Module` with the given configuration."""
-
     def __init__(self, config: TransformerConfig, seed: int = 0) -> None:
         super().__init__()
         self.core = Drawn.__new__(Drawn)

@@ -35,7 +35,6 @@ def models_of(framework: str) -> Any:
 
 
 def file_of(framework: str, case: Mapping[str, Any], folder: Path) -> Path:
-    """Return a framework's file, or a copy in `folder` with the case's mistake."""
     path = Path(__file__).with_name(f"{framework}_models.py")
     return edited_copy(path, folder, **case[framework]) if framework in case else path
 

@@ -46,8 +46,6 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The model of the preset notes-lm."""
-
     def __init__(self, config: TransformerConfig, *, fused: bool) -> None:
         super().__init__()
         vocab, dim = config.target_vocab_size or 0, config.embed_dim

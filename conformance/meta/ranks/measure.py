@@ -96,7 +96,6 @@ def judged(case: Case) -> dict[str, Any]:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return all cases, grouped by the number of ranks."""
     cases = sorted([*RIGHT, *WRONG], key=lambda case: case.ranks)
     return [
         Trial(

@@ -112,7 +112,7 @@ def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: objec
 
 
 def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
-    """Yield models without layers, one for each block of tokens. `outside` has the parameters of no layer."""
+    """Yield models without layers, one for each block of tokens. `outside` has the parameters outside of layers."""
     stack = _stack(config)
     vocabulary = config.stack_vocab_size(stack)
     tables = {f"{stack}.token_embedding.weight", "head.weight", "head.bias"}

@@ -92,7 +92,6 @@ def weights(
 
 
 def projections(query: str, key: str, value: str, output: str) -> dict[str, str]:
-    """Return the pairs for the four projections of an attention, as an argument of `linears`."""
     return {query: "query", key: "key", value: "value", output: "output"}
 
 
@@ -100,7 +99,6 @@ GATED = {f"{role}_proj": role for role in ("gate", "up", "down")}
 
 
 def without(table: Table, *parts: str) -> dict[str, str | StoredTensor]:
-    """Return a table without the tensors whose names contain one of `parts`."""
     return {theirs: ours for theirs, ours in table.items() if not any(part in theirs for part in parts)}
 
 

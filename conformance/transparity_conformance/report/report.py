@@ -291,14 +291,8 @@ class CapabilityResult:
     """The calls that failed in the port; because of them, the verdict is not `agrees`."""
 
     def __add__(self, other: CapabilityResult) -> CapabilityResult:
-        return CapabilityResult(
-            self.claims + other.claims,
-            self.faults + other.faults,
-            self.not_compared + other.not_compared,
-            self.notes + other.notes,
-            self.calls + other.calls,
-            self.untested + other.untested,
-        )
+        names = [each.name for each in dataclasses.fields(self)]
+        return CapabilityResult(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 def not_compared(*reasons: str) -> CapabilityResult:

@@ -81,7 +81,6 @@ class Cell:
 
     @property
     def share(self) -> float:
-        """The largest share of a budget that a comparison uses; 0 without comparisons."""
         return self.worst.share if self.worst else 0.0
 
     @property

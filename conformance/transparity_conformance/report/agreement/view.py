@@ -144,7 +144,6 @@ def write_html(path: str | Path, agreement: Agreement) -> None:
 
 
 def as_html(agreement: Agreement) -> str:
-    """Return the HTML page."""
     matrix = agreement.matrix
     functions: dict[str, Any] = {"joined": _joined, "comparison": _comparison, "sizes": _sizes, "name_of": name_of}
     functions |= {"place": functools.partial(_place, matrix), "column_of": column_of}

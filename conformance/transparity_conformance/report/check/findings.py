@@ -225,7 +225,7 @@ def worst(report: Report) -> tuple[float, str]:
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return the place of a claim's error: `logits, length 5, batch 2`, with the claim's id except for `forward`."""
+    """Return the place of a claim's error, such as `loss: length 5, batch 2`; claims of `forward` have no prefix."""
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 

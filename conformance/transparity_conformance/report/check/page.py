@@ -189,7 +189,6 @@ def _without_files(options: Sequence[str]) -> Iterator[str]:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Return the first `DIGITS` digits of the SHA-256 hash of the concatenated files."""
     found = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:

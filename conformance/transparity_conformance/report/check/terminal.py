@@ -210,7 +210,7 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """Yield whether fixing the findings suffices, their effect on logits, and the audit."""
+    """Yield texts about the effect of fixing the findings, about their effect on logits, and about the audit."""
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))
@@ -319,7 +319,7 @@ def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
 
 
 def bars(errors: Sequence[float], budget: float) -> str:
-    """Return bars on a logarithmic scale, such as `··▃█` with dots within the budget; "" for too many errors."""
+    """Return bars such as `··▃█`, with dots for errors within the budget; "" for too many errors."""
     if len(errors) > MOST_BARS:
         return ""
     largest, tall = max(errors, key=lambda error: share(error, budget)), len(BARS) - 1

@@ -136,5 +136,5 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 MEASURES = (
     Measure("matched without asking", lambda _, answer: answer["code"] == 0, kind="right"),
-    *(Measure(kind, _is(kind), kind="bug") for kind in KINDS),
+    *(Measure(kind, lambda _, answer, kind=kind: answer["kind"] == kind, kind="bug") for kind in KINDS),
 )

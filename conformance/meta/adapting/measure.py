@@ -134,7 +134,11 @@ def trials(options: argparse.Namespace) -> list[Trial]:
     return [Trial(f"{bug['port']}: {bug['new']!r}", functools.partial(mismatched, bug), "bug") for bug in BUGS]
 
 
+def _is(kind: str) -> Callable[[Trial, Any], bool]:
+    return lambda _, answer: answer["kind"] == kind
+
+
 MEASURES = (
     Measure("matched without asking", lambda _, answer: answer["code"] == 0, kind="right"),
-    *(Measure(kind, lambda _, answer, kind=kind: answer["kind"] == kind, kind="bug") for kind in KINDS),
+    *(Measure(kind, _is(kind), kind="bug") for kind in KINDS),
 )

@@ -39,7 +39,6 @@ RIGHT = {
     "t5_functional": ("t5",),
     "opt_module": ("opt",),
 }
-"""The families that each loader supports."""
 
 Load = Callable[[str], Any]
 

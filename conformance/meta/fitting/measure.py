@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -83,11 +84,12 @@ def trials(options: argparse.Namespace) -> list[Trial]:
     return [Trial(f"{seed} {drawn(seed)[0]}", partial(fitted, seed, single=options.float32)) for seed in seeds]
 
 
+def _with(number: int) -> Callable[[Trial, Answer], bool | None]:
+    return lambda _, answer: is_found(answer) if answer["departures"] == number else None
+
+
 MEASURES = [
     Measure("found", lambda _, answer: is_found(answer), WANTED),
     Measure("found, with no undetermined field", lambda _, answer: is_found(answer) and not answer["untold"]),
-    *(
-        Measure(f"found, with {n} changed fields", lambda _, it, n=n: is_found(it) if it["departures"] == n else None)
-        for n in range(MOST_DEPARTURES + 1)
-    ),
+    *(Measure(f"found, with {number} changed fields", _with(number)) for number in range(MOST_DEPARTURES + 1)),
 ]

@@ -43,7 +43,6 @@ CHECKPOINTS = st.sampled_from(("llama", "bert", "t5"))
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 
 Content = dict[str, bytes]
-"""The contents of a folder's files, by name."""
 
 
 def write(folder: Path, files: Content) -> None:

@@ -33,7 +33,6 @@ from transparity_conformance.running.process.running import built, run_listening
 FRAMEWORKS = ("pytorch", "flax", "numpy")
 
 FOUND = 0.95
-"""The share of the taps that must be found."""
 
 Build = Callable[..., Callable[..., Arrays]]
 

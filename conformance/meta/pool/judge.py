@@ -16,7 +16,6 @@ from transparity_conformance.report.check.findings import remedy
 from transparity_conformance.report.report import Divergence, Report
 
 Fault = Mapping[str, Any]
-"""One divergence of an answer."""
 
 NOTHING_ELSE = "The rest agrees."
 """The sentence with which a report promises that nothing else differs."""

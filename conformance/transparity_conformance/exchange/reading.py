@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -85,7 +86,8 @@ def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actua
         groups: dict[str, list[str]] = {}
         for name in tensors if whole is None else whole:
             groups.setdefault(name.partition("/")[0], []).append(name.partition("/")[2])
-        lazy = {key: Lazy(names, lambda name, key=key: tensors[f"{key}/{name}"]) for key, names in groups.items()}
+        read = lambda group, name: tensors[f"{group}/{name}"]
+        lazy = {group: Lazy(names, partial(read, group)) for group, names in groups.items()}
         return {group: dict(of) for group, of in lazy.items()} if bundle.has_weights else lazy
 
 

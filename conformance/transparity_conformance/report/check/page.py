@@ -148,7 +148,6 @@ def _bars(axis: str, errors: Sequence[float], budget: float) -> dict[str, Any]:
 FILES = ("--json", "--html", "--markdown")
 
 DIGITS = 16
-"""The number of digits of a hash in the report."""
 
 
 def as_markdown(reports: Sequence[Report], *, weights: Path | None = None) -> str:

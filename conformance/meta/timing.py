@@ -74,17 +74,13 @@ LONGEST = 16_384
 """The `max_length` of models that read long prompts."""
 
 
-def config_with(field: str, value: int) -> dict[str, Any]:
-    """Return the configuration of the preset `notes-lm` at the checker's small size, with another value of `field`."""
-    return preset("notes-lm").resized(**{field: value} if field else {"max_length": LONGEST}).as_dict()
-
-
 def growing(folder: Path) -> Iterator[tuple[str, int, Sequence[str]]]:
     """Write configurations of growing size into `folder`; yield (kind of size, value, arguments of the check)."""
     for size, (field, values) in GROWING.items():
         for value in values:
             path = folder / f"{field or 'itself'}-{value}.json"
-            path.write_text(json.dumps(config_with(field, value)))
+            changes: dict[str, Any] = {field: value} if field else {"max_length": LONGEST}
+            path.write_text(preset("notes-lm").resized(**changes).to_json())
             lengths = {"positions of one prompt": [value], "prompts of 1,000 positions": range(1000, 1000 + value)}
             prompts = [word for length in lengths.get(size, []) for word in ("--length", str(length))]
             yield size, value, ["right.py:build", "--logits-only", "--config", path.name, *prompts]
@@ -107,23 +103,13 @@ def measured(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
         if process.returncode not in (0, 1):
             told.seek(0)
             raise RuntimeError(f"transparity {' '.join(command)} ended with {process.returncode}: {told.read()}")
-    (stages,) = [each["timing"] for each in reports(folder)] if arguments else [{}]
+    (report,) = json.loads((folder / "report.json").read_text()) if arguments else [{"timing": {}}]
     figures = {"seconds": time.perf_counter() - began, "processor": used.ru_utime + used.ru_stime}
-    return figures | {"GB": used.ru_maxrss * 1024 / 1e9} | {f"stage: {name}": it for name, it in summed(stages).items()}
-
-
-def reports(folder: Path) -> list[dict[str, Any]]:
-    read = json.loads((folder / "report.json").read_text())
-    return read if isinstance(read, list) else [read]
-
-
-def summed(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return the processor seconds of each stage, of the checker and of the port together."""
-    return {name: each["processor"] + each["port"] for name, each in stages.items()}
+    stages = {f"stage: {name}": each["processor"] + each["port"] for name, each in report["timing"].items()}
+    return figures | {"GB": used.ru_maxrss * 1024 / 1e9} | stages
 
 
 def exponent(values: Sequence[float], measured: Sequence[float]) -> float:
-    """Return the exponent of growth between the two largest values."""
     return math.log(measured[-1] / measured[-2]) / math.log(values[-1] / values[-2])
 
 
@@ -132,7 +118,6 @@ def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def cases_table(found: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a table with the seconds of each check, and of its longest stages."""
     lines = []
     for name, row in found.items():
         stages = {each.removeprefix("stage: "): row[each] for each in row if each.startswith("stage: ")}
@@ -144,7 +129,6 @@ def cases_table(found: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def growth_table(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """Return a table of time and memory against each size, with the exponent between the two largest values."""
     lines = []
     for size, rows in found.items():
         values = [int(value) for value in rows]

@@ -85,7 +85,6 @@ def shares(measures: Iterable[Measure], found: Sequence[tuple[Any, Answer]]) -> 
 
 
 def chosen(trials: Iterable[Any], options: argparse.Namespace) -> list[Any]:
-    """Return the trials whose description contains the word in `--only`, or a sample of them, in order."""
     found = [trial for trial in trials if options.only in str(trial)]
     numbers = random.Random(options.seed).sample(range(len(found)), min(options.sample or len(found), len(found)))
     return [found[number] for number in sorted(numbers)]

@@ -114,8 +114,7 @@ QUICKLY = (
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
 )
-"""Flags that turn off the slow passes of XLA, as in the project's own tests. Small models then compile three times as
-fast, but run more slowly."""
+"""Flags that turn off the slow passes of XLA: small models compile three times as fast, but run more slowly."""
 
 KNOW_FLAGS = ("0.10.",)
 """The versions of jaxlib with which these flags were tested; jaxlib ends the process if a flag is unknown."""
@@ -209,10 +208,7 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Write a file with its checksum, in one step, so that other processes never see an incomplete file.
-
-    If the folder cannot be written, do nothing.
-    """
+    """Write a file with its checksum in one step, so that no process reads an incomplete file; ignore errors."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(dir=file.parent, suffix=".part")

@@ -42,8 +42,6 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 
 class Dtype(StrEnum):
-    """The precision in which a port computes."""
-
     float32 = "float32"
     float64 = "float64"
     bfloat16 = "bfloat16"
@@ -51,8 +49,6 @@ class Dtype(StrEnum):
 
 
 class Head(StrEnum):
-    """The output of an encoder-only model or of a classifier."""
-
     hidden = "hidden"
     pooled = "pooled"
     logits = "logits"
@@ -256,7 +252,6 @@ def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], Mapp
 
 
 def _compared(asked: Options, screen: TerminalOutput) -> Report:
-    """Check a port against another implementation."""
     from transparity_conformance.against.check import Request, check_against
 
     names = ("against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
@@ -297,13 +292,7 @@ def describe(
         if (preset is None) != fields:
             raise UsageError("describe needs either a PRESET or --fields; give exactly one of the two.")
         from transparity_conformance.checking.systems import named_config
-        from transparity_conformance.report.fields import (
-            as_rows,
-            described,
-            lines,
-            parameters_table,
-            taps_table,
-        )
+        from transparity_conformance.report.fields import as_rows, described, lines, parameters_table, taps_table
 
         config = None if preset is None else named_config(preset, resized=False)
         if json_file is not None:
@@ -345,9 +334,7 @@ def explain(
 
 @app.command()
 def adapt(
-    port: Annotated[
-        str, typer.Argument(metavar="PORT", help="file.py:Model, where Model() or Model(config) makes a module.")
-    ],
+    port: Annotated[str, _argument("PORT", "file.py:Model, where Model() or Model(config) makes a module.")],
     preset: Annotated[
         str | None, _option("--preset", "NAME", "Preset with the configuration of the model, at a small size.")
     ] = None,
@@ -419,11 +406,7 @@ def export(
 @app.command()
 def fit(
     module: Annotated[
-        str,
-        typer.Argument(
-            metavar="PORT",
-            help="file.py:Model or package.module:make; Model() or make() returns a model.",
-        ),
+        str, _argument("PORT", "file.py:Model or package.module:make; Model() or make() returns a model.")
     ],
     json_file: Annotated[
         Path | None, _option("--json", "FILE", "Write the configuration to a file; - is standard output.")
@@ -456,10 +439,8 @@ def fit(
 
 @app.command("import")
 def import_(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A Hugging Face folder: config.json and safetensors.")
-    ],
-    into: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    folder: Annotated[Path, _argument("FOLDER", "A Hugging Face folder: config.json and safetensors.")],
+    into: Annotated[Path, _argument("DIR", "A new or empty folder.")],
     head: HeadChoice = None,
 ) -> None:
     """Convert a checkpoint of a known family to our parameter names."""
@@ -469,10 +450,8 @@ def import_(
 
 @app.command()
 def compare(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `transparity export` wrote.")],
-    actual: Annotated[
-        Path, typer.Argument(metavar="ACTUAL", help="The file that the port wrote: its outputs, as safetensors.")
-    ],
+    bundle: Annotated[Path, _argument("BUNDLE", "A folder that `transparity export` wrote.")],
+    actual: Annotated[Path, _argument("ACTUAL", "The file that the port wrote: its outputs, as safetensors.")],
     checkpoint: Annotated[
         Path | None,
         _option("--checkpoint", "FOLDER", "The Hugging Face folder for which a BUNDLE without weights was written."),
@@ -572,7 +551,6 @@ def _imported(folder: Path, head: str | None, into: Path | None = None) -> Check
 
 
 def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> None:
-    """Write a family's small model with random weights, as a Hugging Face folder."""
     from transparity_conformance.checkpoints.examples import example_config
     from transparity_conformance.checkpoints.exporting import export_checkpoint
     from transparity_conformance.oracle.probes import probe_parameters
@@ -665,7 +643,6 @@ class TerminalOutput:
         return progress_bar(lambda: self.about)
 
     def announced(self, systems: Iterable[System], port: str | None) -> Iterator[System]:
-        """Yield every configuration, and show its name beside the progress bar."""
         for system in systems:
             self.about, self.systems = f"{safe(port or '')} on {system.name}", self.systems + 1
             self._list()

@@ -41,8 +41,7 @@ _ROWS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("catal
 
 
 def _config(name: str) -> TransformerConfig:
-    """Return the configuration of a port in `catalogue.toml`. The row changes fields of a base: another row, a
-    preset at probe size, or an example of a family."""
+    """Return the configuration of a row: changed fields of another row, a preset, or an example of a family."""
     fields = dict(_ROWS[name])
     if fields.pop("own_keys", False):
         fields["num_key_value_heads"] = None
@@ -60,8 +59,6 @@ GPT2, LLAMA, ALIKE = CONFIGS["nanogpt"], CONFIGS["hub-llama"], CONFIGS["to-kv"]
 
 
 class Functional(nn.Module):
-    """An encoder-decoder over a dict of tensors `p`, as a module with these parameters."""
-
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.made, self.c = type(model), model.c
@@ -103,13 +100,11 @@ def adapted(name: str) -> Adapted:
 
 
 def matched(name: str) -> dict[str, Any]:
-    """Return the exit code and the summary of `adapt` for a correct port."""
     lines, code = summary(adapted(name))
     return {"code": code, "says": f"{lines[0]}; {lines[-1]}"}
 
 
 def broken(folder: Path, port: str, old: str, new: str, nth: int | None = None) -> Callable[[TransformerConfig], Any]:
-    """Write the port's file with one edit into `folder`, and return the edited port."""
     origin = str(FILES[port].__file__)
     text = Path(origin).read_text(encoding="utf-8").replace("__file__", repr(origin))
     path = folder / f"wrong_{port.replace('-', '_')}_{abs(hash((old, new)))}.py"
@@ -118,7 +113,6 @@ def broken(folder: Path, port: str, old: str, new: str, nth: int | None = None) 
 
 
 def mismatched(bug: dict[str, Any]) -> dict[str, Any]:
-    """Return the outcome of `adapt` for a port with a bug, and the wrong lines of its adapter."""
     with tempfile.TemporaryDirectory() as folder:
         result = adapt(broken(Path(folder), **bug), PORTS[bug["port"]][1], budget=8)
     right, found = adapted(bug["port"]).found.lines, result.found
@@ -129,7 +123,6 @@ def mismatched(bug: dict[str, Any]) -> dict[str, Any]:
 
 
 def kind_of(result: Adapted, wrong: Sequence[str]) -> str:
-    """Return the outcome for a bug; `wrong` lists the wrong lines of the adapter."""
     if result.is_proved:
         return "no bug"
     return "wrong" if wrong else "settled" if result.is_settled else "asked"

@@ -45,12 +45,10 @@ TOLERANCE = 1e-4
 """The largest permitted error of float32, relative to the largest number in the float64 output."""
 
 STAGES = ("listed", "exists", "builds", "runs", "exact", "agrees")
-"""The stages that a class can reach. `exists`: the default configuration builds the class without weights. `exact`:
-float32 and float64 agree. `agrees`: the checker finds no difference between the class and a copy of its file."""
+"""The stages of a class. `exact`: float32 and float64 agree. `agrees`: the checker accepts a copy of its file."""
 
 
 def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Return the floating-point tensors in a model's output."""
     with torch.no_grad():
         return [x for x in tree_leaves(dict(model(**inputs))) if isinstance(x, torch.Tensor) and x.is_floating_point()]
 
@@ -88,7 +86,6 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def copy_checked(model: Any) -> Report:
-    """Check a copy of a model's class, with the same configuration and weights, against the model."""
     made: Any = type(model)
     with tempfile.TemporaryDirectory() as folder:
         port = getattr(load_file(copied(made, Path(folder))), made.__name__)(copy.deepcopy(model.config)).eval()

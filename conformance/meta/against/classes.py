@@ -33,7 +33,6 @@ def classes(kinds: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def configured(model_type: str, name: str = "") -> Any:
-    """Return the default configuration of a model type, with the fields from `LACKING` added."""
     return transformers.CONFIG_MAPPING[model_type](**LACKING.get(model_type, LACKING.get(name, {})))
 
 

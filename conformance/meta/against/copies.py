@@ -56,13 +56,11 @@ def small(family: str) -> Any:
 
 
 def calls_of(model: Any) -> dict[str, dict[str, Tensor]]:
-    """Return a model's calls: keyword arguments by the name of the call."""
     return {name: tensors(inputs) for name, inputs in probes_of(source_of(model)).items() if name in CALLS}
 
 
 def copied(model: Any, folder: Path, changed_text: str | None = None) -> Path:
-    """Write `port.py` into `folder`, and return its path. The file has the part of a modeling file that the class
-    needs, with absolute imports, and `load(folder)`."""
+    """Write `port.py` into `folder`, with the part of a modeling file that the class needs; return its path."""
     path = folder / "port.py"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(standalone(model) if changed_text is None else changed_text)

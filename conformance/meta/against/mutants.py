@@ -36,8 +36,6 @@ TOGETHER = 12
 
 @dataclass(frozen=True)
 class Mutant:
-    """A port with one rewrite; `uses` names the inputs on which its output is wrong."""
-
     id: str
     kind: str
     line: int
@@ -68,7 +66,6 @@ class Family:
 
 
 def original(name: str, folder: Path) -> Family:
-    """Build and save a small model of a family, check its copy, and record the copy's expressions."""
     small(name).save_pretrained(folder)
     model = from_transformers(folder)
     text, calls = standalone(model_class(name)), calls_of(model)
@@ -140,8 +137,7 @@ def _agrees(found: Mapping[str, float] | None) -> tuple[str, ...]:
 def _chosen(
     family: Family, edits: Mapping[str, list[Edit]], judge: Callable[[Any], tuple[str, ...]], seed: int, letter: str
 ) -> Iterator[Mutant]:
-    """Yield a mutant for each edit that `judge` accepts. The kinds of edits take turns. Edits of lines with the
-    fewest mutants come first."""
+    """Yield a mutant for each edit that `judge` accepts. Kinds take turns, and lines with few mutants come first."""
     draw, used, numbers = random.Random(f"{family.name} {seed}"), Counter[int](), itertools.count(1)
     left = {kind: draw.sample(edits[kind], len(edits[kind])) for kind in draw.sample(list(edits), len(edits))}
     while any(left.values()):
@@ -162,7 +158,6 @@ def _mutant(family: Family, name: str, kind: str, edit: Edit, uses: tuple[str, .
 
 
 def _edits(family: Family, rewrites: Callable[..., Iterator[tuple[str, ast.AST, ast.AST]]]) -> dict[str, list[Edit]]:
-    """Return the edits of executed lines by kind, without duplicates."""
     site, found, texts = Site(family.text, family.seen), dict[str, list[Edit]](), {family.text}
     for node in ast.walk(site.tree):
         for kind, target, new in rewrites(site, node):
@@ -193,7 +188,6 @@ def _applied(text: str, site: Site, target: ast.AST, new: ast.AST) -> str | None
 
 
 def _exchanged(family: Family) -> Iterator[Edit]:
-    """Swap two adjacent one-line assignments."""
     lines = family.text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(family.text)):
         body = getattr(node, "body", None)
@@ -219,7 +213,6 @@ def write_pool(name: str, out: Path, n: int, seed: int) -> None:
 
 
 def _statement(text: str, line: int) -> list[int]:
-    """Return the first and last line of the innermost statement that contains a line."""
     spans = [(part.lineno, part.end_lineno or 0) for part in ast.walk(ast.parse(text)) if isinstance(part, ast.stmt)]
     first, last = min((span for span in spans if span[0] <= line <= span[1]), key=lambda span: span[1] - span[0])
     return [first, last]

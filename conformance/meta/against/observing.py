@@ -14,8 +14,7 @@ Key = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Value:
-    """A description of a value. `kind` is `float`, `complex` or `integers` with a tensor's shape, `number` with the
-    number, or a module's class name with the shapes of its weights."""
+    """A value: a tensor's kind and shape, a number, or a module's class with the shapes of its weights."""
 
     kind: str
     shape: tuple[Any, ...]
@@ -75,7 +74,6 @@ class Site:
                 self.names.setdefault(self.around(node, ast.FunctionDef), {}).setdefault(ast.unparse(node), value)
 
     def around(self, node: ast.AST, kind: type[ast.AST]) -> ast.AST | None:
-        """Return the innermost node of a kind that contains `node`, or None."""
         found: ast.AST | None = node
         while found is not None and not isinstance(found, kind):
             found = self.parents.get(found)
@@ -94,11 +92,9 @@ class Site:
         return self.kind(node) == "float"
 
     def same(self, node: ast.AST, other: ast.AST) -> bool:
-        """Return whether two expressions have the same kind and shape."""
         return self.value(node) is not None and self.value(node) == self.value(other)
 
     def is_reached(self, node: ast.AST) -> bool:
-        """Return whether the statement that contains a node was executed."""
         statement = self.around(node, ast.stmt)
         return statement is not None and any(
             key_of(part) in self.seen for part in ast.walk(statement) if isinstance(part, ast.expr)

@@ -33,7 +33,6 @@ BUDGET = 8.0
 
 
 def judged(folder: Path, row: dict[str, Any]) -> dict[str, Any]:
-    """Check the port of a mutant or a twin against its original."""
     model, port = original(folder / "model"), folder / row["id"] / "port.py"
     torch.set_num_threads(1)
     begun = time.process_time()  # other processes do not change the processor time
@@ -70,7 +69,6 @@ def _lines(report: Report, port: Path, theirs: Path) -> list[int]:
 
 
 def _in_port(theirs: Path, port: Path) -> dict[int, list[int]]:
-    """Return the port's lines for each line of the original, from a diff of the two files."""
     old, new = (path.read_text(encoding="utf-8").splitlines() for path in (theirs, port))
     found: dict[int, list[int]] = {}
     for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -80,8 +78,7 @@ def _in_port(theirs: Path, port: Path) -> dict[int, list[int]]:
 
 
 def lines_of_use(text: str, first: int, last: int) -> set[int]:
-    """Return the lines that use the result of a statement. For an assignment, these lines read the assigned names or
-    attribute. For a `return`, they call the function. For a keyword argument, they read the parameter of this name."""
+    """Return the lines that read a statement's names, attribute or keyword argument, or call its function."""
     tree = ast.parse(text)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     around = [node for node in functions if node.lineno <= first <= (node.end_lineno or 0)]
@@ -172,15 +169,13 @@ def _is_line(trial: Trial, answer: Answer) -> bool:
     return any(line in trial.wanted for line in answer["lines"])
 
 
-def _is_explained(_: Trial, answer: Answer) -> bool:
-    return bool(answer["causes"]) and not answer["unexplained"]
-
-
 MEASURES = (
     Measure("mistakes detected", lambda _, answer: answer["verdict"] == "diverges", 1.0, "mutant"),
     Measure("the line, or a line that uses its result, reported first", _is_near, 0.9, "mutant"),
     Measure("the first reported line is the mutated line", _is_line, kind="mutant"),
-    Measure("explained by edits, on all probes", _is_explained, 0.6, "mutant"),
+    Measure(
+        "explained by edits, on all probes", lambda _, it: bool(it["causes"]) and not it["unexplained"], 0.6, "mutant"
+    ),
     Measure("twins that agree", lambda _, answer: answer["verdict"] == "agrees", 1, "twin"),
     Measure("under 5 s of processor time, without imports", lambda _, answer: answer["seconds"] < 5),
 )

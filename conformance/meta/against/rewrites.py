@@ -58,8 +58,7 @@ HOLES: Mapping[str, Callable[[Site, ast.AST, ast.AST], bool]] = {
     "S": lambda site, node, whole: site.kind(node) in ("SiLU", "SiLUActivation"),
     "E": lambda site, node, whole: site.kind(node) == "GELUActivation",
 }
-"""The condition for each capital letter, given the matched expression and the whole expression. Every other letter
-matches any expression."""
+"""The condition for each capital letter, given the matched and the whole expression. Other letters match all."""
 
 _TABLES = tomllib.loads(Path(__file__).with_name("rewrites.toml").read_text(encoding="utf-8"))
 MISTAKES: dict[str, str] = _TABLES["mistakes"]
@@ -69,7 +68,6 @@ EQUIVALENTS: dict[str, str] = _TABLES["equivalents"]
 
 
 def by_pattern(site: Site, node: ast.AST, rows: str) -> Rewrites:
-    """Yield the rewrites of an expression for each matching row of a table."""
     if not isinstance(node, ast.expr) or key_of(node) not in site.seen:
         return
     for row in filter(None, map(str.strip, rows.splitlines())):
@@ -176,7 +174,6 @@ OTHER_KINDS: Mapping[str, Callable[[Site, ast.AST], Rewrites]] = {"number": numb
 
 
 def mistakes(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """Yield each mistaken rewrite of an expression, with its kind."""
     for kind, rows in MISTAKES.items():
         yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
     for kind, rewrite in OTHER_KINDS.items():
@@ -184,7 +181,6 @@ def mistakes(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]
 
 
 def equivalents(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """Yield each rewrite that keeps an expression's value, with its kind."""
     for kind, rows in EQUIVALENTS.items():
         yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
     if isinstance(node, ast.Call) and site.kind(node.func) == "Linear" and len(site.shape(node.func)) == 1:

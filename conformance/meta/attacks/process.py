@@ -49,7 +49,6 @@ def raising(error: BaseException) -> Callable[[Any], NoReturn]:
 
 
 def kills(number: int) -> Callable[[Any], None]:
-    """Return a function that sends a signal to the process in which it runs."""
     return lambda zeros: os.kill(os.getpid(), number)
 
 
@@ -148,8 +147,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "warnings-are-errors": ("turns every warning into an error", lambda zeros: warnings.simplefilter("error")),
     "no-stack": ("leaves almost no room on the stack", lambda zeros: sys.setrecursionlimit(120)),
 }
-"""A description and the function that runs in the forward pass, by id. The port returns the function's result, or
-zeros if the result is None."""
+"""A description and a function for the forward pass, by id. The port returns its result, or zeros for None."""
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ LIMITS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("limits.to
 LET_THROUGH = {id: reason for reason, ids in LIMITS.items() for id in ids}
 """The attacks that the checker does not detect, with the reason."""
 
-EXIT_CODES = {"agrees": 0, "diverges": 1, "refused": 2, "inconclusive": 3}
 LIMIT = 120
 """The seconds after which a program counts as hanging."""
 
@@ -44,8 +42,9 @@ def attacked(attack: Bug) -> dict[str, Any]:
         report = check(build, dtype=attack.dtype, budget=SEARCH, **subject(attack))
     except TransparityError as error:
         return {"verdict": "refused", "code": 2, "why": str(error)[:200]}
-    verdict = str(report.verdict)
-    return {"verdict": verdict, "code": EXIT_CODES[verdict], "why": "; ".join(_causes(report))}
+    causes = [(fault.where, " / ".join(cause.mistake for cause in fault.causes)) for fault in report.faults[:2]]
+    why = "; ".join(f"{where}: {named or 'unexplained'}" for where, named in causes)
+    return {"verdict": report.verdict, "code": report.exit_code, "why": why}
 
 
 def is_let_through(answer: Answer) -> bool:
@@ -54,15 +53,9 @@ def is_let_through(answer: Answer) -> bool:
 
 
 def subject(attack: Bug) -> dict[str, Any]:
-    """Return the configuration of an attack as keyword arguments of `check`."""
     if attack.subject in PRESETS and not attack.config:
         return {"preset": attack.subject}
     return {"config": dataclasses.replace(CASES[attack.subject], **attack.config)}
-
-
-def _causes(report: Any) -> Iterator[str]:
-    for fault in report.faults[:2]:
-        yield f"{fault.where}: {' / '.join(cause.mistake for cause in fault.causes) or 'unexplained'}"
 
 
 def attacked_process(id: str) -> dict[str, Any]:

@@ -39,15 +39,13 @@ RIGHT = {
     "t5_functional": ("t5",),
     "opt_module": ("opt",),
 }
-"""The families that each loader supports."""
 
 Load = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A loader with a fault. `name` is the field or tensor that the audit must report; `old` is replaced by `new` in
-    the loader's file."""
+    """A loader in which `new` replaces `old`. The audit must report the field or tensor `name`."""
 
     loader: str
     family: str
@@ -72,7 +70,6 @@ class Planted:
 
 
 def judged_right(loader: str, family: str) -> dict[str, Any]:
-    """Check a correct loader: a file of `loaders/`, or `transformers`."""
     if loader in RIGHT:
         return checked(load_port(f"{FOLDER / loader}.py:load"), family)
     with warnings.catch_warnings():  # import warnings do not concern this project
@@ -89,7 +86,6 @@ PLANTED = tuple(
 
 
 def checked(load: Load, family: str) -> dict[str, Any]:
-    """Return the verdict of a check with an audit, and the names in the audit's findings."""
     report = check(load, family=family, audit=True)
     audit = report.audit
     told = {"says": audit.faults, "audit_seconds": audit.seconds} if audit else {"says": "", "audit_seconds": 0.0}
@@ -102,7 +98,6 @@ def named(audit: Audit | None) -> list[str]:
 
 
 def audit_alone(load: Load, family: str, folder: Path) -> list[str]:
-    """Audit a loader without checking its forward pass; return the names in the findings."""
     loader = audited_of(HubBuild(load, family, str(folder)))
     return named(audited(loader, example_config(family), "float32", ignore_progress, with_fields=True))
 

@@ -92,12 +92,8 @@ def _inputs(model: Any, config: TransformerConfig) -> list[Mapping[str, np.ndarr
 def trials(options: Any) -> list[Trial]:
     options.cache = options.cache.with_name(f"{options.cache.name}-against")
     every = measure.trials(options, "against")
-    return [each for each in every if is_asked(each.wanted)]
-
-
-def is_asked(bug: Bug) -> bool:
-    """Return whether one forward pass of a module shows the bug."""
-    return bug.subject in SUBJECTS and bug.hidden not in HIDDEN and "cached" not in bug.port
+    asked = [each for each in every if each.wanted.subject in SUBJECTS and each.wanted.hidden not in HIDDEN]
+    return [each for each in asked if "cached" not in each.wanted.port]
 
 
 def is_right_line(bug: Bug, answer: Answer) -> bool:
@@ -116,7 +112,6 @@ def _changed(bug: Bug) -> set[int]:
 
 
 def line_of(trial: Trial, answer: Answer) -> str:
-    """Return a line with the checker's answer and the bug's description."""
     if "missing" in answer:
         return f"no result: {answer['missing']}"
     if not answer["faults"]:

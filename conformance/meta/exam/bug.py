@@ -46,13 +46,11 @@ def with_twins(bugs: Sequence[Bug]) -> list[Bug]:
 
 @functools.cache
 def exam() -> dict[str, Bug]:
-    """Return all bugs and their twins by id."""
     groups = itertools.groupby(read_folder(BUGS), lambda bug: bug.group)
     return {bug.id: bug for _, bugs in groups for bug in with_twins(list(bugs))}
 
 
 @functools.cache
 def twins() -> dict[str, str]:
-    """Return the id of each bug's twin."""
     by_setting = {_setting(bug): bug.id for bug in exam().values() if bug.is_twin}
     return {bug.id: by_setting[_setting(bug)] for bug in exam().values()}

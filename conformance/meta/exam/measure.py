@@ -35,7 +35,6 @@ IMPORTED = {"transformers": "transformers.modeling_utils"}
 
 @functools.cache
 def checker() -> str:
-    """Return a hash of the source of the checker and the reference."""
     root = Path(transparity_conformance.__file__).parents[2]
     folders = (root / package for package in ("conformance/transparity_conformance", "reference"))
     paths = [path for folder in folders for path in sorted(folder.rglob("*.*")) if path.suffix in (".py", ".toml")]

@@ -18,7 +18,7 @@ from typing import Any
 from meta.exam.bug import exam, twins
 from meta.exam.rules import RULES, TARGETS, rule_scores, scores
 from meta.page import DOCS, table, with_part
-from meta.pool.judge import Judged, judged
+from meta.pool.judge import judged
 from meta.trial import Share
 from transparity_conformance.report.causes import meanings
 
@@ -41,15 +41,11 @@ def read(file: Path = FILE) -> dict[str, Row]:
 
 
 def told(name: str) -> dict[str, Any]:
-    """Return the fields of a row that come from the bug's table."""
     return {key: getattr(exam()[name], key) for key in TOLD}
 
 
 def merged(rows: Rows, cache: Path) -> dict[str, Row]:
-    """Merge new results from a folder into the rows; a known bug keeps its first judgment.
-
-    Rows of removed bugs are dropped. Bugs without a new result keep their row.
-    """
+    """Merge new results into the rows; a known bug keeps its first judgment, and a removed bug is dropped."""
     bugs = exam()
     results = {name: json.loads(path.read_text("utf-8")) for name in bugs if (path := cache / f"{name}.json").is_file()}
     found = {name: row for name, row in rows.items() if name in bugs}
@@ -57,31 +53,14 @@ def merged(rows: Rows, cache: Path) -> dict[str, Row]:
         if result["digest"] != bugs[name].digest():  # the result belongs to an older version of the bug
             continue
         now = judged(bugs[name], result, results.get(twins()[name]))
-        found[name] = row_of(name, now, rows.get(name))
+        judgment = {key: getattr(now, key) for key in JUDGED}
+        first = rows[name]["first"] if name in rows else judgment
+        others = {"rules": list(now.rules), "seconds": now.seconds}
+        found[name] = {**told(name), **others, **judgment, "says": now.says, "first": first}
     return {name: found[name] for name in bugs if name in found}
 
 
-def row_of(name: str, now: Judged, before: Row | None) -> Row:
-    judgment = {key: getattr(now, key) for key in JUDGED}
-    first = judgment if before is None else before["first"]
-    return {
-        **told(name),
-        "rules": list(now.rules),
-        "seconds": now.seconds,
-        **judgment,
-        "says": now.says,
-        "first": first,
-    }
-
-
-def with_first_sight(rows: Rows, cache: Path) -> dict[str, Row]:
-    """Replace the `first` judgments in the rows by those in the folder `cache`."""
-    first = merged({}, cache)
-    return {name: {**row, "first": first[name]["first"]} if name in first else row for name, row in rows.items()}
-
-
 def write(rows: Rows, file: Path = FILE) -> None:
-    """Write the measured fields, one row per line."""
     measured = {name: {key: row[key] for key in row if key not in TOLD} for name, row in rows.items()}
     lines = (f" {json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in measured.items())
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
@@ -109,14 +88,12 @@ def compared(rows: Rows) -> list[tuple[str, Share, Share]]:
 
 
 def beside_rules(rows: Rows) -> str:
-    """Return a table with the share of detected bugs and of rejected right ports, for the checker and each rule."""
     lines = [[name, percent(found), percent(refused)] for name, found, refused in compared(rows)]
     lines[0][0] = f"**{lines[0][0]}**"
     return table(["rule", "bugs detected", "right ports refused"], lines, (1, 2))
 
 
 def answers(rows: Rows) -> str:
-    """Return a table with the shares of right answers, for the first and the latest judgments."""
     both = zip(scores(judgments(rows, first=True)), scores(judgments(rows)), strict=True)
     wanted = {title: f"{target:.0%}".replace("%", " %") for title, target in TARGETS.items()}
     lines = [[now.title, percent(then), percent(now), wanted.get(now.title, "")] for then, now in both]
@@ -124,7 +101,6 @@ def answers(rows: Rows) -> str:
 
 
 def by_where(rows: Rows) -> str:
-    """Return a table with the share of detected bugs, by the calls that show the bugs."""
     places = dict.fromkeys(row["hidden"] for row in bugs_of(rows).values())
     lines = []
     for place in sorted(places, key=lambda place: (place != "any", place)):
@@ -150,7 +126,6 @@ def _kinds(row: Row) -> dict[str, bool]:
 
 
 def missed(rows: Rows) -> str:
-    """Return a table of all flawed answers, by the kind of flaw."""
     order = [*_kinds({**dict.fromkeys(JUDGED), "control": True})]
     order += _kinds({**dict.fromkeys(JUDGED), "control": False})
     found = [(title, name, row) for name, row in rows.items() for title, broken in _kinds(row).items() if broken]
@@ -164,7 +139,6 @@ def missed(rows: Rows) -> str:
 
 
 def answer(says: str) -> str:
-    """Return an answer with the title of its cause, linked to the cause's page."""
     place, _, cause = says.rpartition(": ")
     return f"{place}: [{meanings()[cause].title}](causes/{cause}.md)" if cause in meanings() else says
 
@@ -173,7 +147,6 @@ MARKS = {True: "yes", False: "no", None: "–"}
 
 
 def every_bug(rows: Rows) -> str:
-    """Return a table with one line for each bug and each control."""
     lines = []
     for name, row in rows.items():
         thread = re.sub(r"#(\d+)$", r"/issues/\1", row["source"])
@@ -203,7 +176,6 @@ def rendered(page: str, rows: Rows) -> str:
 
 
 def plot(rows: Rows, file: Path) -> None:
-    """Plot the shares of bugs and of correct ports that the checker and the rules reject."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -226,7 +198,6 @@ def plot(rows: Rows, file: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read results, and write the page and its plot."""
     parser = argparse.ArgumentParser(description="Write docs/exam.md and docs/exam.png from docs/exam.json.")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="merge the results in this folder")
     parser.add_argument(
@@ -235,7 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     rows: Any = read()
     rows = merged(rows, options.cache) if options.cache else rows
-    rows = with_first_sight(rows, options.first) if options.first else rows
+    for name, row in merged({}, options.first).items() if options.first else ():
+        if name in rows:
+            rows[name] = {**rows[name], "first": row["first"]}
     write(rows)
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
     plot(rows, PLOT)

@@ -34,7 +34,6 @@ def allclose(rtol: float, atol: float) -> Callable[[np.ndarray, np.ndarray], boo
 
 
 def normalized_error(port: np.ndarray, right: np.ndarray) -> bool:
-    """Return whether the mean squared error of the last token's logits is at most 1 % of their mean square."""
     return bool(np.mean((port[-1] - right[-1]) ** 2) <= 1e-2 * np.mean(right[-1] ** 2))
 
 
@@ -64,12 +63,7 @@ RULES = {
 
 
 def failed(port: dict[int, np.ndarray | None], right: dict[int, np.ndarray]) -> list[str]:
-    """Return the names of the rules that a port fails. Without logits, or with logits of a wrong shape, it fails all
-    rules.
-
-    Args:
-        port, right: the port's logits and the expected logits (tokens, vocab), by the number of tokens.
-    """
+    """Return the names of failed rules; `port` and `right` are logits by the number of tokens."""
     return [name for name, rule in RULES.items() if not _passes(rule, port[rule.tokens], right[rule.tokens])]
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
 import sys
 import time
@@ -51,7 +48,6 @@ def is_imported(file: Path) -> bool:
 
 
 def config_of(bug: Bug, subject: Any) -> TransformerConfig:
-    """Return the configuration of the subject, or of the family's small model, with the bug's changes."""
     if not bug.family:
         return dataclasses.replace(subject.CONFIG, **bug.config)
     family = family_called(bug.family)
@@ -60,14 +56,12 @@ def config_of(bug: Bug, subject: Any) -> TransformerConfig:
 
 
 def port_of(bug: Bug, subject: Any) -> Port:
-    """Return the subject's function that loads or builds the model."""
     name = bug.port or ("load" if hasattr(subject, "load") else "build")
     port: Port = getattr(subject, name)
     return port
 
 
 def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
-    """Insert the bug into the code, run the checker and the rules, and return the result as JSON values."""
     patched = None if bug.is_twin else install(bug, folder)
     subject = importlib.import_module(f"meta.exam.subjects.{bug.subject}")
     port, config = port_of(bug, subject), config_of(bug, subject)
@@ -87,8 +81,7 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
 
 
 def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str]:
-    """Return the rules that a port fails on random weights and unpadded tokens. A pooled output counts as the logits
-    of the last token."""
+    """Return the rules that a port fails without padding. Pooled outputs count as the last token's logits."""
     parameters = probe_parameters(config)
     random = np.random.default_rng(0)
     answers: dict[int, np.ndarray | None] = {}
@@ -106,8 +99,7 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
 
 
 def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: np.random.Generator) -> Probe:
-    """Return one image, or random ids of ordinary tokens; if the model pools the end token, the last id is the end
-    token."""
+    """Return one image, or random ids of ordinary tokens. If the model pools the end token, it is the last id."""
     special, length = {config.pad_id, config.bos_id, config.eos_id}, min(tokens, config.max_length)
     drawn = mixed_inputs(config)
     inputs = {name: drawn[name][:1] for name in config.input_names if name not in config.token_inputs}

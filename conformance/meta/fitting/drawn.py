@@ -44,7 +44,6 @@ class Drawn(Model):
         pass
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """Return the class token, then the image's patches, computed by a convolution."""
         at, size = "encoder.patch_projection", self.c.patch_size
         assert pixels.shape[-1] == self.c.image_size, "the image has a different size"
         x = F.conv2d(pixels, self.p[f"{at}.weight"], self.p.get(f"{at}.bias"), stride=size).flatten(2).mT
@@ -52,7 +51,6 @@ class Drawn(Model):
         return torch.cat([*token, x], 1)
 
     def frames(self, mel: Tensor) -> Tensor:
-        """Return audio frames, computed by two convolutions."""
         assert mel.shape[-1] == self.c.num_frames, "the audio has a different length"
         x = mel
         for name, stride in (("first", 1), ("second", 2)):
@@ -69,8 +67,6 @@ class Drawn(Model):
 
 
 class Module(nn.Module):
-    """A newly initialized `torch.nn.Module` with the given configuration."""
-
     def __init__(self, config: TransformerConfig, seed: int = 0) -> None:
         super().__init__()
         self.core = Drawn.__new__(Drawn)

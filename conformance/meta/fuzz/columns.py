@@ -32,7 +32,6 @@ def model(name: str) -> Any:
 
 
 def column_build(draw: Draw, folder: Path) -> str:
-    """Build a backend's model with one wrong argument, such as a precision, a device or a configuration."""
     build: Any = backend(draw(st.sampled_from(sorted(installed()))))
     known = st.sampled_from(("float32", "bfloat16", "cuda", "int8"))
     wrong = draw(objects)
@@ -48,7 +47,6 @@ def column_build(draw: Draw, folder: Path) -> str:
 
 
 def column_call(draw: Draw, folder: Path) -> str:
-    """Call a correct model with one wrong argument."""
     forward = model(draw(st.sampled_from(sorted(installed()))))
     wrong, name, other = draw(objects), draw(TRAINING), draw(names)
     steps = 3 if isinstance(wrong, int | float) and LONG <= wrong < ENDLESS else wrong

@@ -43,7 +43,6 @@ CHECKPOINTS = st.sampled_from(("llama", "bert", "t5"))
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 
 Content = dict[str, bytes]
-"""The contents of a folder's files, by name."""
 
 
 def write(folder: Path, files: Content) -> None:
@@ -52,19 +51,16 @@ def write(folder: Path, files: Content) -> None:
 
 
 def drawn_text(draw: Draw, fields: Any) -> bytes:
-    """Draw the contents of a JSON file, valid or damaged."""
     return draw(texts(fields)).encode("utf-8", "surrogatepass")
 
 
 def configuration_text(draw: Draw, folder: Path) -> str:
-    """Read a configuration from JSON with unusual values or damaged text."""
     fields = preset(draw(st.sampled_from(list(PRESETS)))).resized().as_dict()
     fields |= draw(st.dictionaries(FIELDS | names, json_values, max_size=3))
     return _used(TransformerConfig.from_json(draw(texts(fields))))
 
 
 def configuration_object(draw: Draw, folder: Path) -> str:
-    """Build a configuration from Python objects, with one of its constructors."""
     changes: Any = {draw(FIELDS): draw(objects)}
     made: tuple[Any, ...] = (
         lambda: TINY.resized(**changes),
@@ -100,7 +96,6 @@ def _with_wrong_tensors(draw: Draw, tensors: dict[str, np.ndarray]) -> dict[str,
 
 
 def parameters_named(draw: Draw, folder: Path) -> str:
-    """Read a valid safetensors file with wrong tensors."""
     path = folder / "parameters.safetensors"
     save_file(_with_wrong_tensors(draw, dict(PARAMETERS)), path)
     load_parameters(path, TINY)
@@ -108,7 +103,6 @@ def parameters_named(draw: Draw, folder: Path) -> str:
 
 
 def parameters_object(draw: Draw, folder: Path) -> str:
-    """Check parameters of wrong types, such as values that are not arrays, or an object that is not a dict."""
     called = st.sampled_from([*PARAMETERS, *NAMES, 3, None])
     given: Any = draw(objects) if draw(is_rare) else PARAMETERS | {draw(called): draw(objects)}
     if draw(is_rare) and isinstance(given, dict) and all(isinstance(name, str) for name in given):
@@ -172,7 +166,6 @@ def _means_the_same(one: Bundle, other: Bundle) -> bool:
 
 
 def bundle_manifest(draw: Draw, folder: Path) -> str:
-    """Read a bundle whose manifest is damaged, or changed with a valid digest."""
     bundle, files = right_bundle()
     write(folder, files)
     manifest = json.loads(files[MANIFEST])
@@ -202,7 +195,6 @@ def _sign(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def bundle_outputs(draw: Draw, folder: Path) -> str:
-    """Judge a port's outputs that are damaged, have wrong shapes, dtypes or names, or contain unusual numbers."""
     bundle, files = right_bundle()
     path, right = folder / ACTUAL, files["expected.safetensors"]
     path.write_bytes(draw(damaged(right)) if draw(st.booleans()) else save(_other_outputs(draw, load(right))))
@@ -241,7 +233,6 @@ def right_checkpoint(family: str) -> Content:
 
 
 def checkpoint_fields(draw: Draw, folder: Path) -> str:
-    """Read a checkpoint whose config.json has unusual values."""
     files = right_checkpoint(draw(CHECKPOINTS))
     fields = json.loads(files["config.json"])
     known = st.sampled_from((*fields, "rope_scaling", "layer_types", "hidden_act", *NAMES))
@@ -253,7 +244,6 @@ def checkpoint_fields(draw: Draw, folder: Path) -> str:
 
 
 def checkpoint_tensors(draw: Draw, folder: Path) -> str:
-    """Read a checkpoint with damaged weights, wrong tensors, or a wrong index."""
     files = dict(right_checkpoint(draw(CHECKPOINTS)))
     kind = draw(st.sampled_from(("damaged", "damaged", "wrong", "index")))
     if kind == "damaged":

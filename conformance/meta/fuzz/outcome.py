@@ -23,7 +23,6 @@ SECONDS, MEGABYTES = 10.0, 1000
 """Limits of time and memory for one input."""
 
 ACCEPTED = "accepted"
-"""The outcome of a valid input that was read."""
 
 
 @dataclass(frozen=True)

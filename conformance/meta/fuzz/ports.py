@@ -135,7 +135,6 @@ SOURCES, HARM, PROGRAMS = (tuple(_TEXTS[name]) for name in ("sources", "harm", "
 
 
 def _source(draw: Draw, sources: tuple[str, ...], path: Path) -> Path:
-    """Write the source of a port with random errors and names."""
     error, text = draw(st.sampled_from((*wild.ERRORS, *wild.EXITS))).__name__, draw(wild.names)
     number = draw(st.sampled_from((0, 1, 2, 3, 9, 11)))
     source = draw(st.sampled_from(sources)).format(error=error, text=text, number=number)
@@ -144,7 +143,6 @@ def _source(draw: Draw, sources: tuple[str, ...], path: Path) -> Path:
 
 
 def port_file(draw: Draw, folder: Path) -> str:
-    """Load a port from a file that fails to import or lacks the function, or from an invalid path."""
     path = _source(draw, SOURCES, folder / "port.py")
     name = draw(st.sampled_from(("build", "build", "build", "x y", "", "__name__", "é", "a.b")))
     spec = draw(st.one_of(*[st.just(f"{path}:{name}")] * 2, wild.names, wild.names.map(lambda file: f"{file}:{name}")))
@@ -156,7 +154,6 @@ NO_PROGRAMS = (*wild.NAMES, "'", "/", "/etc/passwd", "x" * 10**5)
 
 
 def program(draw: Draw, folder: Path) -> str:
-    """Run a program with arbitrary output and an arbitrary end."""
     bundle, files = right_bundle()
     (folder / "bundle").mkdir()
     write(folder / "bundle", {"config.json": files["config.json"]})

@@ -53,7 +53,6 @@ def spliced(data: Data, pieces: SearchStrategy[Data]) -> SearchStrategy[Data]:
 
 
 def repeated(data: Data) -> SearchStrategy[Data]:
-    """Return a strategy that repeats a piece of `data` three times."""
     places = st.integers(0, len(data)), st.integers(1, 200)
     return st.builds(lambda at, size: data[:at] + data[at : at + size] * 3 + data[at + size :], *places)
 

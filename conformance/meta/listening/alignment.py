@@ -33,7 +33,6 @@ from transparity_conformance.running.process.running import built, run_listening
 FRAMEWORKS = ("pytorch", "flax", "numpy")
 
 FOUND = 0.95
-"""The share of the taps that must be found."""
 
 Build = Callable[..., Callable[..., Arrays]]
 
@@ -58,8 +57,6 @@ def _is_same(found: np.ndarray, own: np.ndarray) -> bool:
 
 
 def column(framework: str) -> Build:
-    """Return a port that computes with a framework's column and returns all taps."""
-
     def build(config: Any, parameters: Arrays) -> Callable[..., Arrays]:
         forward = backend(framework)(config, parameters, dtype="float32", mode="eager")
         return lambda **inputs: {name: as_numbers(value) for name, value in forward(**inputs).items()}

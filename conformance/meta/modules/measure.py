@@ -35,7 +35,6 @@ def models_of(framework: str) -> Any:
 
 
 def file_of(framework: str, case: Mapping[str, Any], folder: Path) -> Path:
-    """Return a framework's file, or a copy in `folder` with the case's mistake."""
     path = Path(__file__).with_name(f"{framework}_models.py")
     return edited_copy(path, folder, **case[framework]) if framework in case else path
 
@@ -56,7 +55,6 @@ def causes(report: Report) -> set[str]:
 
 
 def answer_of(framework: str, case: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whether the verdict and the causes are right, with the line of the first fault."""
     report = judged(framework, case)
     is_right = report.verdict == ("diverges" if case["causes"] else "agrees")
     found, source = causes(report), report.faults[0].source if report.faults else None

@@ -39,8 +39,6 @@ SEARCHES = ((2, 0.0), (3, 0.8))
 
 @dataclass(frozen=True)
 class Equivalent:
-    """A mutated line that does not change results, with the reason."""
-
     column: str
     file: str
     becomes: str
@@ -124,7 +122,6 @@ def right_answers(name: str, case: str) -> dict[str, np.ndarray]:
 
 
 def answers(build: Backend, case: str) -> dict[str, np.ndarray]:
-    """Return everything that a backend computes for a preset in float64, by name."""
     probe = probes(case)["mixed"]
     config, inputs = probe.config, dict[str, Any](probe.inputs)
     with harness_beside(build).pinned():

@@ -49,8 +49,7 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
 
 
 def mutate(node: ast.AST, variant: int) -> bool:
-    """Apply the change number `variant` to `node`; return False if no such change exists. The keyword `device` is
-    kept, because there may be only one device."""
+    """Apply the change number `variant` to `node`; return False if `node` has no such change."""
     match node:
         case ast.BinOp(op=op) if variant == 0 and type(op) in OPERATORS:
             node.op = OPERATORS[type(op)]()

@@ -75,7 +75,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return the mutants of a column, except those listed as equivalent."""
     same = {(entry.file, entry.becomes) for entry in equivalents() if entry.column == options.column}
     paths = {file: file_path(options.column, file) for file in options.file or files(options.column)}
     drawn = [mutant for file, path in paths.items() for mutant in mutants(file, path.read_text())]

@@ -44,7 +44,6 @@ def column_path(column: str) -> Path:
 
 
 def file_path(column: str, file: str) -> Path:
-    """Return the path of a column's file; `state.cache` is cache.py in the folder `state`."""
     return column_path(column).joinpath(*file.split(".")).with_suffix(".py")
 
 
@@ -91,8 +90,7 @@ def harness_beside(build: Backend) -> Harness:
 
 @contextmanager
 def as_reference(build: Backend) -> Iterator[None]:
-    """Make `build` the reference of the whole suite within the context. Every oracle then calls `build`. Names that
-    a module of the suite imported from the NumPy column are replaced by the names of `build`'s column."""
+    """Make `build` the reference of the suite; its column's names replace names imported from the NumPy column."""
 
     def found(name: str) -> Backend:
         return build if name == REFERENCE else backend(name)
@@ -123,8 +121,7 @@ def _forget() -> None:
 
 
 def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool = False) -> bool:
-    """Return whether the claim `name` fails or raises for `build`; the default dtype is float32. Models run without
-    compilation, because compiling a planted file takes a minute."""
+    """Return whether the claim `name` fails or raises for `build`, without compilation, which takes a minute."""
     if name == DRAWN:
         return drawn_catches(build)
     claim = all_claims()[name]
@@ -205,7 +202,6 @@ class Plant:
         return f"{self.column}-{self.mistake}"
 
     def source(self) -> str:
-        """Return the source with the fault; raise `PoolError` unless the text occurs exactly once."""
         return edited(file_path(self.column, self.file).read_text(), self.old, self.new, where=f"{self}: {self.file}")
 
 

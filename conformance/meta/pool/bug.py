@@ -48,7 +48,6 @@ def edited(text: str, old: str, new: str, nth: int | None = None, where: str = "
 
 
 def edited_copy(path: Path, folder: Path, old: str, new: str) -> Path:
-    """Write an edited copy of a file into a folder; return the copy's path."""
     copy = folder / path.name
     copy.write_text(edited(path.read_text(encoding="utf-8"), old, new, where=path.name), encoding="utf-8")
     return copy
@@ -148,11 +147,9 @@ class Bug:
         return next((root / self.file for root in ROOTS if (root / self.file).is_file()), ROOTS[-1] / self.file)
 
     def runs_in(self, config: Any) -> bool:
-        """Return whether the changed line runs in a configuration, by the condition `acts`."""
         return not self.acts or bool(eval(self.acts, {}, _Fields(config)))
 
     def shows_at(self, tap: str) -> bool:
-        """Return whether a divergence at a tap counts as placed rightly."""
         return any(re.search(site, tap) for site in self.sites)
 
     def text(self) -> str:
@@ -197,7 +194,6 @@ def text_of(path: Path, bugs: Sequence[Bug]) -> str:
 
 
 def lines_with(text: str, part: str) -> list[int]:
-    """Return the numbers of all lines that an occurrence of `part` covers."""
     found: list[int] = []
     for match in re.finditer(re.escape(part), text):
         first = text.count("\n", 0, match.start()) + 1

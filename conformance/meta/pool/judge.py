@@ -16,7 +16,6 @@ from transparity_conformance.report.check.findings import remedy
 from transparity_conformance.report.report import Divergence, Report
 
 Fault = Mapping[str, Any]
-"""One divergence of an answer."""
 
 NOTHING_ELSE = "The rest agrees."
 """The sentence with which a report promises that nothing else differs."""
@@ -60,7 +59,6 @@ def _number(value: float) -> float | str:
 
 
 def relative(file: str, folder: Path) -> str:
-    """Return a path relative to the port's folder or to site-packages."""
     inside = file.removeprefix(f"{folder}/")
     return inside.rpartition("/site-packages/")[2] if inside == file else inside
 
@@ -92,11 +90,7 @@ class Judged:
 
 
 def judged(bug: Bug, answer: Answer, twin: Answer | None = None) -> Judged:
-    """Judge the answer to a bug or a control. Findings of an audit do not count if the unchanged twin has them, too.
-
-    For a control, every verdict except `agrees` counts as detected, and so does an error or an unexpected audit
-    finding.
-    """
+    """Judge the answer to a bug or a control, without findings that the audit of the unchanged twin has, too."""
     way = _way(bug, answer, twin)
     faults = answer["faults"]
     first = faults[0] if faults else None
@@ -139,11 +133,7 @@ def _false_causes(bugs: Sequence[Bug], fault: Fault) -> list[str]:
 
 
 def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
-    """Return the false statements in an answer about planted bugs.
-
-    False statements are wrong causes, right causes at wrong taps, and the claim that the rest agrees although a bug is
-    unnamed. A cause at the logits, such as dropout, says nothing about the taps before the logits.
-    """
+    """Return wrong causes, right causes at wrong taps, and a claim that the rest agrees although a bug is unnamed."""
     told = [fault for fault in answer["faults"] if fault["causes"]]
     false = [name for fault in told for name in _false_causes(bugs, fault)]
     unnamed = {*bugs}
@@ -208,12 +198,10 @@ def is_placed(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first reported cause is a planted bug, or indistinguishable from one."""
     return bool(answer["faults"]) and any(names(answer["faults"][0]) & set(bug.causes) for bug in bugs)
 
 
 def is_named_where_it_shows(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the checker reports the bug's capability, with the right cause."""
     shown = [fault for fault in answer["faults"] if fault["where"] == bugs[0].shows]
     return is_detected(bugs, answer) and any(names(fault) & set(bugs[0].causes) for fault in shown)
 
@@ -247,8 +235,7 @@ def nothing_else_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_unnamed(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the port diverges, and no cause is certain. A cause is uncertain if it has alternatives, or
-    explains only a part of the error."""
+    """Return whether the port diverges, and each cause has alternatives or explains only a part of the error."""
     certain = [fault for fault in answer["faults"] if fault["causes"] and not fault["indistinguishable"]]
     return is_detected(bugs, answer) and all(map(_remains, certain))
 
@@ -258,7 +245,6 @@ def is_unexplained(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_true(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether an answer states nothing false; agreement with a wrong port is false."""
     return not falsehoods(bugs, answer) and (is_detected(bugs, answer) or all(bug.control for bug in bugs))
 
 

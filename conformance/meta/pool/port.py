@@ -53,7 +53,6 @@ CASES: dict[str, TransformerConfig] = {name: preset(name).resized() for name in 
 
 @functools.cache
 def pool() -> dict[str, Bug]:
-    """Return the bugs and the correct variants of the independent port, by id."""
     return {bug.id: bug for bug in read_folder(META / "independent/bugs")}
 
 

@@ -1,7 +1,4 @@
-"""Test that every row of the pool has an effect, and that answers are judged rightly.
-
-`python -m meta.measure` runs the trials.
-"""
+"""Test the rows of the pool, and the judgment of answers. `python -m meta.measure` runs the trials."""
 
 from __future__ import annotations
 
@@ -40,8 +37,7 @@ ROWS = list(pool().values())
 
 
 def drawn(rows: list[Bug], count: int) -> list[tuple[str, Bug]]:
-    """Draw random rows, each with a random configuration in which the row's line runs. A row's id seeds its draws, so a
-    new row changes no other row's configuration."""
+    """Draw rows with configurations. A row's id seeds its draws, so that a new row changes no other draws."""
     draws = sorted((random.Random(bug.id).random(), bug.id, bug) for bug in rows)[:count]
     return [
         (random.Random(name).choice([case for case in CASES if bug.runs_in(CASES[case])]), bug)

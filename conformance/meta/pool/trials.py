@@ -91,10 +91,7 @@ class Trial:
         return answer_of(report, Path(modules_with(bugs).__file__).parent)
 
     def drafted(self, answer: Answer) -> dict[str, Any]:
-        """Return the bugs named by the first report, and the bugs named when bugs are fixed one by one.
-
-        The result also says which reported lines are right, and lists the reported causes that match no bug.
-        """
+        """Return bugs named by the first report, bugs named after fixes, marks of the lines, and false causes."""
         named: list[Bug] = []
         lines, false = [], []
         for fault in answer["faults"]:
@@ -118,7 +115,6 @@ class Trial:
 
 
 def are_apart(bugs: Sequence[Bug]) -> bool:
-    """Return whether no two bugs change the same line."""
     lines = [
         (bug.file, line)
         for bug in bugs
@@ -129,7 +125,6 @@ def are_apart(bugs: Sequence[Bug]) -> bool:
 
 
 def shows_apart(case: str, bugs: Sequence[Bug]) -> bool:
-    """Return whether each tap of a case can show at most one of the bugs."""
     config = CASES[case]
     taps = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1))
     return all(sum(bug.shows_at(tap) for bug in bugs) <= 1 for tap in taps)
@@ -231,15 +226,11 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
-    """Return the trials whose description contains the word in `--only`, or a sample of these."""
     found = [each for each in every if options.only in str(each)]
     return sampled(found, options.sample, options.seed) if options.sample else found
 
 
-Answered = Sequence[tuple[Trial, Answer]]
-
-
-def shares(found: Answered) -> list[Share]:
+def shares(found: Sequence[tuple[Trial, Answer]]) -> list[Share]:
     return counted((*MEASURES, *DRAFTED), found)
 
 
@@ -248,7 +239,6 @@ def failures(trial: Trial, answer: Answer) -> list[str]:
 
 
 def line_of(trial: Trial, answer: Answer) -> str:
-    """Return the line to print for a wrong answer, or an empty string."""
     if trial.kind == "draft" and "draft" in answer:
         draft = answer["draft"]
         missed = [bug.id for bug in trial.bugs if bug.id not in draft["named"]]

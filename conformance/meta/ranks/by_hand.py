@@ -248,8 +248,7 @@ class Offered:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Return the `build(config, parameters)` named `PLAN__FAULT`. A PLAN that ends in `_taps` returns activations. A
-    PLAN that ends in `_learning` offers its loss, gradients and training."""
+    """Return the build `PLAN__FAULT`. PLAN ends in `_taps` for activations, and in `_learning` for training."""
     plan, _, fault = name.partition("__")
     short = plan.removesuffix("_taps").removesuffix("_learning")
     if short not in PLANS:

@@ -21,7 +21,6 @@ def join_group() -> tuple[int, int]:
 
 
 def summed(x: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the ranks, without a gradient."""
     total = x.detach().clone()
     if dist.is_initialized():
         dist.all_reduce(total)

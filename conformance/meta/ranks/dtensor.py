@@ -46,8 +46,6 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The model of the preset notes-lm."""
-
     def __init__(self, config: TransformerConfig, *, fused: bool) -> None:
         super().__init__()
         vocab, dim = config.target_vocab_size or 0, config.embed_dim
@@ -88,7 +86,6 @@ def state(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fu
 
 
 def sharded(model: Model) -> Any:
-    """Shard the model by its plan, which maps module names to placements."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

@@ -76,7 +76,6 @@ def started(spec: str, ranks: int) -> Iterator[IsolatedBuild]:
 
 
 def checked(build: IsolatedBuild, case: Case) -> Report:
-    """Check a case in processes that already run, and return the report."""
     group = group_of(build)
     assert group is not None
     group.load(case.spec)
@@ -97,7 +96,6 @@ def judged(case: Case) -> dict[str, Any]:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return all cases, grouped by the number of ranks."""
     cases = sorted([*RIGHT, *WRONG], key=lambda case: case.ranks)
     return [
         Trial(

@@ -33,7 +33,6 @@ FILE = DOCS / "by-layer.json"
 
 
 def checker(mistake: str) -> PortCheck:
-    """Return a check of a loader from `planted`, which runs in a separate process."""
     return PortCheck(Options(f"{planted.__file__}:{mistake}", timeout=600.0, audit=False))
 
 
@@ -53,7 +52,6 @@ def peak(process: int) -> int:
 
 
 def every_piece(folder: Path) -> dict[str, Any]:
-    """Check every piece of the checkpoint, loaded by transformers without a mistake."""
     check, rows, began = checker("right"), [], time.monotonic()
     for system in layer_systems(folder, None, None):
         _, row = measured(check, system)
@@ -78,7 +76,6 @@ def every_mistake(folder: Path, layer: int, mistakes: Sequence[str]) -> list[dic
 
 
 def told(report: Report) -> dict[str, Any]:
-    """Return the verdict, the causes and the lines of a report."""
     causes = [cause.says for fault in report.faults for cause in fault.causes]
     sources = [fault.source for fault in report.faults if fault.source]
     lines = [f"{Path(source['file']).name}:{source['line']}" for source in sources]

@@ -176,14 +176,13 @@ def rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {"import": imported, "cast": float(cast), "product": float(product)}
 
 
-def foretold(config: Any, found: dict[str, float], positions: int = 72) -> float:
-    """Return the predicted processor seconds for a check of the logits."""
-    return size_of(config) * (found["import"] + found["cast"] + found["product"] * positions)
+def foretold(config: Any, found: dict[str, float]) -> float:
+    return size_of(config) * (found["import"] + found["cast"] + found["product"] * PROBES["mixed"])
 
 
-def activations(config: Any, positions: int = 72) -> int:
+def activations(config: Any) -> int:
     """Return the bytes of the logits and of one layer's activations, in float64."""
-    return 8 * positions * (config.target_vocab_size + 3 * config.feed_forward_dim + 8 * config.embed_dim)
+    return 8 * PROBES["mixed"] * (config.target_vocab_size + 3 * config.feed_forward_dim + 8 * config.embed_dim)
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:

@@ -20,7 +20,6 @@ from transparity_conformance.checkpoints.importing import Checkpoint, configurat
 from transparity_conformance.checkpoints.naming import called, tensors_of, without_prefix
 from transparity_conformance.checkpoints.reading import CONFIG, WEIGHTS, CheckpointError
 from transparity_conformance.checkpoints.tables.codecs import Family
-from transparity_conformance.checkpoints.tables.rows import Fields
 from transparity_conformance.storage.mapped import have_equal_numbers
 
 
@@ -56,29 +55,22 @@ def export_checkpoint(
 
 def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any]:
     """Convert a configuration to config.json; the family must be able to express the configuration."""
+    tokens = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "bos_token_id": config.bos_id}
+    tokens |= {"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {}
     return {
         "model_type": model_type,
         "architectures": [family.model],
         "dtype": "float32",
         "is_encoder_decoder": config.architecture == "encoder-decoder",
-        **_token_fields(family, config),
+        **{name: tokens[name] for name in (*family.defaults, *tokens) if name in tokens},
         **family.write(config),
     }
-
-
-def _token_fields(family: Family, config: TransformerConfig) -> Fields:
-    """Return the fields of the special tokens, in the order of the family's defaults."""
-    found = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "bos_token_id": config.bos_id}
-    found |= {"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {}
-    return {name: found[name] for name in (*family.defaults, *found) if name in found}
 
 
 def tensors_in(
     family: Family, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, with_computed: bool = True
 ) -> dict[str, np.ndarray]:
-    """Return the tensors of model.safetensors in float32, with the names of `transformers`. If `with_computed` is
-    false, leave out tensors that the reference computes.
-    """
+    """Return the tensors of model.safetensors; `with_computed` adds tensors that the reference computes."""
     absent = set(family.absent(config))
     table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
@@ -112,8 +104,7 @@ def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, 
 
 
 def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
-    """Return a function that says whether a port accepts a configuration. A loader accepts what its family can express;
-    a port without a `model_type` accepts every configuration."""
+    """Return a function that says whether a port accepts a configuration, because its family can express it."""
     if model_type is None:
         return lambda config: True
     family = family_called(model_type)
@@ -126,7 +117,6 @@ OF_HEADS = ("head.", "head_transform.", "head_norm.")
 def _check_same(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], again: Checkpoint
 ) -> None:
-    """Raise `CheckpointError` unless the imported `again` has this configuration and exactly these parameters."""
     asked, found = explicit(config), explicit(again.config)
     if names := [name for name, value in asked.items() if found[name] != value]:
         fields = listed([f"{name} {shown(asked[name])} (imported as {shown(found[name])})" for name in names])
@@ -142,9 +132,7 @@ def _check_same(
 
 
 def explicit(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of a configuration, to compare configurations. A field without a value gets the value that
-    other fields imply, such as a width.
-    """
+    """Return the fields of a configuration; a field without a value gets the value that other fields imply."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     heads = {"num_key_value_heads": config.key_value_heads, "attention_head_dim": config.head_dim}
     return fields | _by_layer(config) | heads

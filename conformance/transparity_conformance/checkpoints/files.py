@@ -30,9 +30,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def parse_json(path: Path, text: bytes, constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse strict JSON. Raise `BundleError` for a repeated field and, without the function `constant`, for NaN and
-    ±Infinity.
-    """
+    """Parse JSON. Raise `BundleError` for a repeated field and, without `constant`, for NaN and ±Infinity."""
     try:
         return json.loads(
             text.decode("utf-8"), object_pairs_hook=files.without_repetition, parse_constant=constant or refuse_constant

@@ -20,7 +20,6 @@ Progress = Callable[[str, int, int], None]
 
 
 def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
-    """Return the header entries of all tensors. `where` maps each tensor to its safetensors file."""
     return {name: tensor_bytes(path, name) for name, path in where.items()}
 
 

@@ -59,9 +59,7 @@ class InFolder(dict[str, Any]):
 
     @functools.cached_property
     def is_given_itself(self) -> bool:
-        """Return whether a loader gets this folder instead of a float32 copy. The loader gets this folder if it is
-        already such a copy, if matrices have scales, or if a copy would not fit into memory.
-        """
+        """Return whether a loader gets this folder instead of a float32 copy."""
         is_other = self.is_ours or self.stored_as != ""
         return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
 
@@ -110,7 +108,6 @@ class Opened:
     folder: Path
     family: Family
     given: Fields
-    """The fields of config.json."""
     config: TransformerConfig
     where: Mapping[str, Path]
     """The file of each tensor."""
@@ -212,13 +209,10 @@ def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Pat
 
 
 STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
-"""For each `quant_method`, the format of matrices with scales."""
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Return the fields without `quantization_config`, and its value. If its method is not supported, return all fields
-    and None.
-    """
+    """Return the fields without `quantization_config`, and its value. Keep a `quantization_config` of unknown form."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -254,7 +248,6 @@ def family_of(folder: Path, given: Fields) -> Family:
 
 
 def family_called(model_type: str) -> Family:
-    """Return a family; raise `CheckpointError` if it is unknown."""
     if model_type in reading.TOWERS:
         towers = " or ".join(str(tower["model_type"]) for tower in reading.TOWERS[model_type].values())
         raise CheckpointError(f"The family {model_type} has two towers; expected one of them: {towers}.")
@@ -264,7 +257,6 @@ def family_called(model_type: str) -> Family:
 
 
 def _unknown(says: str, name: Any) -> CheckpointError:
-    """Return the error for an unknown family, with the most similar name and with other commands to try."""
     near = difflib.get_close_matches(str(name), FAMILIES, 1)
     error = CheckpointError(f"{says}{f'; the nearest family is {near[0]}' if near else ''}.")
     error.add_note(f"Families: {', '.join(FAMILIES)}.")
@@ -299,8 +291,7 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
 
 
 def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the special tokens, with None for a token outside the vocabulary. In an encoder-decoder, the first token
-    is `decoder_start_token_id`."""
+    """Return the special tokens, with None for a token outside the vocabulary."""
     sizes = [found[name] for name in ("source_vocab_size", "target_vocab_size") if is_whole(found.get(name), 1)]
     begins = "decoder_start_token_id" if found["architecture"] == "encoder-decoder" else "bos_token_id"
     named = {"pad_id": "pad_token_id", "bos_id": begins, "eos_id": "eos_token_id"}
@@ -343,7 +334,6 @@ def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[s
 
 
 def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, shape: tuple[int, ...]) -> Any:
-    """Convert a tensor to a parameter; raise `CheckpointError` unless the parameter has the given `shape`."""
     in_file = tensor.T if convert is np.transpose else tensor
     value: Any = in_file if isinstance(tensor, Mapped) else convert(tensor)
     if value.shape != shape:
@@ -379,10 +369,12 @@ def _owner(config: TransformerConfig, name: str) -> str:
 def _remarks(
     family: Family, given: Fields, config: TransformerConfig, where: Mapping[str, Path], used: Collection[str]
 ) -> tuple[str, ...]:
-    """Return remarks about an import, one for each group of fields or tensors."""
     understood = family.understood
     unneeded = {*UNNEEDED, *family.unneeded} - understood
-    ignored = [name for name in given if name not in understood | unneeded] + _ignored_tokens(given, config)
+    ignored = [name for name in given if name not in understood | unneeded]
+    ids = (config.pad_id, config.bos_id, config.eos_id, None)
+    unused = "bos_token_id" if config.architecture == "encoder-decoder" else None  # the field has no effect there
+    ignored += [name for name in TOKENS if name in given and given[name] not in ids and name != unused]
     rope = given.get("rope_parameters")
     present = {*given, *(rope if isinstance(rope, dict) else ())}
     defaults = {name: value for name, value in family.defaults.items() if name not in present and value is not None}
@@ -397,11 +389,3 @@ def _remarks(
         "head": [config.head] * (config.head != "logits"),
     }
     return tuple(f"{kind}: {listed(names, MOST_NAMED)}" for kind, names in lines.items() if names)
-
-
-def _ignored_tokens(given: Fields, config: TransformerConfig) -> list[str]:
-    """Return the fields of special tokens that the import does not use."""
-    ids = (config.pad_id, config.bos_id, config.eos_id, None)
-    # In an encoder-decoder, bos_token_id has no effect.
-    unused = "bos_token_id" if config.architecture == "encoder-decoder" else None
-    return [name for name in TOKENS if name in given and given[name] not in ids and name != unused]

@@ -34,8 +34,6 @@ ROWS, LENGTH = 4, 64
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a checkpoint that is checked as a separate model."""
-
     name: str
     config: TransformerConfig
     parameters: Arrays
@@ -66,7 +64,6 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
 
 
 def _check_has_pieces(opened: Opened) -> None:
-    """Raise `CheckpointError` if the layers of this checkpoint cannot become separate models."""
     config = opened.config
     obstacles = {
         "is an encoder-decoder; expected a model with one stack": config.architecture == "encoder-decoder",
@@ -92,8 +89,7 @@ def open_for_pieces(folder: Path, head: str | None) -> Opened:
 
 @contextlib.contextmanager
 def written(piece: Piece, model_type: str, no_gradients: str = "") -> Iterator[InFolder]:
-    """Write a part to a temporary folder in the format of `model_type`; yield the parameters. Raise `CheckpointError`
-    if the family cannot express the part as a model, or if the folder cannot be written."""
+    """Write a part to a temporary folder in the format of `model_type`; yield the parameters."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         folder = Path(root, model_type)
         again = export_checkpoint(model_type, piece.config, piece.parameters, folder)
@@ -116,8 +112,7 @@ def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: objec
 
 
 def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
-    """Yield models without layers, each with the embeddings, the final norm and the head for a block of tokens.
-    `outside` has all parameters outside the layers."""
+    """Yield models without layers, one for each block of tokens. `outside` has the parameters outside of layers."""
     stack = _stack(config)
     vocabulary = config.stack_vocab_size(stack)
     tables = {f"{stack}.token_embedding.weight", "head.weight", "head.bias"}
@@ -169,7 +164,6 @@ def _embedded(config: TransformerConfig, outside: Arrays) -> _Front:
 
 
 def _taps(config: TransformerConfig, parameters: Arrays, tokens: np.ndarray) -> Arrays:
-    """Run the reference without padding, and return all activations."""
     found: Arrays = {}
     transformer(dataclasses.replace(config, pad_id=None), parameters, tokens=tokens, tap=recording(found))
     return found

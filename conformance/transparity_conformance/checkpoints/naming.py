@@ -23,7 +23,6 @@ class StoredTensor:
     """A tensor that contains one or more parameters in another form, such as a transposed or fused matrix."""
 
     parts: tuple[Part, ...]
-    """The parameters that the tensor contains."""
     join: Join
     """A function that combines the parameters into the tensor: the inverse of `parts`."""
 
@@ -45,16 +44,12 @@ def flat(name: str) -> StoredTensor:
 
 
 def stacked(rows: Mapping[str, int]) -> StoredTensor:
-    """Return the table entry for parameters that the file stacks along the first axis. `rows` maps each parameter to
-    its number of rows.
-    """
+    """Return the entry for parameters that the file stacks along the first axis, each with its number of rows."""
     return by_group(rows, 1)
 
 
 def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
-    """Return the table entry for parameters that the file interleaves by head group. `rows` maps each parameter to its
-    rows per group.
-    """
+    """Return the entry for parameters that the file interleaves by head group, each with its rows per group."""
     ends = itertools.accumulate(rows.values(), initial=0)
     cuts = zip(rows, itertools.pairwise(ends), strict=True)
 
@@ -92,22 +87,18 @@ def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[
 def weights(
     pairs: Mapping[str, str], theirs: str = "", ours: str = "", leaves: Sequence[str] = ("weight",)
 ) -> dict[str, str | StoredTensor]:
-    """Return the table entries for linear layers and norms without biases; see `linears`."""
     there, here = (f"{scope}." if scope else "" for scope in (theirs, ours))
     return {f"{there}{name}.{leaf}": f"{here}{own}.{leaf}" for name, own in pairs.items() for leaf in leaves}
 
 
 def projections(query: str, key: str, value: str, output: str) -> dict[str, str]:
-    """Return the pairs for the four projections of an attention, as an argument of `linears`."""
     return {query: "query", key: "key", value: "value", output: "output"}
 
 
 GATED = {f"{role}_proj": role for role in ("gate", "up", "down")}
-"""The pairs for the projections of a gated feed-forward, as an argument of `linears`."""
 
 
 def without(table: Table, *parts: str) -> dict[str, str | StoredTensor]:
-    """Return a table without the tensors whose names contain one of `parts`."""
     return {theirs: ours for theirs, ours in table.items() if not any(part in theirs for part in parts)}
 
 

@@ -36,7 +36,6 @@ DTYPES = ("F32", "F16", "BF16")
 """The dtypes whose values float32 represents exactly."""
 
 SCALES = ("_scale_inv", "_scale")
-"""The suffixes that the name of a matrix's scales may have."""
 
 
 TOWERS = {
@@ -78,19 +77,15 @@ def read_fields(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not is_file(path):
         raise CheckpointError(f"{folder} has no {CONFIG}; expected a Hugging Face folder.")
-    fields = parse_json(path, read_bytes(path, LARGEST_JSON), _infinite)
+    # An infinite number gets the form of transformers 5; NaN is an error.
+    constant = lambda name: refuse_constant(name) if name == "NaN" else {"__float__": name}
+    fields = parse_json(path, read_bytes(path, LARGEST_JSON), constant)
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path} is {shown(fields)}; expected an object of fields.")
     return fields
 
 
-def _infinite(name: str) -> dict[str, str]:
-    """Convert an infinite number to the form of `transformers` 5; raise an error for NaN."""
-    return refuse_constant(name) if name == "NaN" else {"__float__": name}
-
-
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor; raise `CheckpointError` if a file cannot be read."""
     where: dict[str, Path] = {}
     for path in _files(folder):
         read_header(path, CheckpointError)
@@ -136,7 +131,6 @@ def load_tensors(
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; raise `CheckpointError` if it cannot be read."""
     try:
         with safe_open(path, framework="numpy") as file:
             yield file
@@ -167,7 +161,6 @@ def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, 
 
 
 def scale_of(name: str, where: Collection[str]) -> str | None:
-    """Return the name of the tensor with a matrix's scales, or None."""
     return next((name + suffix for suffix in SCALES if name + suffix in where), None)
 
 
@@ -267,7 +260,6 @@ class PackedExperts:
 
 
 def load_experts(where: Mapping[str, Path], names: Collection[str], *, in_place: bool) -> dict[str, Any]:
-    """Load MXFP4 experts as float32, or leave them in their files. Raise `CheckpointError` for another format."""
     found = {name: _experts(where, name) for name in names}
     return dict(found) if in_place else {name: np.asarray(experts) for name, experts in found.items()}
 

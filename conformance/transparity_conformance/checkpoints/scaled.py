@@ -93,7 +93,6 @@ BIAS = 127
 """The exponent bias of a scale: the byte 127 means 2⁰."""
 
 BLOCK = 32
-"""The number of columns that share a scale."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -62,7 +62,6 @@ class Section:
         }
 
     def asked(self) -> Shapes:
-        """Return the shapes of the tensors that a port may write for the section."""
         asked: Shapes = {}
         for key, request in self.all_requests.items():
             asked |= self.row.shapes(key, request)
@@ -78,9 +77,7 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the sections, and of sections that they need, in the order of `CAPABILITIES`. Raise
-    `BundleError` for unknown names.
-    """
+    """Return the sections, and the sections that they need, in the order of `CAPABILITIES`."""
     for name in sections:
         if name not in CAPABILITIES:
             raise BundleError(f"A bundle has no section {name!r}; expected one of {', '.join(CAPABILITIES)}.")
@@ -120,9 +117,7 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return the section with the bundle's own requests; call `check_section` first. Integers and random numbers must
-    equal the checker's own. Parameters are taken from the file, because another machine may have rounded them
-    differently."""
+    """Return the section with the bundle's requests, after `check_section`. Only parameters may differ, by rounding."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
             raise BundleError(
@@ -164,7 +159,6 @@ class Bundle:
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every activation, by `{probe}/{tap}`."""
         return {
             f"{name}/{tap}": shape
             for name, probe in self.probes.items()
@@ -212,7 +206,6 @@ def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
 
 
 def check_name(name: str, config: TransformerConfig) -> None:
-    """Raise `BundleError` if the configuration differs from the preset `name` in anything but sizes."""
     if name != "config" and preset(name).resized(feed_forward_dim=WIDTH) != config.resized(feed_forward_dim=WIDTH):
         raise BundleError(
             f"The bundle is named {name!r}, but its configuration differs from this preset; use the name 'config'."

@@ -211,9 +211,9 @@ def _not_written(
     if not written:
         return not_compared(f"{says} any tensor")
     whose = {key: f" for {requests[key].name!r}" if len(requests) > 1 else "" for key in lacking}
-    return not_compared(*(f"{says} {_some(missing[key], len(names[key]))}{whose[key]}" for key in lacking))
-
-
-def _some(missing: list[str], of: int) -> str:
-    listed = ", ".join(name.partition("/")[2] for name in missing[:3]) + (", …" if missing[3:] else "")
-    return "any tensor" if len(missing) == of else f"{len(missing)} of {of} tensors ({listed})"
+    reasons = []
+    for key in lacking:
+        listed = ", ".join(name.partition("/")[2] for name in missing[key][:3]) + (", …" if missing[key][3:] else "")
+        some = f"{len(missing[key])} of {len(names[key])} tensors ({listed})"
+        reasons.append(f"{says} {some if key in written else 'any tensor'}{whose[key]}")
+    return not_compared(*reasons)

@@ -25,7 +25,6 @@ from transparity_conformance.checkpoints.files import LARGEST_JSON, BundleError,
 from transparity_conformance.exchange.tensors import opened
 from transparity_conformance.oracle.budgets import RULES
 
-FORMAT = 4
 MANIFEST = "manifest.json"
 CHECKPOINT = "checkpoint"
 """The name of the folder with the weights in the bundle of a layer."""
@@ -33,7 +32,6 @@ CHECKPOINT = "checkpoint"
 FILES = ("config.json", "parameters.safetensors", "inputs.safetensors", "expected.safetensors")
 """The files of a bundle with weights, except the files of capabilities."""
 
-FILES_WITHOUT_WEIGHTS = ("config.json", "inputs.safetensors")
 SECTIONS = tuple(CAPABILITIES)
 MOST_PROBES = 16
 LARGEST_CONFIG = 2**16
@@ -49,9 +47,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ProbeFields(Strict):
-    """A probe: its inputs, and the activations that a port may write. In names, `{i}` stands for a layer's number,
-    counted from 0.
-    """
+    """A probe: its inputs, and the activations that a port may write. In names, `{i}` is a layer's number from 0."""
 
     purpose: Text = msgspec.field(name="for")
     inputs: StoredShapes
@@ -70,16 +66,12 @@ class SectionFields(Strict):
 
 
 class TensorFields(Strict):
-    """A tensor of a checkpoint, identified by the sha256 of its bytes."""
-
     shape: list[Size]
     dtype: str
     sha256: str
 
 
 class CheckpointFields(Strict):
-    """The description of a checkpoint, without the values of its tensors."""
-
     model_type: Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
     head: Annotated[str, Meta(pattern="^(hidden|pooled|logits|classes)$")] | None
     tensors: dict[str, TensorFields]
@@ -96,7 +88,7 @@ class Manifest(Strict):
 
     @property
     def files(self) -> tuple[str, ...]:
-        return FILES_WITHOUT_WEIGHTS if self.checkpoint else files_of(self.capabilities)
+        return ("config.json", "inputs.safetensors") if self.checkpoint else files_of(self.capabilities)
 
 
 class Several(Strict):
@@ -152,16 +144,14 @@ def read_manifest(folder: Path) -> Manifest | Several:
 
 
 def write_manifest(folder: Path, manifest: Manifest | Several) -> None:
-    """Write a manifest with the sha256 of all files and of itself."""
     manifest.sha256 = {name: digest(folder / name) for name in manifest.files}
-    fields = {"format": FORMAT} | msgspec.to_builtins(manifest)
+    fields = {"format": manifest.format} | msgspec.to_builtins(manifest)
     fields["sha256"] = fields.pop("sha256", {})
     fields["sha256"][MANIFEST] = own_digest(fields)
     (folder / MANIFEST).write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
 
 
 def _refused(path: Path, error: msgspec.ValidationError) -> BundleError:
-    """Return the first error in a manifest as one sentence."""
     what, _, where = str(error).partition(" - at ")
     place = where.replace("`", "").replace("$.", "").replace("$", "the whole")
     what = re.sub("`", "'", what[:1].lower() + what[1:])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -64,7 +63,6 @@ def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Pr
 
 
 def read_config(path: Path) -> TransformerConfig:
-    """Read a configuration; raise `BundleError` or `ConfigError` if it is invalid."""
     try:
         return TransformerConfig.from_json(read_bytes(path, LARGEST_CONFIG).decode("utf-8"))
     except UnicodeDecodeError:
@@ -88,12 +86,9 @@ def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actua
         groups: dict[str, list[str]] = {}
         for name in tensors if whole is None else whole:
             groups.setdefault(name.partition("/")[0], []).append(name.partition("/")[2])
-        lazy = {group: Lazy(names, partial(_of_group, tensors, group)) for group, names in groups.items()}
+        read = lambda group, name: tensors[f"{group}/{name}"]
+        lazy = {group: Lazy(names, partial(read, group)) for group, names in groups.items()}
         return {group: dict(of) for group, of in lazy.items()} if bundle.has_weights else lazy
-
-
-def _of_group(tensors: Mapping[str, np.ndarray], group: str, name: str) -> np.ndarray:
-    return tensors[f"{group}/{name}"]
 
 
 def _parameters(
@@ -116,7 +111,6 @@ def _parameters(
 
 
 def _with_probes(folder: Path, manifest: Manifest, config: TransformerConfig, parameters: Arrays) -> Bundle:
-    """Add the probes to a bundle; raise `BundleError` if inputs or activations do not fit the configuration."""
     path, read = folder / MANIFEST, (*config.input_names, *config.further_inputs)
     forms = {name: input_form(config, name) for name in read}
     shapes = {
@@ -180,7 +174,6 @@ def _check_expected(folder: Path, bundle: Bundle) -> None:
 def import_described(
     folder: Path, described: CheckpointFields, config: TransformerConfig, progress: Progress
 ) -> Checkpoint:
-    """Import a checkpoint. If it is not the checkpoint that the bundle describes, raise `BundleError`."""
     imported = import_checkpoint(folder, described.head)
     for name, value in explicit(config).items():
         if (found := explicit(imported.config)[name]) != value:

@@ -30,7 +30,6 @@ HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
 
 
 def largest_header(expected: Shapes) -> int:
-    """Return the largest allowed size of a header with the `expected` tensors, in bytes."""
     return HEADER_SPARE + sum(len(name) + HEADER_OF_ONE for name in expected)
 
 
@@ -52,8 +51,7 @@ def _entries(path: Path, most: int) -> tuple[int, dict[str, _Entry]]:
 
 
 def opened(path: Path, most: int = LARGEST_HEADER) -> Any:
-    """Open a file with the safetensors library, which checks that the header fits the size of the file. Raise
-    `BundleError` if the file cannot be read."""
+    """Open a file with the safetensors library, which compares the header with the size of the file."""
     _entries(path, most)
     try:
         return safe_open(path, framework="numpy")

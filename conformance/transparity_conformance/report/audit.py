@@ -13,12 +13,9 @@ from transparity_conformance.report.formatting import count, some
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
-"""Outcomes, the most important first. A field for which several values are tried gets the first of their outcomes in
-this order.
-"""
+"""Outcomes, the most important first. A field with several tried values gets the first of their outcomes."""
 
 ABSENT = "absent"
-"""The value that stands for a removed field."""
 
 MOST_NAMED = 8
 """The largest number of names in a line of the text report. The JSON report lists all names."""
@@ -53,8 +50,7 @@ class AuditedField(Compared):
 class AuditedTensor(Compared):
     name: str
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
-    """`may be missing` if the port accepts a file without the tensor; `not ignored` if a tensor that the model does not
-    use changes the result."""
+    """`may be missing`: a file without the tensor is accepted; `not ignored`: an unused tensor changes the result."""
     says: str = ""
     """A clause with the values that the port uses in place of the tensor."""
     error: float = 0.0
@@ -126,7 +122,6 @@ class Audit:
 
     @property
     def warning(self) -> str:
-        """A warning that says how many fields and tensors are faulty; empty if there are none."""
         nouns = [count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults]
         wrong = f"the port handles {' and '.join(nouns)} wrongly, so it may be wrong for other folders (see Audit)"
         return f"{wrong}; --audit makes this a failure" if nouns else ""
@@ -146,7 +141,6 @@ class Audit:
 
     @property
     def _parts(self) -> tuple[Part, Part]:
-        """The arguments of `_line` for the fields and for the tensors."""
         fields = {says: self.fields_with(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
         number = len({each.name for each in self.fields})

@@ -18,20 +18,15 @@ SITE = "https://transparity.github.io/transparity/"
 @dataclass(frozen=True)
 class Meaning:
     title: str
-    """A sentence that describes the fault."""
     right: str
-    """The behavior of the reference."""
     look: str
-    """The code to check, and how to fix it."""
     hidden: str = ""
     """Inputs or models with which the fault does not show."""
     seen: tuple[str, ...] = ()
     """Public issues about this fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """For each variant of a fault in the forward pass, the sentence that a report prints. `catalogue` composes the
-    other sentences.
-    """
+    """The sentence of a report for each variant of a fault in the forward pass; `catalogue` composes the others."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]
@@ -49,11 +44,6 @@ def page_of(name: str) -> str:
 
 
 def meaning(name: str) -> Meaning:
-    """Return the explanation of one cause.
-
-    Raises:
-        TransparityError: The cause does not exist.
-    """
     known = meanings()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

@@ -22,8 +22,6 @@ and the C library reuses their memory. With larger blocks, comparing 50 million 
 
 @dataclass(frozen=True)
 class Column:
-    """A backend with a dtype and a device: a column of the agreement matrix."""
-
     backend: str
     dtype: str
     device: str = "cpu"
@@ -34,7 +32,6 @@ class Column:
 
     @property
     def family(self) -> str:
-        """The backend and its device, without the dtype."""
         return f"{self.backend}{self.where}"
 
     def __str__(self) -> str:
@@ -43,8 +40,6 @@ class Column:
 
 @dataclass(frozen=True)
 class BackendSubject(Column):
-    """A backend with a dtype, a device and a mode, such as `eager` or `compiled`."""
-
     mode: str = "eager"
 
     def __str__(self) -> str:
@@ -150,16 +145,11 @@ def as_numbers(value: Any) -> np.ndarray:
 
 
 def dtype_name(value: Any) -> str:
-    """Return the name of an array's dtype, such as `float32`, for any framework."""
     return str(value.dtype).removeprefix("torch.")
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return actual − ours.
-
-    The difference is 0 where both are NaN or the same infinity. The difference is infinite where only one is NaN or
-    infinite.
-    """
+    """Return actual − ours: 0 where both are NaN or the same infinity, infinite where only one is."""
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):

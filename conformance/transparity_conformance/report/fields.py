@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from rich.table import Table
@@ -17,6 +17,7 @@ from transparity.config.fields import COUNT
 from transparity.parameters import parameter_shapes
 from transparity.presets import departures
 from transparity.taps import in_every_layer, in_layer, tap_shapes
+from transparity_conformance.report.formatting import ranges
 from transparity_conformance.report.terminal import plain_table
 
 BATCH = -1
@@ -28,7 +29,6 @@ OPEN = {BATCH: "batch", -2: "source", -3: "target", -4: "tokens"}
 
 @functools.cache
 def meanings() -> dict[str, str]:
-    """Return the docstring of each configuration field, joined to one line."""
     (described,) = ast.parse(inspect.getsource(TransformerConfig)).body
     assert isinstance(described, ast.ClassDef)
     found: dict[str, str] = {}
@@ -61,11 +61,10 @@ def values(name: str) -> list[str] | str:
 def as_rows() -> list[dict[str, Any]]:
     rows = []
     for name, field in TransformerConfig.__dataclass_fields__.items():
-        needed = name == "architecture"
         default = "-inf" if field.default == -math.inf else field.default
         default = dict(default) if isinstance(default, Mapping) else default
         row = {"name": name, "values": values(name), "meaning": meanings()[name]}
-        rows.append(row | ({} if needed else {"default": default}))
+        rows.append(row | ({} if name == "architecture" else {"default": default}))
     return rows
 
 
@@ -79,10 +78,7 @@ def lines() -> Iterator[tuple[str, str]]:
 
 
 def described(config: TransformerConfig) -> dict[str, Any]:
-    """Return JSON values: a configuration, its departures from its paper, its parameters and its activations.
-
-    A word stands for each unknown size, such as `batch`.
-    """
+    """Return JSON values. A word such as `batch` stands for each unknown size."""
     return {
         "config": config.as_dict(),
         "departures": departures(config),
@@ -96,19 +92,16 @@ def _taps(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
 
 
 def parameters_table(config: TransformerConfig) -> Table:
-    """Return a table of all parameters with their shapes, and the total; equal layers share a row."""
     shapes = parameter_shapes(config)
-    total = sum(math.prod(shape) for shape in shapes.values())
     table = _table("parameter", "shape", "numbers")
     for name, shape, layers in _by_layer(shapes):
         table.add_row(name, _shown(shape), f"{math.prod(shape) * layers:,}")
     table.add_section()
-    table.add_row("all", "", f"{total:,}")
+    table.add_row("all", "", f"{sum(map(math.prod, shapes.values())):,}")
     return table
 
 
 def taps_table(config: TransformerConfig) -> Table:
-    """Return a table of all activations in the order of the forward pass; equal layers share a row."""
     table = _table("activation", "shape")
     for name, shape, _ in _by_layer(_taps(config)):
         table.add_row(name, _shown(shape))
@@ -116,25 +109,17 @@ def taps_table(config: TransformerConfig) -> Table:
 
 
 def _by_layer(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[tuple[str, tuple[int, ...], int]]:
-    """Yield (name, shape, number of layers); layers with the same shape share a name, such as
-    `decoder.layers.0…3.output`, or `decoder.layers.0,2.output` if the layers between have another shape."""
+    """Yield (name, shape, number of layers); equal layers share a name, such as `decoder.layers.0…3.output`."""
     layers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for name, shape in shapes.items():
         found = in_layer(name)
         layers.setdefault((in_every_layer(name), shape), []).append(found[1] if found else 0)
     for (name, shape), numbers in layers.items():
-        yield name.replace("{i}", _ranges(numbers)), shape, len(numbers)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as text, such as `0…2,5`."""
-    runs = [[number for _, number in run] for _, run in itertools.groupby(enumerate(numbers), lambda it: it[1] - it[0])]
-    return ",".join(f"{run[0]}…{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+        yield name.replace("{i}", ",".join(ranges(numbers, "…"))), shape, len(numbers)
 
 
 def _shown(shape: tuple[int, ...]) -> str:
-    sizes = ", ".join(OPEN.get(size, f"{size:,}") for size in shape)
-    return f"({sizes})"
+    return f"({', '.join(OPEN.get(size, f'{size:,}') for size in shape)})"
 
 
 def _table(*columns: str) -> Table:

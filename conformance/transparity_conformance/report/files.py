@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from transparity_conformance.report.report import Report
 
 STANDARD_OUTPUT = Path("-")
-"""The path that means standard output."""
 
 
 class OutputError(TransparityError):
@@ -85,10 +84,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str, errors: str = "backslashreplace") -> None:
-    """Write a text to a file in UTF-8, or to standard output.
-
-    If the encoding of standard output lacks a character, `errors` determines its replacement.
-    """
+    """Write a text; `errors` determines the replacement of characters that standard output cannot encode."""
     if path == STANDARD_OUTPUT:
         stream = _standard_output()
         encoding = stream.encoding or "utf-8"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -64,6 +65,12 @@ def some(names: Sequence[str], most: int = 1, joint: str = ", ") -> str:
     """Return `a, b and 3 more`, with at most `most` of the names."""
     more = " and " if joint == ", " else f"{joint}and "
     return joint.join(names[:most]) + (f"{more}{len(names) - most} more" if names[most:] else "")
+
+
+def ranges(numbers: Iterable[int], dash: str = "–") -> list[str]:
+    """Return ascending numbers as text: `["1–3", "5"]` for 1, 2, 3, 5."""
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}{dash}{run[-1]}" for run in runs]
 
 
 def height(error: float, largest: float) -> float:

@@ -25,16 +25,11 @@ class Coverage:
     """The calls of a port that were compared with the reference; the verdict holds only for such calls."""
 
     lengths: tuple[int, ...] = ()
-    """The lengths of the sequences, in tokens."""
     batches: tuple[int, ...] = ()
-    """The batch sizes of the calls."""
     calls: int = 0
-    """The number of calls of the port's object. To find hidden state, each call is compared with the same call of a new
-    object.
-    """
+    """The number of calls of the port's object, each compared with the same call of a new object."""
     features: tuple[str, ...] = ()
-    """The configuration fields that at least one compared call exercises: another value would change its result.
-    """
+    """The configuration fields that at least one compared call exercises: another value would change its result."""
     untested: tuple[str, ...] = ()
     """Fields and probes that no compared call exercises, with reasons. If any exist, the verdict is not `agrees`."""
     sizes: tuple[str, ...] = ()
@@ -97,7 +92,6 @@ class RanksComparison(Compared):
 
     @property
     def sentence(self) -> str:
-        """A sentence about the comparison of ranks, for the start of the report."""
         if self.one_rank == "agrees":
             return f"1 rank and {self.count} ranks of the same code agree. "
         if self.one_rank == "inconclusive":
@@ -113,7 +107,6 @@ class ThirdComparison:
     reference: str
     """The name of the implementation with which the report compares the port."""
     third: str
-    """The name of the third implementation."""
     port_agrees: bool
     """Whether the port agrees with `reference`."""
     port_agrees_with_third: bool
@@ -130,7 +123,6 @@ class ThirdComparison:
 
     @property
     def sentence(self) -> str:
-        """A sentence about the comparison of three implementations, for the start of the report."""
         if self.stands_alone == "port":
             return f"Your port differs from the other two: {self.reference} and {self.third} agree.  "
         if self.stands_alone:
@@ -164,8 +156,7 @@ class Timing:
 
 
 class Stopwatch:
-    """A stopwatch for the stages of a check. `port` returns the processor time of the port's processes in seconds; None
-    if it is unknown."""
+    """A stopwatch for the stages of a check. `port` returns the processor seconds of the port's processes."""
 
     def __init__(self, port: Callable[[], float | None]) -> None:
         self.port = port

@@ -40,7 +40,6 @@ LIBRARIES = ("numpy", "torch", "jax", "flax", "transformers", "equinox", "keras"
 
 @functools.cache  # reading the metadata of a package takes milliseconds
 def environment() -> Mapping[str, str]:
-    """Return the platform, and the versions of Python, this package and the installed `LIBRARIES`."""
     found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     found["transparity"] = __version__
     for name in LIBRARIES:
@@ -150,7 +149,6 @@ class Divergence(Compared):
 
     @property
     def unexplained(self) -> Divergence:
-        """Return the same divergence without causes."""
         return dataclasses.replace(self, causes=(), indistinguishable=(), split_by=None)
 
 
@@ -185,7 +183,6 @@ class ClaimResult(Compared):
 
     @classmethod
     def of(cls, name: str, error: float, budget: float, where: str) -> ClaimResult:
-        """Return a claim that agrees if its error is within its budget."""
         return cls(name, "diverges" if share(error, budget) > 1 else "agrees", error, budget, where)
 
     @property
@@ -213,7 +210,6 @@ class Report:
     port: str = ""
     """The port's name, such as `my.py:load`, or its command; empty if it has neither."""
     coverage: Coverage = field(default_factory=Coverage)
-    """The calls for which the verdict holds."""
 
     audit: Audit | None = None
     ranks: RanksComparison | None = None
@@ -290,21 +286,13 @@ class CapabilityResult:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     calls: int = 0
-    """The number of calls of the port's object. To find hidden state, each call is compared with the same call of a new
-    object.
-    """
+    """The number of calls of the port's object, each compared with the same call of a new object."""
     untested: tuple[str, ...] = ()
     """The calls that failed in the port; because of them, the verdict is not `agrees`."""
 
     def __add__(self, other: CapabilityResult) -> CapabilityResult:
-        return CapabilityResult(
-            self.claims + other.claims,
-            self.faults + other.faults,
-            self.not_compared + other.not_compared,
-            self.notes + other.notes,
-            self.calls + other.calls,
-            self.untested + other.untested,
-        )
+        names = [each.name for each in dataclasses.fields(self)]
+        return CapabilityResult(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 def not_compared(*reasons: str) -> CapabilityResult:

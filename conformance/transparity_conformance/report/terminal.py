@@ -56,8 +56,7 @@ def plain_table(**options: object) -> Table:
 
 @contextmanager
 def progress_bar(about: Callable[[], str] = str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on standard error if this is a terminal and the work takes longer than `PATIENCE` seconds.
-    `about` returns a text to show with each step; a narrow terminal cuts off its end."""
+    """Show a progress bar in a terminal after `PATIENCE` seconds; `about` returns a text to show with each step."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

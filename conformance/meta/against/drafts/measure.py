@@ -29,7 +29,6 @@ CLASSES = {
 
 
 def judged(model_type: str) -> dict[str, Any]:
-    """Check the draft against the original class, with the same weights."""
     file = Path(__file__).with_name(f"{model_type.removesuffix('_text')}.py")
     model: Any = build(configured(model_type), CLASSES[model_type])
     draft = load_file(file).Draft(model.config).eval()

@@ -58,7 +58,6 @@ STACKS = (
     row.same("encoder_ffn_dim", "decoder_ffn_dim", "feed_forward_dim"),
     row.activation("activation_function", "gelu"),
 )
-"""The rows that all encoder-decoders similar to BART share."""
 
 UNNEEDED = (
     *("activation_dropout", "attention_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop"),

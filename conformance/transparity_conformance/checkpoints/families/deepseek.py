@@ -107,7 +107,6 @@ def _write_experts(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the tensors whose form depends on the configuration: the query, key and value projections."""
     low = config.kv_lora_rank or 0
     down = {f"{ATTENTION}.key_value_latent.weight": low, f"{ATTENTION}.key_rotary.weight": config.rotated_dim}
     up = {f"{ATTENTION}.key.weight": config.projected_key_dim, f"{ATTENTION}.value.weight": config.value_dim}

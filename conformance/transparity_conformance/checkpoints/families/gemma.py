@@ -20,10 +20,9 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 
 
 def _activation(fields: Fields) -> dict[str, Any]:
-    """Return the activation. Older Gemma files write `gelu`, but mean the tanh approximation of GELU."""
     name = "hidden_act" if fields["hidden_activation"] is None else "hidden_activation"
     found = row.as_activation(fields, name)
-    return {"activation": "gelu-tanh" if found == "gelu" else found}
+    return {"activation": "gelu-tanh" if found == "gelu" else found}  # older files of Gemma write `gelu` for it
 
 
 def _write_activation(config: TransformerConfig) -> dict[str, Any]:
@@ -78,7 +77,6 @@ GEMMA2 = GEMMA.variant(
 
 
 def _layers3(fields: Fields) -> dict[str, Any]:
-    """Return the windows and the rotary positions of layers with and without a window."""
     # transformers 4 also reads the kind of scaling from the key `type`, and so do we; transformers 5 ignores such a
     # scaling.
     of_sliding = {"rope_theta": fields["rope_local_base_freq"], "rope_scaling": None}

@@ -42,7 +42,6 @@ def _packed(leaf: str) -> StoredTensor:
 
 
 def _inner(fields: Fields) -> dict[str, Any]:
-    """Return the width of feed-forwards, by default 4 · n_embd."""
     inner = fields["n_inner"]
     return {"feed_forward_dim": 4 * row.as_whole(fields, "n_embd") if inner is None else inner}
 
@@ -196,7 +195,6 @@ def _packed_falcon(config: TransformerConfig) -> Table:
 
 
 def _heads(fields: Fields) -> dict[str, Any]:
-    """Return the number of key-value heads, and the order in which a layer's branches run."""
     heads, grouped = row.as_whole(fields, "num_attention_heads"), row.as_flag(fields, "new_decoder_architecture")
     if grouped and not row.as_flag(fields, "parallel_attn"):
         raise row.wrong("parallel_attn", fields["parallel_attn"], "true, because new_decoder_architecture is true")

@@ -46,11 +46,10 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _positions(fields: Fields) -> dict[str, Any]:
-    """Return the fields about the image's size. The number of positions counts the patches and the class token."""
     side, patch = row.as_whole(fields, "image_size"), row.as_whole(fields, "patch_size")
     if side % patch:
         raise row.wrong("image_size", side, f"a multiple of patch_size, {patch}")
-    return {"max_length": (side // patch) ** 2 + 1}
+    return {"max_length": (side // patch) ** 2 + 1}  # the patches and the class token
 
 
 def _pooler(fields: Fields, names: Collection[str]) -> dict[str, Any]:

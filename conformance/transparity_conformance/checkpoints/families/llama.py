@@ -117,7 +117,6 @@ QWEN3 = PLAIN.variant(
 
 
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
-"""Fields that have the same name in config.json and in `TransformerConfig`."""
 
 GRANITE = LLAMA.variant(
     model="GraniteForCausalLM",
@@ -170,9 +169,7 @@ def _rotary_phi3(fields: Fields) -> dict[str, Any]:
 
 
 def _write_rotary_phi3(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields. For LongRoPE, `transformers` reads the original length from a field outside of the
-    scaling.
-    """
+    """Return the rotary fields. For LongRoPE, the original length is a field outside of the scaling."""
     outside = {ORIGINAL: config.rotary_original_length} if config.rotary_scaling == "longrope" else {}
     return rotary_fields(config) | outside
 

@@ -67,7 +67,6 @@ ROUTER = (row.whole("num_experts_per_tok", "experts_per_token", 8), row.flag("no
 
 
 def _count(fields: Fields) -> int:
-    """Return the number of experts, for which config.json has two possible names."""
     name = "num_experts" if fields["num_local_experts"] is None else "num_local_experts"
     return row.as_whole(fields, name, 0, "a whole number")
 
@@ -98,11 +97,8 @@ OLMOE = PLAIN.variant(
 def sparse(fields: Fields) -> dict[str, Any]:
     """Return the fields of layers with and without experts. Every `decoder_sparse_step`-th layer has experts, except
     the layers that `mlp_only_layers` lists."""
-    dense, every, count = (
-        fields["mlp_only_layers"] or [],
-        row.as_whole(fields, "decoder_sparse_step"),
-        row.as_layers(fields),
-    )
+    dense, every = fields["mlp_only_layers"] or [], row.as_whole(fields, "decoder_sparse_step")
+    count = row.as_layers(fields)
     if not isinstance(dense, list) or not all(is_whole(each, 0) for each in dense):
         raise row.wrong("mlp_only_layers", dense, "the numbers of layers, from 0")
     experts = _count(fields)
@@ -158,15 +154,12 @@ QWEN3_MOE = PLAIN.variant(
 
 
 def _sparse_windows(fields: Fields) -> dict[str, Any]:
-    """Return the fields of layers that differ in experts and in windows. By default, layers 0, 2, 4, … have a window,
-    up to `max_window_layers`."""
+    """Return the experts and windows of each layer. By default, layers 0, 2, 4, … have a window."""
     found, count = sparse(fields), row.as_layers(fields)
     if not row.as_flag(fields, "use_sliding_window"):
         return found
-    first, window = (
-        row.as_whole(fields, "max_window_layers", 0, "a whole number"),
-        row.as_whole(fields, "sliding_window"),
-    )
+    first = row.as_whole(fields, "max_window_layers", 0, "a whole number")
+    window = row.as_whole(fields, "sliding_window")
     kinds = [SLIDING if i < first and i % 2 == 0 else FULL for i in range(count)]
     kinds = kinds if fields["layer_types"] is None else layers.kinds_given(fields["layer_types"], count)
     return layers.by_both(found, kinds, {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}, EXPERTS)

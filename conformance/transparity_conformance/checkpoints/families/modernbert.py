@@ -35,8 +35,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Choose the head for masked language modeling if the file has its tensors, and if head and layers have the
-    same activation. Otherwise, the output is the hidden states."""
+    """Choose the head for masked language modeling if the file has it, with the activation of the layers."""
     asked = {"head.dense.weight", "decoder.bias" if row.as_flag(fields, "decoder_bias") else "head.norm.weight"}
     is_like_layers = row.as_activation(fields, "hidden_activation") == row.as_activation(
         fields, "classifier_activation"

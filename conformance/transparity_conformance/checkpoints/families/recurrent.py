@@ -39,17 +39,14 @@ ATTENTION = f"{LAYER}.self_attention"
 
 
 def convolution(widths: Mapping[str, int]) -> StoredTensor:
-    """Return the table entry for a kernel (features, 1, width) that stacks the convolutions of several roles. `widths`
-    has the number of features of each role."""
+    """Return the entry for a kernel (features, 1, width) that stacks the convolutions of several roles."""
     flat = stacked({f"{RECURRENCE}.{role}_convolution.weight": width for role, width in widths.items()})
     parts = tuple((name, lambda tensor, cut=cut: cut(tensor)[:, 0]) for name, cut in flat.parts)
     return StoredTensor(parts, lambda kernels: np.concatenate(kernels)[:, np.newaxis])
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the fused projection of a recurrence, interleaved by head group, and the fused projection of queries and
-    gates. The heads of a group share a key.
-    """
+    """Return the fused projections. Recurrences interleave theirs by groups of heads that share a key."""
     groups = config.recurrent_key_heads
     shares = config.recurrent_heads // groups
     rows = {"query": config.recurrent_key_dim, "key": config.recurrent_key_dim}
@@ -130,12 +127,10 @@ QWEN3_NEXT = PLAIN.variant(
 LONGEST_CHUNK = 256
 
 LARGEST = float(np.finfo(np.float32).max)
-"""The upper bound of the time step that written files use for "no bound". Published files have Infinity, which JSON
-does not allow."""
+"""The largest time step in written files. Published files have Infinity, which JSON does not allow."""
 
 
 def _packed_mamba2(config: TransformerConfig) -> Table:
-    """Return the fused projection, and the convolution of values, keys and queries, which is also fused."""
     convolved = {role: config.convolution_dims[role] for role in ("value", "key", "query")}
     rows = {"gate": config.recurrent_dim, **convolved, "decay": config.recurrent_heads}
     biases = {f"{RECURRENCE}.{role}_convolution.bias": width for role, width in convolved.items()}
@@ -164,10 +159,8 @@ def _write_limits(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _widths(fields: Fields) -> dict[str, Any]:
-    wide, heads = (
-        row.as_whole(fields, "hidden_size") * row.as_whole(fields, "expand"),
-        row.as_whole(fields, "num_heads"),
-    )
+    wide = row.as_whole(fields, "hidden_size") * row.as_whole(fields, "expand")
+    heads = row.as_whole(fields, "num_heads")
     if heads * row.as_whole(fields, "head_dim") != wide:
         raise row.wrong("head_dim", fields["head_dim"], f"expand × hidden_size / num_heads = {wide} / {heads}")
     return {}

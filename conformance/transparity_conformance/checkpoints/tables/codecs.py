@@ -19,7 +19,6 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields, as
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
-"""Sizes that the small models of many families have."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (),
@@ -138,9 +137,7 @@ class Family:
     no_parameters: Collection[str] = ()
     """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """Functions that compute tensors, by the tensor's name. A file may store such a tensor, although the reference
-    computes it. If the file has other values, the tensor is a parameter.
-    """
+    """Functions that compute tensors that a file may store. A tensor with other values is a parameter."""
     classifier: Classifier | None = None
 
     def variant(
@@ -181,9 +178,7 @@ class Family:
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:
-        """Convert config.json to `TransformerConfig` fields, given the `names` of all tensors in the file. Raise
-        `CheckpointError` for an unsupported value or a missing field.
-        """
+        """Convert config.json to `TransformerConfig` fields, given the `names` of all tensors in the file."""
         for name, right in {**ONLY, **self.only}.items():
             if given.get(name) is not None and given[name] not in right:
                 raise wrong(name, given[name], " or ".join(map(as_json, right)) or "null")
@@ -197,9 +192,7 @@ class Family:
         return found | (self.classifier.read(fields) if self.classifier else {})
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Convert a configuration to config.json. If the family cannot express the configuration, `read` returns a
-        different configuration for the result.
-        """
+        """Convert a configuration to config.json. `read` inverts this if the family can express the configuration."""
         found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
         for row in sorted(self.rows, key=lambda row: not row.ours):
             found |= row.write(config)
@@ -208,7 +201,6 @@ class Family:
         return found
 
     def table(self, config: TransformerConfig) -> Table:
-        """Return the table of tensors and their parameters for a configuration."""
         table = {**self.names, **self.packed(config)}
         if config.head != "classes" or self.classifier is None:
             return table

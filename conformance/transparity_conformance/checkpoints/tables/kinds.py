@@ -62,7 +62,6 @@ def by_both(found: Fields, kinds: Sequence[str], facts: Mapping[str, Fields], fi
 
 
 def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
-    """Return the fields for layers with and without a `window`, according to `layer_types`."""
     facts = {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}
     return by_kind(kinds_given(layer_types, count), facts)
 
@@ -117,7 +116,6 @@ def own_layers(config: TransformerConfig) -> list[TransformerConfig]:
 
 
 def layer_kinds(config: TransformerConfig) -> list[str]:
-    """Return `layer_types`: for each layer, whether it has a window."""
     return [FULL if each.sliding_window is None else SLIDING for each in own_layers(config)]
 
 

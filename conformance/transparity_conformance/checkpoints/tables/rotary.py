@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,17 +22,13 @@ KeyRow = tuple[str, str, Callable[[Fields, str], Any]]
 """(key in config.json, field of `TransformerConfig`, function that checks the value) for a rotary scaling."""
 
 
-def _given(given: Fields, key: str) -> Any:
-    return given[key]
-
-
 def _numbers(given: Fields, name: str) -> tuple[float, ...]:
     listed = given[name] if isinstance(given[name], list) else [None]
     return tuple(row.as_number({f"{name}[{i}]": each}, f"{name}[{i}]") for i, each in enumerate(listed))
 
 
 FACTOR: KeyRow = ("factor", "rotary_factor", row.as_number)
-LENGTH: KeyRow = (ORIGINAL, "rotary_original_length", _given)
+LENGTH: KeyRow = (ORIGINAL, "rotary_original_length", operator.getitem)
 
 REQUIRED_KEYS: dict[str, tuple[KeyRow, ...]] = {
     "default": (),
@@ -104,8 +101,7 @@ def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
 
 
 def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[str, Any]]:
-    """Return the base and the scaling of each kind of layer, if `rope_parameters` has an object for each kind. `own`
-    has the fields in which each kind differs from `fields`."""
+    """Return the base and scaling of each kind of layer; `own` has the fields in which a kind differs."""
     given = fields["rope_parameters"] or {}
     if not isinstance(given, dict) or not set(given) <= set(own):
         raise row.wrong("rope_parameters", given, f"an object for each of {' and '.join(own)}")
@@ -114,8 +110,7 @@ def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[
 
 
 def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
-    """Return the name of the field with the scaling, the kind of scaling, and the field's content. If the content has
-    no `rope_theta`, the base of `fields` is added."""
+    """Return the field's name, the kind of scaling, and the field's content including the base."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
@@ -139,8 +134,7 @@ def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
 
 
 def _yarn_factor(given: Fields) -> float:
-    """Return the default attention factor of YaRN, 0.1 · ln(factor) + 1. If `mscale` and `mscale_all_dim` are both
-    given, the factor is the ratio of their scales."""
+    """Return YaRN's factor, 0.1 · ln(factor) + 1, or the ratio of the scales of `mscale` and `mscale_all_dim`."""
     scales = [row.as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
     return _ratio(row.as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
 
@@ -185,7 +179,6 @@ def _read_scaling(kind: str, given: Fields) -> dict[str, Any]:
 
 
 def written_scaling(config: TransformerConfig) -> dict[str, Any]:
-    """Return a scaling with all keys of its kind, and with the attention factor."""
     kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
     rows = [(key, ours) for key, ours, _ in (*REQUIRED_KEYS[kind], *USUAL_KEYS.get(kind, ()))]
     rows += [("attention_factor", "rotary_attention_factor")] * (kind in ATTENTION_FACTORS)
@@ -195,8 +188,7 @@ def written_scaling(config: TransformerConfig) -> dict[str, Any]:
 
 
 def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields in the forms of `transformers` 4 and 5 together. Published files contain only one of
-    these forms."""
+    """Return the rotary fields in the forms of `transformers` 4 and 5 together; a published file has one form."""
     scaling = written_scaling(config)
     part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": _rotated_share(config)}
     return {

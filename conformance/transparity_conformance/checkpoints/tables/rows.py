@@ -41,7 +41,6 @@ def wrong(name: str, found: Any, expected: str) -> CheckpointError:
 
 
 def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:
-    """Look up the value of a field in `values`; raise `CheckpointError` if `values` does not contain it."""
     found = fields[name]
     if not isinstance(found, str) or found not in values:
         raise wrong(name, found, f"one of {', '.join(values)}")
@@ -57,14 +56,12 @@ def activation_name(config: TransformerConfig) -> str:
 
 
 def as_whole(fields: Fields, name: str, least: int = 1, expected: str = "a whole number, at least 1") -> int:
-    """Return the value of an integer field; raise `CheckpointError` if it is less than `least`."""
     if not is_whole(fields[name], least):
         raise wrong(name, fields[name], expected)
     return int(fields[name])
 
 
 def as_layers(fields: Fields) -> int:
-    """Return the number of layers; raise `CheckpointError` if it exceeds `MOST_LAYERS`."""
     count = fields["num_hidden_layers"]
     if not is_whole(count, 0) or count > MOST_LAYERS:
         raise wrong("num_hidden_layers", count, f"a whole number, at most {MOST_LAYERS}")
@@ -96,8 +93,7 @@ def as_head_width(
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
-    """Return the first number that is `right`, to invert a conversion that rounds. Try the candidates, then floats
-    close to the last candidate; if no number is right, return the last candidate."""
+    """Return the first candidate that is `right`, or else a nearby float; this inverts a conversion that rounds."""
     last = candidates[-1]
     near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]
     return next((each for each in (*candidates, *near) if each and right(each)), last)
@@ -123,12 +119,10 @@ class FieldRow:
     name: str
     """The name of the first field. In a variant of a family, a row replaces another row of the same name."""
     reads: tuple[str, ...]
-    """The fields of config.json that the row reads."""
     defaults: Fields
     """The values that `transformers` uses for missing fields. A missing field that has no default counts as null."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
-    """A function that takes fields of config.json and the names of all tensors, and returns `TransformerConfig` fields.
-    """
+    """A function from fields of config.json and the names of all tensors to `TransformerConfig` fields."""
     write: Write
     ours: tuple[str, ...] = ()
     """The `TransformerConfig` fields that get the value of config.json unchanged."""
@@ -167,7 +161,6 @@ def flag(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED) -> Fie
 
 
 def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """Return a row for an integer that is at least 1."""
     return _value(name, ours, default, as_whole, _same, written)
 
 
@@ -179,8 +172,7 @@ def number(
 
 
 def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a string; `values` maps strings of config.json to strings of the reference. Among several
-    strings of equal meaning, the first is written."""
+    """Return a row for a string; of several strings in `values` with equal meaning, the first is written."""
 
     def write(value: str) -> Any:
         return next((theirs for theirs, each in values.items() if each == value), None)
@@ -202,8 +194,7 @@ def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> 
 
 
 def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
-    """Return a row that computes fields from several fields of config.json; `write` is the inverse of `read`. A missing
-    field in `reads` is null; a missing field in `defaults` has the value given there."""
+    """Return a row for several fields. A missing field is null, or has its value in `defaults`."""
     return by_tensors(lambda fields, _: read(fields), write, *reads, **defaults)
 
 
@@ -241,8 +232,6 @@ def tokens(**defaults: int | None) -> FieldRow:
 
 
 def same(name: str, other: str, ours: str) -> FieldRow:
-    """Return a row for two fields of config.json that must have equal values."""
-
     def read(fields: Fields) -> dict[str, Any]:
         if fields[name] != fields[other]:
             raise wrong(other, fields[other], f"{as_json(fields[name])}, the value of {name}")

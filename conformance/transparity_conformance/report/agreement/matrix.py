@@ -19,7 +19,6 @@ NotCompared = tuple[str, BackendSubject | str, str]
 Kind = Literal["blank", "fails", "breaks", "exact", "share"]
 
 FEWER = "*"
-"""The mark of a cell that compares fewer cases than another cell of the row."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -42,7 +41,6 @@ class Group:
         return self.worst.expectation == "breaks"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values: the fields of the worst comparison, and the number of comparisons."""
         worst = vars(self.worst) | vars(self.worst.subject) | {"share": self.worst.share}
         del worst["subject"]
         fields: dict[str, Any] = plain(worst | {"comparisons": self.comparisons, "agrees": self.agrees})
@@ -83,7 +81,6 @@ class Cell:
 
     @property
     def share(self) -> float:
-        """The largest share of a budget that a comparison uses; 0 without comparisons."""
         return self.worst.share if self.worst else 0.0
 
     @property
@@ -129,7 +126,6 @@ class Footnote:
 
     @property
     def agrees(self) -> bool:
-        """Return whether the mistake breaks all claims that it should break."""
         return all(group.agrees for group in self.groups)
 
     def __str__(self) -> str:
@@ -145,9 +141,7 @@ class Footnote:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix with a row for each claim, sorted by topic, and a column for each backend; cells without comparisons are
-    absent.
-    """
+    """A row for each claim, sorted by topic, and a column for each backend; cells without comparisons are absent."""
 
     claims: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -208,7 +202,6 @@ def column_of(subject: BackendSubject) -> Column:
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """Group values by key; the keys keep the order in which they first appear."""
     values: dict[Key, list[Value]] = {}
     for key, value in pairs:
         values.setdefault(key, []).append(value)

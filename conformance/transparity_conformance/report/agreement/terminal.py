@@ -20,9 +20,7 @@ STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
 
 
 def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> Table:
-    """Return a table with a row for each claim and, by default, all columns. A cell shows the largest used share of a
-    budget.
-    """
+    """Return a table of the largest used shares of budgets, with a row for each claim."""
     matrix = agreement.matrix
     columns = matrix.columns if columns is None else columns
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="")

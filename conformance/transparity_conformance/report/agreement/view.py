@@ -1,6 +1,4 @@
-"""The agreement matrix with its environment and with what was not compared, and its files: JSON and a self-contained
-HTML page.
-"""
+"""The agreement matrix with its environment and what was not compared, as JSON and as an HTML page."""
 
 from __future__ import annotations
 
@@ -61,7 +59,6 @@ class Agreement:
 
     @property
     def headline(self) -> str:
-        """Return `all agree`, `nothing was compared`, or the number of claims that fail."""
         failing = {group.worst.claim for group in self.matrix.disagreements}
         if failing:
             return f"{len(failing)} of {count(len(self.matrix.claims), 'claim')} FAIL" + "S" * (len(failing) == 1)
@@ -74,7 +71,6 @@ class Agreement:
 
     @property
     def lists(self) -> dict[str, Sequence[str]]:
-        """A mapping from headings to the lists that appear below the matrix."""
         fewer = f"{FEWER} Fewer cases than in another column"
         return {fewer: _fewer_cases(self.matrix), "Not compared": _reasons(self.not_compared), "Skipped": self.skipped}
 
@@ -95,9 +91,6 @@ def _reasons(not_compared: Sequence[NotCompared]) -> list[str]:
     return [f"{', '.join(names)} ({subject}): {reason}" for (subject, reason), names in claims.items()]
 
 
-FORMAT_VERSION = 1
-
-
 def write_json(path: str | Path, agreement: Agreement) -> None:
     text = json.dumps(as_json(agreement), allow_nan=False, ensure_ascii=False)
     Path(path).write_text(text + "\n", encoding="utf-8")
@@ -107,7 +100,7 @@ def as_json(agreement: Agreement) -> dict[str, Any]:
     """Return JSON values: the verdict, the cells of each claim, and the worst comparison by claim, backend and case."""
     matrix = agreement.matrix
     fields: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
+        "format_version": 1,
         "verdict": matrix.verdict,
         "summary": agreement.summary,
         "environment": agreement.environment,
@@ -151,18 +144,14 @@ def write_html(path: str | Path, agreement: Agreement) -> None:
 
 
 def as_html(agreement: Agreement) -> str:
-    """Return an HTML page with the verdict, the environment, a heat map, mistakes of documents, and what was not
-    compared.
-    """
     matrix = agreement.matrix
     functions: dict[str, Any] = {"joined": _joined, "comparison": _comparison, "sizes": _sizes, "name_of": name_of}
     functions |= {"place": functools.partial(_place, matrix), "column_of": column_of}
-    details = _details(matrix, agreement)
-    return template("matrix.html.jinja").render(agreement=agreement, matrix=matrix, details=details, **functions)
+    given = {"agreement": agreement, "matrix": matrix, "details": _details(matrix, agreement)}
+    return template("matrix.html.jinja").render(**given, **functions)
 
 
 def _joined(value: object) -> str:
-    """Return an entry of the environment as text; join the items of a nested entry."""
     if isinstance(value, Mapping):
         value = [f"{key} {item}" for key, item in value.items()]
     return " · ".join(map(str, value if isinstance(value, list | tuple) else [value]))

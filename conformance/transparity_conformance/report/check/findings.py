@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from transparity.taps import in_every_layer, in_layer
@@ -13,7 +12,7 @@ from transparity.text import listed
 from transparity_conformance.report.audit import CAUSES
 from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.comparison import SHARE, share
-from transparity_conformance.report.formatting import count, format_share, some
+from transparity_conformance.report.formatting import count, format_share, ranges, some
 from transparity_conformance.report.report import (
     Cause,
     ClaimResult,
@@ -50,7 +49,6 @@ class Finding:
 
     @property
     def explained(self) -> float:
-        """The share of the disagreement that all causes together explain."""
         return min((fault.causes[-1].explained if fault.causes else 0.0) for fault in self.faults)
 
     @property
@@ -69,7 +67,6 @@ class Finding:
 
     @property
     def profile(self) -> dict[str, list[float]]:
-        """For each axis of size 2 or more, the largest error at each index."""
         return {axis: list(errors) for axis, errors in self.worst.profile.items() if len(errors) > 1}
 
     @property
@@ -98,9 +95,9 @@ class Finding:
 
     @property
     def unexplained(self) -> str:
-        """A clause with the size and place of an error that has no known cause."""
         if not math.isfinite(self.worst.error):
-            return immeasurable(self.worst)
+            is_misshapen = self.worst.is_misshapen
+            return "its shape is wrong (see the notes)" if is_misshapen else "has values that are not finite"
         where = "; ".join(self.spread)
         return f"wrong by {format_share(self.worst.share)} its tolerance" + (f" in {where}" if where else "")
 
@@ -127,10 +124,7 @@ def findings(report: Report) -> list[Finding]:
 
 
 def sentence(report: Report) -> str:
-    """Return the verdict: causes and their places, or the used share of the tolerance if only rounding differs.
-
-    Sentences about several ranks or a third implementation come first.
-    """
+    """Return the verdict: causes and their places, or the used share of the tolerance if only rounding differs."""
     return "".join([*beginnings(report), _verdict(report)])
 
 
@@ -162,7 +156,6 @@ def unlocated(report: Report) -> str:
 
 
 def another_model(report: Report) -> str:
-    """Return a sentence about fields that have other values in the port's model; empty if there are none."""
     if not report.other_fields:
         return ""
     fields = listed([f"{name} {port} (not {given})" for name, (given, port) in report.other_fields.items()])
@@ -196,26 +189,22 @@ def too_little(report: Report) -> str:
 
 
 def _finding_sentence(finding: Finding) -> str:
-    line = "".join(f"{line.place} `{line.code}`, " for line in finding.lines[:1])
-    line += "".join(f"departs from {line.place} `{line.code}`, " for line in finding.departs_from[:1])
+    line = _quoted(finding.lines[:1]) + "".join(f"departs from {_quoted([each])}" for each in finding.departs_from[:1])
     place = some(finding.places)
     if not finding.causes:
         return f"{line}{place}: {finding.unexplained}, unexplained"
     own = all(cause.source for cause in finding.causes)
-    text = f"{'' if own else line}{place}: {'; and '.join(map(_with_its_line, finding.causes))}"
+    causes = [_quoted(lines_of(cause.source)) + cause.says for cause in finding.causes]
+    text = f"{'' if own else line}{place}: {'; and '.join(causes)}"
     return text if finding.explained >= PRACTICALLY_ALL or finding.explained <= 0 else f"{text}; {partly(finding)}"
+
+
+def _quoted(lines: Iterable[PortLine]) -> str:
+    return "".join(f"{line.place} `{line.code}`, " for line in lines)
 
 
 def partly(finding: Finding) -> str:
     return f"this explains {finding.explained:.0%} of the error, and the rest is unexplained"
-
-
-def _with_its_line(cause: Cause) -> str:
-    return "".join(f"{line.place} `{line.code}`, " for line in lines_of(cause.source)) + cause.says
-
-
-def immeasurable(fault: Divergence) -> str:
-    return "its shape is wrong (see the notes)" if fault.is_misshapen else "has values that are not finite"
 
 
 def worst_share(report: Report) -> str:
@@ -229,20 +218,14 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest used share of a tolerance, and the activation or claim; (0, "") if nothing was compared.
-
-    A claim may agree although its error exceeds the tolerance, because conventions differ; its share does not count.
-    """
+    """Return the largest used share and its place. Claims that agree only by convention do not count."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(each.share, _place(each)) for each in report.claims if each.verdict != "agrees" or each.share <= 1]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))
 
 
 def _place(claim: ClaimResult) -> str:
-    """Return the place of a claim's error, such as `logits, length 5, batch 2`.
-
-    The claim's id precedes the place, except for claims about the forward pass.
-    """
+    """Return the place of a claim's error, such as `loss: length 5, batch 2`; claims of `forward` have no prefix."""
     where = claim.where.replace(" (", ", ").removesuffix(")")
     return where if claim.id.startswith("forward.") else f"{claim.id}: {where}"
 
@@ -256,7 +239,7 @@ def _spread(axis: str, errors: Sequence[float], budget: float) -> str:
     over = [index for index, error in enumerate(errors) if share(error, budget) > 1]
     if len(over) == len(errors):
         return f"all {len(errors)} {axis}s"
-    spans = _spans(over)
+    spans = ranges(over)
     if len(over) > 2 and over == list(range(over[0], len(errors), step := over[1] - over[0])) and step > 1:
         return f"every {_ordinal(step)} {axis} from {over[0]} (of {len(errors)})"
     if not over or len(spans) > _MOST_SPANS:
@@ -270,25 +253,16 @@ def _ordinal(number: int) -> str:
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
 
 
-def _spans(numbers: Iterable[int]) -> list[str]:
-    """Return `1–3` for 1, 2, 3."""
-    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
-
-
 def places(taps: Iterable[str]) -> list[str]:
     """Return the names of activations; one name covers several layers: `decoder.layers.0–1.self_attention.scores`."""
     layers: dict[str, set[int]] = {}
     for tap in taps:
         layers.setdefault(in_every_layer(tap), set()).update((in_layer(tap) or ())[1:2])
-    return [pattern.replace("{i}", ",".join(_spans(sorted(found)))) for pattern, found in layers.items()]
+    return [pattern.replace("{i}", ",".join(ranges(sorted(found)))) for pattern, found in layers.items()]
 
 
 def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
-    """Return a list for each kind of activation that occurs in several layers, such as `decoder.layers.{i}.output`.
-
-    The list has the largest used share of the tolerance in each layer, without the errors of earlier activations.
-    """
+    """Return the share of the tolerance that each layer itself uses, for kinds of activations in several layers."""
     patterns: dict[str, dict[int, float]] = {}
     for item in measured:
         if place := in_layer(item.tap):
@@ -298,7 +272,6 @@ def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
 
 
 def ties(report: Report) -> str:
-    """Return sentences about other faults that explain a divergence equally well, with a probe that separates them."""
     return " ".join(dict.fromkeys(filter(None, map(_tie, report.faults))))
 
 

@@ -14,13 +14,10 @@ from typing import Any
 from transparity.text import safe
 
 AROUND = 3
-"""The number of lines to show before and after a wrong line."""
 
 
 @dataclass(frozen=True)
 class PortLine:
-    """A line of the port that ran an operation."""
-
     file: str
     line: int
     code: str
@@ -68,5 +65,4 @@ def _carets(expression: str) -> str:
 
 
 def lines_of(*sources: Mapping[str, Any] | None) -> tuple[PortLine, ...]:
-    """Return the distinct lines of several divergences or causes, given the `source` of each."""
     return tuple(dict.fromkeys(PortLine(**source) for source in sources if source is not None))

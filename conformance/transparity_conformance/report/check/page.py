@@ -40,7 +40,6 @@ AXES = ("layer", "head", "position", "row", "feature")
 
 
 def as_html(reports: Sequence[Report]) -> str:
-    """Return the page, with a section for each report; the sections of wrong ports are open."""
     functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "shade": _shade}
     functions |= {"summary": _summary, "next_step": _next, "meanings": meanings(), "page_of": page_of}
     functions |= {"notes_on": notes_on, "ties": ties, "worst_share": worst_share}
@@ -50,10 +49,7 @@ def as_html(reports: Sequence[Report]) -> str:
 
 
 def _summary(view: CheckView) -> str:
-    """Return the verdict as a sentence.
-
-    If the page lists findings, return only sentences about ranks, a third implementation and differing fields.
-    """
+    """Return the verdict as a sentence. If the page lists findings, leave out their sentences."""
     if view.report.verdict != "diverges" or not view.findings:
         return sentence(view.report)
     return " ".join([*beginnings(view.report), another_model(view.report)]).replace("`", "").strip()
@@ -70,7 +66,6 @@ def _next(view: CheckView) -> str:
 
 
 def headline(reports: Sequence[Report]) -> dict[str, str]:
-    """Return the worst verdict, and a sentence with the number of reports that have this verdict."""
     verdicts: list[str] = [report.verdict for report in reports]
     worst = next((verdict for verdict in VERBS if verdict in verdicts), "inconclusive")
     if len(reports) == 1:
@@ -151,14 +146,11 @@ def _bars(axis: str, errors: Sequence[float], budget: float) -> dict[str, Any]:
 
 
 FILES = ("--json", "--html", "--markdown")
-"""The options whose values are paths of files to write."""
 
 DIGITS = 16
-"""The number of digits of a hash in the report."""
 
 
 def as_markdown(reports: Sequence[Report], *, weights: Path | None = None) -> str:
-    """Return the result and coverage of each report, then the command, the versions, and hashes of the files."""
     return "\n".join([*(line for report in reports for line in _report(report)), *_provenance(reports, weights), ""])
 
 
@@ -196,7 +188,6 @@ def _without_files(options: Sequence[str]) -> Iterator[str]:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Return the first `DIGITS` digits of the SHA-256 hash of the concatenated files."""
     found = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:

@@ -69,8 +69,7 @@ def as_text(reports: Sequence[Report], width: int = 100, *, verbose: bool = Fals
 
 
 class Headline:
-    """The first line: `✗ my.py:load differs from the reference  llama, float32`. A long path is not wrapped. A long
-    list of configurations starts on a new line."""
+    """The first line: `✗ my.py:load differs from the reference  llama, float32`. A long title is not wrapped."""
 
     def __init__(self, view: CheckView) -> None:
         self.view = view
@@ -106,7 +105,6 @@ def _content(report: Report) -> object:
 
 
 def one_line(report: Report) -> RenderableType:
-    """Return a line for one of several configurations: the verdict, and the causes or the used share of a tolerance."""
     causes = dict.fromkeys(cause.mistake for finding in findings(report) for cause in finding.causes)
     unknown = too_little(report) if report.verdict == "inconclusive" else "unexplained"
     right = f"{format_share(worst(report)[0])} of the tolerance"
@@ -212,9 +210,7 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """Yield the end of a wrong port's result: whether fixing the findings suffices, their effect on logits, and the
-    audit.
-    """
+    """Yield texts about the effect of fixing the findings, about their effect on logits, and about the audit."""
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))
@@ -229,10 +225,7 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
 
 
 def _strength(view: CheckView, verbose: bool) -> RenderableType:
-    """Return rows about what was compared, the used share of the tolerance, and what was not compared.
-
-    With `verbose`, also list every value of a field that was not compared.
-    """
+    """Return rows about what was compared, the used share of the tolerance, and what was not compared."""
     report = view.report
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", worst_share(report))] * bool(report.measured)
     if report.verdict == "inconclusive":
@@ -246,7 +239,6 @@ def _strength(view: CheckView, verbose: bool) -> RenderableType:
 
 
 def named(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names and texts; write a repeated name only once."""
     table, before = Table.grid(padding=(0, 3, 0, 0)), ""
     for name, text in rows:
         table.add_row(Text("" if name == before else name, style="bold"), Text(text, overflow="fold"))
@@ -255,7 +247,6 @@ def named(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _details(view: CheckView) -> Iterator[RenderableType]:
-    """Yield the details of a verbose report: coverage, claims, activations, what was not compared, notes and times."""
     report = view.report
     if view.coverage:
         yield named([("Covers", view.coverage)])
@@ -272,7 +263,6 @@ def _details(view: CheckView) -> Iterator[RenderableType]:
 
 
 def _activations(report: Report) -> Iterator[tuple[str, Text, str, str]]:
-    """Yield each activation with the probe on which its error uses the largest share of the tolerance."""
     for tap in dict.fromkeys(item.tap for item in report.measured):
         worst = max((item for item in report.measured if item.tap == tap), key=lambda item: item.share)
         used = Text(format_share(worst.share), STYLES["diverges" if worst.is_wrong else "agrees"])
@@ -308,7 +298,6 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Tabl
 
 
 def _profile(finding: Finding) -> Iterator[Text]:
-    """Yield bars of the errors along each axis; skip an axis that is too long, or wrong everywhere."""
     budget = finding.worst.budget
     for axis, errors in finding.profile.items():
         if (drawn := bars(errors, budget)) and "·" in drawn:
@@ -330,10 +319,7 @@ def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
 
 
 def bars(errors: Sequence[float], budget: float) -> str:
-    """Return a text such as `··▃█`, with a bar for each error on a logarithmic scale.
-
-    Errors within the budget get a dot. If there are too many errors, return an empty text.
-    """
+    """Return bars such as `··▃█`, with dots for errors within the budget; "" for too many errors."""
     if len(errors) > MOST_BARS:
         return ""
     largest, tall = max(errors, key=lambda error: share(error, budget)), len(BARS) - 1

@@ -25,7 +25,7 @@ CAPABILITIES = {
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
-"""The verb for each verdict; `AGAINST` is for comparisons with another implementation, which may be wrong itself."""
+"""The verb for each verdict. `AGAINST` is for another implementation, which may be wrong itself."""
 
 
 NAME_AND_REASON = re.compile(r"(?P<name>(\{.*?\}(?=: | \()|[^{:]|:(?! ))+): (?P<reason>.+)", re.DOTALL)
@@ -103,9 +103,6 @@ class CheckView:
 
     @property
     def audit(self) -> list[str]:
-        """The lines of an audit. If the port diverges and no audit was requested, list only unread tensors, one
-        possible reason.
-        """
         audit = self.report.audit
         if audit is None:
             return []
@@ -117,7 +114,6 @@ class CheckView:
 
 
 def notes_on(finding: Finding, report: Report) -> list[str]:
-    """Return the report's notes that name a line, or a misshapen activation, of an unexplained finding."""
     if finding.causes:
         return []
     about = (*(line.place for line in finding.lines), *(fault.where for fault in finding.faults if fault.is_misshapen))

@@ -135,7 +135,6 @@ def write_oracle(folder: Path, workload: Workload) -> None:
 
 
 def read_oracle(folder: Path) -> Expected:
-    """Return the oracle in `folder`, with memory-mapped values."""
     written = json.loads((folder / "oracle.json").read_text())
     values = np.load(folder / "expected.npy", mmap_mode="r")
     return Expected(Workload.from_dict(written["workload"]), values, written["budget"])

@@ -48,7 +48,6 @@ def _cell(cell: Run, claim: Run) -> list[Any]:
 
 
 def matrix(run: Run) -> str:
-    """Return a Markdown table with a row for every claim, and a column for every backend and precision."""
     heads = [TITLES[backend] + " " + dtype for backend, dtype in map(str.split, run["columns"])]
     lines = [f"| claim | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
     topic = ""
@@ -83,7 +82,6 @@ PAGES = {"docs/agreement.md": ("matrix", matrix), "README.md": ("summary", summa
 
 
 def main(path: str) -> None:
-    """Keep the results of the run at `path`, and write both pages."""
     run = condensed(json.loads(Path(path).read_text(encoding="utf-8")), dt.date.today().isoformat())
     cells = run["cells"].items()
     rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in cells)

@@ -62,7 +62,6 @@ def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
 
 
 def catalogue() -> dict[str, list[str]]:
-    """Return the sections of the page, with the ids of their causes."""
     found = {"The forward pass": sorted({fault.id for _, fault in of_the_forward_pass()})}
     found |= {name.capitalize(): sorted({fault.id for fault in faults}) for name, faults in FAULTS.items()}
     return found | {"Files, loaders and ranks": sorted({*meanings()}.difference(*found.values()))}
@@ -77,7 +76,6 @@ def page() -> str:
 
 
 def sentences() -> dict[str, list[str]]:
-    """Return the sentences for the variants of each cause, by the cause's id."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for _, fault in of_the_forward_pass():
         found[fault.id].setdefault(fault.variant, fault.description)

@@ -38,7 +38,6 @@ BEST = 5
 
 
 def model() -> TransformerConfig:
-    """Return the configuration of a GPT-2 with two layers of 32 features."""
     sizes: dict[str, Any] = {
         "embed_dim": 32,
         "num_heads": 4,

@@ -49,12 +49,10 @@ class Candidate:
         return LIMIT in self.kinds
 
     def why_missing(self) -> str | None:
-        """Return which required modules are not installed, as a sentence; None if all are installed."""
         missing = [name for name in (*self.needs, *self.also) if find_spec(name.partition(".")[0]) is None]
         return f"{', '.join(missing)} is not installed" if missing else None
 
     def why_not(self, workload: Workload, device: str = "cpu") -> str | None:
-        """Return why the candidate cannot run a workload, as a sentence; None if the candidate can."""
         longest = max(workload.lengths.values())
         if workload.kind not in self.tasks:
             return f"its tasks do not include {workload.kind}"

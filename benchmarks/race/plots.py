@@ -42,7 +42,6 @@ GROWN_BY = {"length": "tokens in the one row of the batch", "batch": "rows of 12
 
 
 def plots(rows: Sequence[Row]) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    """Yield the name of each plot and the function that draws it."""
     found: dict[str, list[Row]] = {}
     for row in ran(rows):
         found.setdefault(row.workload, []).append(row)

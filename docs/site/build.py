@@ -63,7 +63,6 @@ def write_pages(into: Path) -> None:
 
 
 def generated_pages() -> dict[str, str]:
-    """Return the generated pages by name, generated in parallel."""
     parts: list[Callable[[], dict[str, str]]] = [
         _home,
         _forward,
@@ -91,14 +90,12 @@ def reference_pages() -> dict[str, str]:
 
 
 def _home() -> dict[str, str]:
-    """Return the home page, with a comparison of two implementations, and with the three columns as text."""
     text = home.PICTURE.sub(lambda picture: home.textbook(), site_text("README.md", written_pages()))
     text = home.INDEX.sub("", home.BADGE.sub("", text))
     return {"index.md": text.replace(home.BEFORE, f"{home.answer()}\n{home.BEFORE}\n\n{WATCH}", 1)}
 
 
 def _forward() -> dict[str, str]:
-    """Return the page with the animated forward pass, and the animation."""
     data = (ROOT / "docs/forward.json").read_text(encoding="utf-8")
     drawn = (HERE / "forward.html").read_text(encoding="utf-8").replace("/*DATA*/null", data)
     return {"forward-pass.md": _filled("forward-pass.md", PLACE, FRAME), "assets/forward.html": drawn}
@@ -119,7 +116,6 @@ def _gallery() -> dict[str, str]:
 
 
 def _tables() -> dict[str, str]:
-    """Return the pages with tables of rounding errors and of configuration fields."""
     errors = kept("normal", _own("noise"), noise.tables)
     return {
         "normal.md": _filled("normal.md", noise.PLACE, errors),
@@ -184,7 +180,6 @@ def configure(into: Path) -> None:
 
 
 def zensical(folder: Path, *arguments: str) -> None:
-    """Run Zensical on a folder with pages; if it fails, exit with its status."""
     command = [sys.executable, "-m", "zensical", *arguments, "--config-file", str(folder / "zensical.toml")]
     ended = subprocess.run(command, cwd=folder, check=False)
     if ended.returncode:

@@ -32,7 +32,6 @@ rounding in {precision} explains."""
 
 
 def shown_probes() -> dict[str, dict[str, Probe]]:
-    """Return the probes by case and name, in the order in which faults are tried."""
     return {case: {name: probes_of(config, case)[name] for name in PROBES} for case, config in CASES.items()}
 
 
@@ -103,7 +102,6 @@ def _cut(case: str, name: str, length: int) -> Probe:
 
 
 def section(shown: list[Run]) -> str:
-    """Return a section about a fault's error as Markdown: by activation, in the result, and on other inputs."""
     run = shown[0]
     where = ", ".join(f"`{site}`" for site in run.hypothesis.sites[:3]) or "the whole model"
     where += " …" if len(run.hypothesis.sites) > 3 else ""

@@ -86,7 +86,6 @@ def section(document: str) -> str:
 
 
 def _preset(name: str, config: TransformerConfig, decided: str) -> str:
-    """Return a section about a preset: its sizes, and its differences from Vaswani et al. (2017)."""
     number = sum(int(np.prod(shape)) for shape in parameter_shapes(config).values())
     stacks = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
     layers = " and ".join(

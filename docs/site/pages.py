@@ -43,7 +43,6 @@ COLUMN = re.compile(r"reference/transparity_numpy/(.+)\.py")
 
 
 def column_page(subject: str) -> str:
-    """Return the path of a file's page; all three columns have the file."""
     return f"columns/{subject.replace('/', '-').replace('_', '-')}.md"
 
 
@@ -143,7 +142,6 @@ def site_path(target: str, pages: dict[str, str]) -> str | None:
 
 
 def link_targets(text: str) -> list[str]:
-    """Return the targets of a page's links, except links in code."""
     return [match[2] for match in LINK.finditer(FENCED.sub("", text)) if match[2]]
 
 
@@ -160,7 +158,6 @@ def _is_asset(target: str) -> bool:
 
 
 def cell(text: str) -> str:
-    """Return a text on one line, with characters escaped that would end a table's cell."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 

@@ -229,12 +229,10 @@ class Capability:
         return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {1 / rate:.0f} differs)"
 
     def after(self, verdict: Verdict) -> str:
-        """Return why the capability is not compared after this verdict on the forward pass; empty if it is compared."""
         reasons = {"diverges": self.if_forward_diverges, "inconclusive": TOO_LITTLE}
         return reasons.get(verdict, "") if self.if_forward_diverges else ""
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        """Return the reason why this capability is compared for no port, or an empty text if it is compared."""
         if reason := self.why_not(probe, dtype):
             return reason
         return "" if dtype in self.dtypes else self.not_in.format(dtype)

@@ -83,7 +83,6 @@ class LogitsRequest:
 
 
 def _ask(method: str, port: BuiltPort, way: Way, key: str, request: LogitsRequest) -> Answers:
-    """Return the logits of a port's method. Raise `TypeError` for another shape or dtype."""
     given, named = (_copied(each) for each in (request.given, request.named))
     answer = call_port(getattr(port.of(request.probe), method), *given, **named)
     return {f"{key}/logits": as_logits(answer, request.shape, request.name)}

@@ -77,7 +77,6 @@ ALONE = Sharding()
 
 
 def read_placements(declared: Any, ranks: int) -> dict[str, Placement]:
-    """Return the placements that a port declares; raise `PortError` if they are invalid."""
     if not isinstance(declared, Mapping):
         raise PortError(f"placements is {shown(declared)}; expected a dict of names and placements.")
     return {str(name): _read(str(name), value, ranks) for name, value in declared.items()}

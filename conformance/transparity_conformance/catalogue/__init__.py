@@ -69,7 +69,6 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
-    """Yield the faults that change the whole model rather than single taps."""
     for fault in residuals.whole_model_faults(config):
         yield Hypothesis(fault, (PARAMETERS,) if fault.alter else ())
 

@@ -42,7 +42,6 @@ up).
 
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of a gated feed-forward: wrong products of gate and up projection, bounds or offsets."""
     yield from made(GATES, config, activated)
     yield from made(BOUNDS, config, activated)
     if config.gate_limit is not None:
@@ -217,7 +216,6 @@ def _weights(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def _scores(state: WalkState, site: str, config: TransformerConfig) -> tuple[Value, Value, Any]:
-    """Return the router's logits, its scores, and the bias of the scores, if there is one."""
     scope = site.rpartition(".")[0]
     logits = state.taps[f"{scope}.router_logits"]
     return logits, SCORES[config.router_scores](logits), state.parameters.get(f"{scope}.router_score_bias")

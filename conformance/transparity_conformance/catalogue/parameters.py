@@ -82,7 +82,6 @@ def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator
 
 
 def site_of(role: str, site: str) -> str:
-    """Return the tap of the linear map `role`, in the same sublayer as `site`."""
     if split(site)[1] == "recurrence":
         return f"{site.rpartition('.')[0]}.{role}_convolved"
     return f"{site.rpartition('.')[0]}.{TAPS[role]}"
@@ -130,7 +129,6 @@ def parts_at(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _named(site: str, role: str) -> str:
-    """Return the full name of the linear map `role` in the same module as the map of `site`."""
     return f"{_part(site).rpartition('.')[0]}.{role}".removeprefix(".")
 
 

@@ -35,7 +35,6 @@ _fault = partial(fault, of_ranks=True)
 
 
 def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield each sharding fault at a tap of a model on `ranks` ranks."""
     if ranks > 1:
         yield from _row_parallel(config, site, ranks)
         yield from _fused(config, site, ranks)

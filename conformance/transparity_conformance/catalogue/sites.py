@@ -31,7 +31,6 @@ def stack_config(config: TransformerConfig, site: str) -> TransformerConfig:
 
 
 def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
-    """Return the parameters in `scope` by their names within this scope."""
     return scoped_parameters(state.parameters, scope)
 
 

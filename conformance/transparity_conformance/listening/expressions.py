@@ -83,7 +83,6 @@ def identity(code: CodeType) -> Hashable:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code objects of all functions within a code object, in source order."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant

@@ -212,7 +212,6 @@ def _computes(function: Any, given: list[Any]) -> bool:
 
 
 def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
-    """Yield the arrays and NumPy scalars in a value, which may be a nested list or tuple."""
     if isinstance(value, np.ndarray | np.generic):
         yield value
     elif depth and isinstance(value, list | tuple) and len(value) <= LONGEST_LIST:

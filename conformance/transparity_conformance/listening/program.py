@@ -477,7 +477,6 @@ def _frames() -> Iterator[Place]:
 
 
 def _exact(item: Any) -> Any:
-    """Convert floating-point tensors to float64; return other items unchanged."""
     import torch
 
     return item.double() if isinstance(item, torch.Tensor) and item.is_floating_point() else item
@@ -488,7 +487,6 @@ def _memory(tensor: Any) -> int:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to each item of a nested value."""
     kind = type(value)
     if kind is tuple or kind is list:
         return kind([_mapped(item, change) for item in value])

@@ -86,7 +86,6 @@ def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> A
 
 
 def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation; record its results, and return them."""
     numbers = functools.partial(_numbers, whole_numbers=record.whole_numbers)
     given, written = given_and_written(func, args, kwargs)
     read, writes = _regions(list(given.values())), _regions(written)

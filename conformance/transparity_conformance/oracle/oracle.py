@@ -183,7 +183,6 @@ def _scaled(noise: Mapping[str, float], dtype: str) -> dict[str, float]:
 
 
 def budget_of(noise: float, scale: float, dtype: str) -> float:
-    """Return the tolerance in `dtype` for the reference's error `noise` and the largest expected value `scale`."""
     coarser = max(dtype.split(":"), key=epsilon)
     return RULES[coarser].budget(noise, epsilon(coarser), scale)
 

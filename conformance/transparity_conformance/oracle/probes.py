@@ -334,7 +334,6 @@ def is_huge(parameters: Arrays) -> bool:
 
 @functools.cache
 def probes(case: str) -> dict[str, Probe]:
-    """Return the probes of a preset by name."""
     return probes_of(preset(case).resized(), case)
 
 

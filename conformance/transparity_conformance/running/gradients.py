@@ -159,7 +159,6 @@ def _by_our_names(
 
 
 def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Find each tensor of a folder among a module's parameters; leave out tensors that are not found."""
     taken = _by_name(tensors, places)
     others = {theirs: np.asarray(tensor) for theirs, tensor in tensors.items() if theirs not in taken}
     used = {name for each in taken.values() for name in each.names}

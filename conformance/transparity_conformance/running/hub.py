@@ -46,7 +46,6 @@ class HubBuild:
         self.load, self.model_type, self.root, self.edit = load, model_type, root, edit
 
     def edited(self, edit: Edit) -> HubBuild:
-        """Return the same loader, which applies an edit to every folder before it is loaded."""
         return HubBuild(self.load, self.model_type, self.root, edit)
 
     def __call__(
@@ -228,7 +227,6 @@ class HubModel:
     def __call__(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, dtype: str = "float32"
     ) -> Callable[..., Any]:
-        """Load the model in `dtype`; return its forward pass."""
         import torch
         import transformers
 
@@ -241,7 +239,6 @@ class HubModel:
 
 
 def load(path: Path) -> HubModel:
-    """Open a folder; do not read the weights before the model is built."""
     import transformers
 
     read_fields(path)

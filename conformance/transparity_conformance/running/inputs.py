@@ -114,7 +114,6 @@ def _packages_of(model: Any) -> Iterator[str]:
 
 
 def arrays(model: Any, framework: str) -> tuple[Array, Context]:
-    """Return a function that converts NumPy arrays to a framework's arrays, and a context that turns off gradients."""
     if framework == "torch":
         import torch
 

@@ -50,7 +50,6 @@ def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
 
 
 def _attribute(module: ModuleType, where: str, name: str) -> Any:
-    """Return an attribute of a module; raise `LoadError` if the attribute does not exist or cannot be read."""
     try:
         return call_port(getattr, module, name)
     except PortCallError as error:
@@ -64,7 +63,6 @@ def _attribute(module: ModuleType, where: str, name: str) -> Any:
 
 
 def load_file(path: Path, what: str = "port") -> ModuleType:
-    """Import a Python file; raise `LoadError` if the file does not exist or cannot be imported."""
     if not is_file(path):
         raise LoadError(f"There is no file {path}; expected a Python file that contains the {what}.")
     if (size := file_size(path, LoadError)) > LARGEST_JSON:
@@ -139,7 +137,6 @@ class Listened:
 
 
 def load_artefact(port: str, runtime: Runtime) -> Any:
-    """Open an exported model; raise `LoadError` if it cannot be opened, or if the runtime is not installed."""
     require(port, runtime.package)
     return importlib.import_module(f"{__package__}.{runtime.module}").load(Path(port))
 

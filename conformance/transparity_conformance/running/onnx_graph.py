@@ -61,7 +61,6 @@ class Graph:
 
 
 def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
-    """Return a `Graph` with the inputs and outputs that the runtime describes; raise `LoadError` for unknown inputs."""
     named = {each.name: each for each in inputs}
     axes = {name: len(each.shape or ()) for name, each in named.items()}
     if axes in ({IMAGES: 4}, {FRAMES: 3, TOKENS[1]: 2}):

@@ -47,7 +47,6 @@ class OnnxModel:
         self.has_steps = self.has_cache and length is None and self.limits.batch is None
 
     def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxForward:
-        """Return `forward(**inputs)`; raise `LoadError` if graph and configuration have different kinds of input."""
         check_reads(self.graph.path, self.graph.reads, config)
         return OnnxForward(self, config)
 
@@ -145,7 +144,6 @@ class OnnxForward(Listened):
 
 
 def load(path: Path) -> OnnxModel | OnnxPair:
-    """Open an ONNX file, or a folder with the files of an encoder and a decoder."""
     if is_folder(path):
         return OnnxPair(path)
     session = opened(path)
@@ -216,7 +214,6 @@ class OnnxPair:
         self.limits = Limits(has_mask=masked, has_token_types=False, dtype=min(narrow or dtypes, key=len))
 
     def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxPairForward:
-        """Return `forward(source=…, target=…)`; raise `LoadError` if the graphs do not fit the configuration."""
         if config.architecture != "encoder-decoder":
             raise LoadError(
                 f"{self.paths[ENCODER].parent} has an encoder and a decoder, but the checkpoint is a "

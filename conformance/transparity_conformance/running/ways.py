@@ -41,7 +41,6 @@ def _takes(model: Any, name: str) -> bool:
 
 
 def cache_name(model: Any) -> str:
-    """Return the name of the model's argument for a cache; empty if there is no such argument."""
     names = _names(model)
     return next((name for name in CACHES if name in names), "")
 
@@ -149,7 +148,6 @@ BESIDE = (COTANGENT,)
 
 
 def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
-    """Return the parameters of a PyTorch module, and the gradients that exist, by name."""
     module, call, differentiate = _differentiation(model, inputs)
     import torch
 
@@ -162,7 +160,6 @@ def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
 
 
 def backward(model: Any, inputs: Tensors) -> Backward:
-    """Run and record the forward and backward pass of `gradients`."""
     module, call, differentiate = _differentiation(model, inputs)
     return run(lambda: listen_backward(call, _learned(module), differentiate))
 
@@ -176,7 +173,6 @@ def _is_module(model: Any) -> bool:
 
 
 def _differentiation(model: Any, inputs: Tensors) -> tuple[Any, Callable[[], Any], Callable[[Any], Sequence[Any]]]:
-    """Return a model's PyTorch module, a function that calls the model, and a function that computes gradients."""
     import torch
 
     module, given = module_in(model), {name: value for name, value in inputs.items() if name != COTANGENT}

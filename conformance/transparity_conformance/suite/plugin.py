@@ -119,7 +119,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def environment(ledger: Ledger) -> dict[str, Any]:
-    """Return the versions, the devices, and the precision of matrix products, for all evidence in the ledger."""
     from transparity_conformance.oracle.backends import harness, pinned
 
     described: dict[str, Any] = {"python": platform.python_version()}

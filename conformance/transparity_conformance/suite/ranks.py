@@ -159,7 +159,6 @@ LAUNCHED: dict[str, Ranks] = {}
 
 
 def launched(parts: ShardedHarness) -> Ranks:
-    """Return the ranks of a backend; launch them if they do not run."""
     module = parts.SHARDED
     if module not in LAUNCHED or not LAUNCHED[module].alive:
         LAUNCHED[module] = Ranks(module, parts.processes(MOST_RANKS), devices=MOST_RANKS)

@@ -54,7 +54,6 @@ def longest_brackets(line: str, room: int) -> tuple[int, int]:
 
 
 def filled(inner: str, indent: str, *, width: int) -> list[str]:
-    """Return the items of a list in lines, with as many items per line as fit."""
     cuts = [0, *(index + 1 for index in outside_brackets(inner) if inner[index] == ","), len(inner)]
     lines = [""]
     for item in (inner[begin:end].strip() for begin, end in pairwise(cuts)):

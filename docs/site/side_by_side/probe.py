@@ -103,7 +103,6 @@ def _parameters(config: TransformerConfig) -> dict[str, np.ndarray]:
 
 
 def watched() -> dict[LINES, Seen]:
-    """Return the values of every statement that runs in one of the models."""
     seen: dict[LINES, Seen] = {}
     statements = {str(path): _by_line(path) for path in sorted(COLUMN.rglob("*.py"))}
     for name, config in models().items():
@@ -206,7 +205,6 @@ def _copied(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def agreements() -> dict[tuple[str, str], Agreement]:
-    """Return the differences of each column in float32 from NumPy in float64, by model and tap."""
     columns = {entry.name: entry.load() for entry in entry_points(group="transparity.backends")}
     found = {}
     for name, config in models().items():

@@ -53,7 +53,6 @@ def _why_not_generated(probe: Probe, dtype: str) -> str:
 
 
 def why_no_decoder(probe: Probe, dtype: str) -> str:
-    """Return why a model cannot generate tokens; empty if it can generate tokens."""
     if not probe.config.has_decoder:
         return "an encoder without a decoder generates no tokens"
     return "" if probe.config.head == "logits" else f"the head is {probe.config.head!r}, which returns no tokens"
@@ -95,7 +94,6 @@ def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
 
 @np.errstate(all="ignore")  # a port may return numbers that overflow
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the tokens of each request, and for beam search also the scores."""
     given = [(request, answers[f"{key}/tokens"], answers.get(f"{key}/scores")) for key, request in requests.items()]
     dtype = forward.dtype
     found = [
@@ -115,7 +113,6 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 def _explains(
     fault: SimulatedFault, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str
 ) -> bool:
-    """Return whether a port with this fault would return the same tokens and scores."""
     if scores is None:
         return not is_large(request.parameters) and np.array_equal(tokens, simulated_tokens(fault.simulate, request))
     simulated, simulated_scores = simulated_beams(fault.simulate, request)
@@ -142,7 +139,6 @@ def _describe(request: Request) -> dict[str, Any]:
 
 
 def _tensors(request: Request, probe: Probe) -> Arrays:
-    """Return a request's arrays: prompt, source, lengths, random numbers, and changed parameters."""
     arrays = {name: getattr(request, name) for name in ("prompt", "source", "lengths", "uniforms")}
     changed = {
         f"parameters/{name}": value for name, value in request.parameters.items() if value is not probe.parameters[name]

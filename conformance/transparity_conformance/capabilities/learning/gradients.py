@@ -251,7 +251,6 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the gradients of each request; return the first failure, or else the result with the largest error."""
     found = not_compared()
     for index, (key, probe) in enumerate(requests.items()):
         each = _judge_one(way, key, probe, answers, forward, at_once=index > 0)

@@ -219,7 +219,6 @@ def _exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tupl
 
 
 def is_visible(probe: Probe, change: Change) -> bool:
-    """Return whether a change of a field changes the reference's logits on a probe by more than rounding."""
     known: dict[Change, bool] = probe.visible_changes
     if change not in known:
         other = changed(probe.config, change)

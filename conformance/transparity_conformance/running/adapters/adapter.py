@@ -163,7 +163,6 @@ def read_adapter(path: str | Path) -> Adapter:
 
 
 def written(adapter: Adapter, remarks: Sequence[str]) -> str:
-    """Return the text of an adapter's file; `remarks` become comments at the start."""
     text = "".join(f"# {safe(line)}\n" for line in remarks)
     for key, names in (("zero", adapter.zero), ("unused", adapter.unused)):
         if names:

@@ -128,7 +128,6 @@ def _checked(model: Model, name: str, made: Any) -> Model:
 
 
 def _opened(made: Any, config: TransformerConfig | None) -> Model:
-    """Return the `Model` of a module, of a function that calls a module, or of a pair (function, parameters)."""
     if is_instance(made, "flax.linen", "Module"):
         made = modules.initialised(made)
     if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):

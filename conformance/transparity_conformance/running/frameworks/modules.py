@@ -38,19 +38,16 @@ CLASSES = (("keras", "Layer", "keras"), ("equinox", "Module", "equinox"))
 
 
 def kind_of(model: Any) -> Kind | None:
-    """Return the `Kind` of a Keras or Equinox module. Return None for all other objects."""
     name = next((file for package, kind, file in CLASSES if is_instance(model, package, kind)), None)
     return None if name is None else cast(Kind, importlib.import_module(f"{__package__}.{name}"))
 
 
 def of_build(made: Any, config: TransformerConfig) -> Any:
-    """Return the forward pass of the object that a port's `build(config, parameters)` has returned."""
     kind = kind_of(made)
     return made if kind is None else kind.forward_of(made, config)
 
 
 def module_in(function: Any) -> Any:
-    """Return the PyTorch module that a function uses, or None."""
     return next((node for node in contents_of(function) if is_instance(node, "torch.nn", "Module")), None)
 
 
@@ -91,7 +88,6 @@ def is_module(port: Any) -> bool:
 
 
 def initialised(module: Any) -> tuple[Callable[..., Any], Any]:
-    """Return (function, parameters) for a flax linen module, with new random parameters."""
     import jax
     import jax.numpy as jnp
 

@@ -87,7 +87,6 @@ class PortProcess:
         return self.process.poll() is None
 
     def processor_seconds(self) -> float | None:
-        """Return the processor time of the process and its finished children; None on systems without `/proc`."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:

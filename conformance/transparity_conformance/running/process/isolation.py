@@ -174,11 +174,9 @@ class IsolatedBuild(_Described):
         return IsolatedBuild(process, self.model_type, self.edit)
 
     def edited(self, edit: Edit) -> IsolatedBuild:
-        """Return the same loader, which applies an edit to every folder before it is loaded."""
         return IsolatedBuild(self.process, self.model_type, edit)
 
     def reported(self, folder: str, names: Sequence[str]) -> list[str]:
-        """Return the tensors that the loader reports as missing if `folder` lacks the tensors `names`."""
         given = self.process.loaded()[0], self.model_type, self.process.folder(), folder, list(names)
         return list(self.process.answer("load(folder)", "reported", *given))
 
@@ -186,7 +184,6 @@ class IsolatedBuild(_Described):
         self.process.stop()
 
     def limits(self) -> dict[str, Any]:
-        """Return the fields of `Limits`, which describe the calls that an exported model accepts."""
         return dict(self.process.answer("the request for its limits", "limits", self.process.loaded()[0]))
 
     def __call__(self, *args: Any, **named: Any) -> RemotePort:

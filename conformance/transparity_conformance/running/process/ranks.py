@@ -128,7 +128,6 @@ class ProcessGroup:
             raise PortProcessError(f"The port's process sent a malformed record of its operations: {error}.") from None
 
     def _built(self, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
-        """Record the placements that a built port declares, and return the answer of rank 0."""
         numbers = [answer[0] for answer in answers]
         if None in numbers:
             return answers[numbers.index(None)]
@@ -228,7 +227,6 @@ LOCAL = {
 
 
 def environments(ranks: int) -> list[dict[str, str]]:
-    """Return each rank's environment variables: the variables of `torchrun`, and the address of JAX's coordinator."""
     with socket.socket() as one, socket.socket() as other:  # two free ports
         for each in (one, other):
             each.bind((ADDRESS, 0))
@@ -300,7 +298,6 @@ class SharedCall:
         raise PortCallError(str(error) if everywhere else f"on rank {rank} of {len(self.processes)}: {error}")
 
     def _late(self, timeouts: Sequence[int]) -> str:
-        """Return the message about ranks that did not answer in time."""
         process, answered = self.processes[0], sorted(self.found)
         others = f" ({_named(answered)} answered)" if answered else ""
         return (

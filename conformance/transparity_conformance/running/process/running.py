@@ -76,7 +76,6 @@ def is_loader(build: Port) -> bool:
 
 
 def model_type_of(build: Port) -> str | None:
-    """Return the family of the folders that a loader reads; None for other ports."""
     return getattr(isolated_of(build), "model_type", None)
 
 
@@ -160,7 +159,6 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
 
 
 def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
-    """Return the activations in a port's result, or only the logits; raise `PortError` for unknown names."""
     try:
         taps = call_port(taps_in, returned, probe.config)
     except PortCallError as error:

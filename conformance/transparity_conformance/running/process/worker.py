@@ -86,7 +86,6 @@ class Worker:
         return [wire.Kept(item) if index == stays else item for index, item in enumerate(result)]
 
     def placements(self, number: int) -> Any:
-        """Return the placements that a built port declares, as JSON values."""
         declared = getattr(self.objects[number], "placements", {})
         return dict(declared) if isinstance(declared, Mapping) else shown(declared)
 

@@ -33,7 +33,6 @@ Chunks = list[tuple[int, ...]]
 
 @functools.cache
 def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
-    """Return a case with few layers: the configuration, parameters, a batch, and the oracle of the forward pass."""
     config = (CASES | UNPADDED).get(case) or preset(case).resized()
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=2)
     parameters, inputs = probe_parameters(config), mixed_inputs(config, 0, LENGTH, LENGTH)

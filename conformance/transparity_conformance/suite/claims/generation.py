@@ -52,7 +52,6 @@ def prompted(case: str, heads: int | None = None) -> Prompted:
 
 
 def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[ClaimEvidence]:
-    """Compare the logit of each generated token with the largest logit at the token's position."""
     config, parameters, prompt, source = model
     tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
     request = Request(case, config, parameters, prompt, NEW, source)

@@ -51,7 +51,6 @@ def _tensor(value: Any) -> Any:
 
 
 def _packed(parameters: Arrays, scope: str) -> dict[str, Any]:
-    """Return the parameters of an attention with the names and the fused layout of `torch.nn.MultiheadAttention`."""
     packed = {}
     for kind in ("weight", "bias"):
         packed[f"in_proj_{kind}"] = _tensor(

@@ -100,7 +100,6 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
 
 
 def derivatives_of(config: TransformerConfig, layers: int, rows: int | None = None) -> tuple[Derivatives, Arrays]:
-    """Return the derivatives and the parameters of a model with at most `layers` decoder layers, on `rows` rows."""
     layers = min(config.num_decoder_layers, layers)
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=layers)
     parameters, inputs = probe_parameters(config, 6), {name: x[:rows] for name, x in mixed_inputs(config).items()}
@@ -108,7 +107,6 @@ def derivatives_of(config: TransformerConfig, layers: int, rows: int | None = No
 
 
 def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare the gradients of the backend's model with derivatives along random directions."""
     forward, tokens = bench.forward(ours.config, parameters), dict[str, Any](ours.inputs)
     _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, masks=ours.masks, **tokens)
     actual, record = ours.along(gradients), bench.evidence(case)

@@ -15,12 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter
 
-COLOURS = {
-    "torch, eager": "#d1495b",
-    "compiled": "#e08e45",
-    "jax, jit": "#1d6f93",
-    "numpy": "#4f8a5b",
-}
+COLOURS = {"torch, eager": "#d1495b", "compiled": "#e08e45", "jax, jit": "#1d6f93", "numpy": "#4f8a5b"}
 GREY, FAINT, INK = "#8d99ae", "#e5e8ee", "#22262e"
 PALER = 0.45
 """The opacity of peers' bars; the bars of the project's implementations are opaque."""
@@ -77,7 +72,9 @@ def throughput(rows: Sequence[Row]) -> Figure:
     axes.set_xlabel("tokens per second, and the share of the limit")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     axes.margins(x=0.1, y=0.02)
-    _legend(axes, rows)
+    for kind in dict.fromkeys(row.kind for row in reversed(rows)):
+        axes.barh([0], [0], color=COLOURS[kind], label=kind)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
     return figure
 
 
@@ -157,7 +154,9 @@ def _limits(axes: Axes, roof: float, slope: float, intensities: Sequence[float])
 
 def _logarithmic(axes: Axes, x: str, y: str) -> None:
     axes.set_yscale("log")
-    _plain_numbers(axes)
+    for axis in (axes.xaxis, axes.yaxis):  # plain numbers such as 400, also between powers of ten on the vertical axis
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(which="major")
@@ -190,13 +189,6 @@ def _canvas(height: float, columns: int = 1) -> tuple[Figure, Any]:
     return figure, axes[0] if columns == 1 else axes
 
 
-def _plain_numbers(axes: Axes) -> None:
-    """Label logarithmic axes with plain numbers such as 400, and the vertical axis also between powers of ten."""
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
-
-
 def _bar(axes: Axes, at: int, row: Row, value: Quartiles) -> None:
     error = [[value.middle - value.low], [value.high - value.middle]]
     style: dict[str, Any] = {"color": COLOURS[row.kind], "alpha": 1.0 if row.ours else PALER}
@@ -207,9 +199,3 @@ def _name_rows(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_yticks(range(len(rows)), [row.candidate for row in rows])
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_fontweight("bold" if row.ours else "normal")
-
-
-def _legend(axes: Axes, rows: Sequence[Row]) -> None:
-    for kind in dict.fromkeys(row.kind for row in reversed(rows)):
-        axes.barh([0], [0], color=COLOURS[kind], label=kind)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)

@@ -63,16 +63,8 @@ def write_pages(into: Path) -> None:
 
 
 def generated_pages() -> dict[str, str]:
-    parts: list[Callable[[], dict[str, str]]] = [
-        _home,
-        _forward,
-        _causes,
-        _gallery,
-        _columns,
-        _tables,
-        notebooks.notebooks,
-    ]
-    parts += [partial(_document, name) for name in documents.DOCUMENTS] + [reference_pages]
+    parts: list[Callable[[], dict[str, str]]] = [_home, _forward, _causes, _gallery, _columns, _tables]
+    parts += [notebooks.notebooks, *(partial(_document, name) for name in documents.DOCUMENTS), reference_pages]
     found: dict[str, str] = {}
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as processes:
         for pages in [processes.submit(part) for part in parts]:

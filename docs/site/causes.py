@@ -31,16 +31,12 @@ an activation, relative to its largest element. The line across a bar is the mos
 rounding in {precision} explains."""
 
 
-def shown_probes() -> dict[str, dict[str, Probe]]:
-    return {case: {name: probes_of(config, case)[name] for name in PROBES} for case, config in CASES.items()}
-
-
 def runs() -> dict[str, list[Run]]:
     """Return the runs of each visible cause of the forward pass, one per probe, by the cause's id.
 
     The first run of a cause uses the first variant and the first probe with which the fault is visible.
     """
-    probes = shown_probes()
+    probes = {case: {name: probes_of(config, case)[name] for name in PROBES} for case, config in CASES.items()}
     candidates: defaultdict[str, list[tuple[str, Hypothesis]]] = defaultdict(list)
     for case, hypothesis in _ways(probes):
         candidates[hypothesis.fault.id].append((case, hypothesis))

@@ -12,6 +12,7 @@ from docs.site.pages import TITLES, cell, table
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters, parameter_shapes
 from transparity.presets import PRESETS, departures
+from transparity.protocol import Harness
 from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.suite.claims import documents as printed
@@ -32,24 +33,18 @@ class Printed:
     note: str = ""
 
 
+def _harness(column: str) -> Harness:
+    parts = harness(column)
+    assert parts, f"the column {column} has a harness"
+    return parts
+
+
 def _function(name: str, *arguments: Any) -> Callable[[str], Any]:
-    """Return a function that calls a column's function `name` in float32."""
-
-    def compute(column: str) -> Any:
-        parts = harness(column)
-        assert parts, f"the column {column} has a harness"
-        return parts.function(name, dtype="float32", device="cpu")(*arguments)
-
-    return compute
+    return lambda column: _harness(column).function(name, dtype="float32", device="cpu")(*arguments)
 
 
 def _einsum(subscripts: str) -> Callable[[str], Any]:
-    def compute(column: str) -> Any:
-        parts = harness(column)
-        assert parts, f"the column {column} has a harness"
-        return parts.einsum(subscripts, printed.A, printed.B)
-
-    return compute
+    return lambda column: _harness(column).einsum(subscripts, printed.A, printed.B)
 
 
 def _padding(column: str) -> Any:

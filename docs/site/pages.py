@@ -20,11 +20,7 @@ TITLES = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
 CONFIGURATION = Path(__file__).with_name("zensical.toml")
 PROJECT: dict[str, Any] = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]
 
-ELSEWHERE = {
-    "README.md": "index.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "CHANGELOG.md": "changelog.md",
-}
+ELSEWHERE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages whose path in the site differs from their path in docs/."""
 
 INDEX = "docs/README.md"

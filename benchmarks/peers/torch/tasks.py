@@ -46,14 +46,8 @@ def train(task: Task, model: nn.Module) -> Run:
 
     def run() -> Tensor:
         trained = copy.deepcopy(model).train()
-        optimizer = torch.optim.AdamW(
-            trained.parameters(),
-            TRAINING.learning_rate,
-            TRAINING.betas,
-            TRAINING.eps,
-            TRAINING.weight_decay,
-            fused=True,
-        )
+        settings = (TRAINING.learning_rate, TRAINING.betas, TRAINING.eps, TRAINING.weight_decay)
+        optimizer = torch.optim.AdamW(trained.parameters(), *settings, fused=True)
         inputs, targets = tensors(task), _tensor(task, task.inputs["targets"])
         losses = []
         for _ in range(task.workload.steps):

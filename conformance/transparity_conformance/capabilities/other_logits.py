@@ -237,10 +237,6 @@ RANK, ALPHA, UNIT = 3, 2.0, 64
 """The adapters' rank, which differs from its square root, their α, and the denominator of their numbers."""
 
 
-def _scale(*, rank_stabilized: bool) -> float:
-    return ALPHA / math.sqrt(RANK) if rank_stabilized else ALPHA / RANK
-
-
 @kept_in(0)
 def adapters_of(probe: Probe) -> Arrays:
     """Draw the matrices A (rank, in) and B (out, rank) of each linear map in a layer.
@@ -269,7 +265,7 @@ def _merged(probe: Probe, scale: float) -> Arrays:
 
 @kept_in(0)
 def _adapted(probe: Probe, rank_stabilized: bool) -> LogitsRequest:
-    scale = _scale(rank_stabilized=rank_stabilized)
+    scale = ALPHA / math.sqrt(RANK) if rank_stabilized else ALPHA / RANK
     merged = dataclasses.replace(probe, parameters=_merged(probe, scale), kept=None)
     part = Part(np.arange(len(next(iter(probe.inputs.values())))), slice(None), merged)
     named = {**probe.inputs, "rank_stabilized": True} if rank_stabilized else probe.inputs

@@ -43,8 +43,7 @@ OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
     output_head.faults,
 )
 """Functions that yield the faults at a tap (a named activation). Among causes that explain a port equally well, the
-cause from the first function is reported.
-"""
+cause from the first function is reported."""
 
 WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...] = (
     embedding.numeric_faults,

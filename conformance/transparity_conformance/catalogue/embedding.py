@@ -48,9 +48,8 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
     for offset in OFFSETS:
         begins = f"positions begin at {offset + config.position_offset} instead of {config.position_offset}"
         if config.positions == "sinusoidal":
-            yield fault(
-                "position-offset", f"{offset}", says=begins, patch=partial(_replaced, {"offset": offset}), value=offset
-            )
+            patch = partial(_replaced, {"offset": offset})
+            yield fault("position-offset", f"{offset}", says=begins, patch=patch, value=offset)
             continue
         for edge in ("clipped", "rolled"):
             description, patch = f"{begins} (positions beyond the table are {edge})", partial(_moved, offset, edge)
@@ -90,8 +89,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
     """Return the fault that multiplies embeddings by `factor`. If `SCALES` contains `named`, the factor is computed
-    anew for each model size.
-    """
+    anew for each model size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:

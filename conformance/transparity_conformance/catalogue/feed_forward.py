@@ -37,8 +37,7 @@ BOUNDS = (
     _bound("above alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
 )
 """Wrong bounds of the gate and the up projection (swiglu_limit). Each row has a function (limit, gate, up) → (gate,
-up).
-"""
+up)."""
 
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -129,8 +128,7 @@ def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
     """Yield a fault for each wrong activation. The description ends with `where`; `missing` is a second name of the
-    identity function.
-    """
+    identity function."""
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"

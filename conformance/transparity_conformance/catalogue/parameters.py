@@ -195,8 +195,11 @@ def _beside_maps(config: TransformerConfig, site: str) -> tuple[str, ...]:
 
 
 def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    if config.positions == "rotary" and not config.kv_lora_rank and split(site)[2] in ("query", "key"):
-        yield from _permuted_rows(config)
+    # The rows are ordered for another rotary layout, as in checkpoints that Meta converted. With two features, both
+    # layouts are the same.
+    is_rotary = config.positions == "rotary" and not config.kv_lora_rank and config.rotated_dim > 2
+    if is_rotary and split(site)[2] in ("query", "key"):
+        yield from (fault("rotary-rows", each, alter=partial(_with_rows, each)) for each in ("neighbours", "halves"))
     if _is_packed(config, site):
         each = "head by head" if config.key_value_heads == config.num_heads else "group of heads by group"
         packed = partial(fault, "packed-order", words={"each": each})
@@ -205,12 +208,6 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if _is_packed(config, site) and config.key_value_heads == config.num_heads:
         for order in (("key", "value", "query"), ("value", "query", "key")):
             yield _cut_in_order(order)
-
-
-def _permuted_rows(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of rows that are ordered for another rotary layout, as in checkpoints that Meta converted."""
-    if config.rotated_dim > 2:  # With two features, both layouts are the same.
-        yield from (fault("rotary-rows", each, alter=partial(_with_rows, each)) for each in ("neighbours", "halves"))
 
 
 def _with_rows(layout: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

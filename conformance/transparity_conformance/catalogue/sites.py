@@ -58,12 +58,10 @@ def stream(state: WalkState, scope: str, upto: str) -> Value:
     for name in sublayers(state.config, scope):
         if name == upto:
             break
-        behind = state.config.norm_position == "post"
-        x = (
-            state.taps[f"{scope}.{name}_norm"]
-            if behind
-            else added(state, x, state.taps[branch_end(state.config, f"{scope}.{name}")])
-        )
+        if state.config.norm_position == "post":
+            x = state.taps[f"{scope}.{name}_norm"]
+        else:
+            x = added(state, x, state.taps[branch_end(state.config, f"{scope}.{name}")])
     return x
 
 

@@ -35,8 +35,7 @@ class Site:
     """The operator's name in NumPy, such as `matmul`, or the name of the attribute or method."""
     operands: tuple[int, ...]
     """The numbers that identify the operands. The first operand is the called function, or the array that is read or
-    modified.
-    """
+    modified."""
     writes: bool = False
     """Whether the call has an argument `out=`, into which it writes its result."""
 
@@ -135,8 +134,7 @@ class _Reporting(ast.NodeTransformer):
 
     def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
         """Wrap an expression and its operands in calls of hooks; `fields` are the names of the node's fields with
-        operands.
-        """
+        operands."""
         numbers: list[int] = []
         for field in fields:
             found = getattr(node, field)
@@ -203,14 +201,9 @@ class _Reporting(ast.NodeTransformer):
             return node, number
         if isinstance(node, ast.Constant):
             return node, next(_numbers)
-        hook = GENERATED if _is_lazy(node) else OPERAND  # before `visit`, which changes the node
-        return _operand(self.visit(node), hook)
-
-
-def _is_lazy(node: Any) -> bool:
-    """Return whether an expression creates a generator or a `map` object."""
-    is_map = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map"
-    return is_map or isinstance(node, ast.GeneratorExp)
+        is_map = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map"
+        is_lazy = is_map or isinstance(node, ast.GeneratorExp)  # before `visit`, which changes the node
+        return _operand(self.visit(node), GENERATED if is_lazy else OPERAND)
 
 
 def _operand(node: Any, hook: str = OPERAND) -> tuple[Any, int]:

@@ -58,8 +58,7 @@ class Step:
     """The indices of the results. An in-place operation gives a new index to each tensor that shares its memory."""
     aliases: tuple[int, ...]
     """For an in-place operation, the old indices of the tensors in its memory, in the order of `outputs`; otherwise
-    empty.
-    """
+    empty."""
     written: int
     """The index of the tensor that the step modifies in place, or -1."""
     site: Hashable

@@ -32,9 +32,6 @@ from transparity_conformance.listening.record import Origins, Record, Region
 UNINITIALISED = ("aten.empty", "aten.new_empty")
 """Prefixes of the names of operations that return uninitialized memory."""
 
-COLLECTIVES = ("c10d.",)
-"""Prefixes of the names of operations that write other processes' data into their first argument."""
-
 SHAPE_ALONE = re.compile(r"_like\.|\.new_")
 """Matches operations that read only the shape of their input, such as `zeros_like`."""
 
@@ -97,7 +94,7 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
     inputs = record.origins(read)
     result = func(*args, **kwargs)
     name, stack = str(func), record.sources.here()
-    if name.startswith(COLLECTIVES):
+    if name.startswith("c10d."):  # a collective operation, which writes other processes' data into its first argument
         for place in _regions(args[0]):
             record.await_write(place, name, inputs, stack)
         return result

@@ -30,8 +30,6 @@ Convention = Callable[[np.ndarray], np.ndarray]
 """Returns the attention weights of queries that see no key. The argument has the reference's attention weights."""
 
 _MEASURED: WeakKeyDictionary[Probe, Arrays] = WeakKeyDictionary()
-
-
 _TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
 
 
@@ -66,12 +64,7 @@ def tied_positions(probe: Probe, dtype: str) -> Arrays:
 
 
 def judged(
-    probe: Probe,
-    tap: str,
-    actual: np.ndarray,
-    ours: np.ndarray,
-    dtype: str = "float32",
-    shown: Collection[str] = (),
+    probe: Probe, tap: str, actual: np.ndarray, ours: np.ndarray, dtype: str = "float32", shown: Collection[str] = ()
 ) -> np.ndarray:
     """Return the port's values `actual`. To count as right, finite undetermined values are replaced by `ours`.
 
@@ -86,12 +79,7 @@ def judged(
 
 
 def judged_gap(
-    probe: Probe,
-    tap: str,
-    actual: np.ndarray,
-    ours: np.ndarray,
-    dtype: str = "float32",
-    shown: Collection[str] = (),
+    probe: Probe, tap: str, actual: np.ndarray, ours: np.ndarray, dtype: str = "float32", shown: Collection[str] = ()
 ) -> float:
     """Return the largest difference between port and reference, without undetermined values."""
     return gap(judged(probe, tap, actual, ours, dtype, shown), ours)

@@ -36,11 +36,7 @@ def ignored(config: TransformerConfig) -> int:
 
 
 def in_pytorch(
-    with_graph: Callable[..., Any],
-    module: Any,
-    config: TransformerConfig,
-    targets: np.ndarray,
-    tokens: Inputs,
+    with_graph: Callable[..., Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
 ) -> Differentiated:
     """Differentiate the loss with `torch.autograd`; the gradient of an unused parameter is 0."""
     import torch
@@ -179,7 +175,9 @@ def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
     others, found = [name for name in places if name not in named.values()], {}
     for theirs, name in named.items():
         names = (name, *(other for other in others if _is_copy(places[other], places[name])))
-        found[theirs] = Located(names, functools.partial(_sum_of, names))
+        # `reduce` does not copy a single gradient
+        take = lambda given, names=names: functools.reduce(np.add, [given[name] for name in names])
+        found[theirs] = Located(names, take)
     return found
 
 
@@ -187,10 +185,6 @@ def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
     """Return whether two matrices are equal; compare the first rows first, to save time."""
     is_near = one.ndim == 2 and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
     return is_near and np.array_equal(one, other)
-
-
-def _sum_of(names: tuple[str, ...], gradients: Mapping[str, np.ndarray]) -> np.ndarray:
-    return functools.reduce(np.add, [gradients[name] for name in names])  # does not copy a single gradient
 
 
 @dataclass(frozen=True, eq=False)

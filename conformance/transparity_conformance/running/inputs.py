@@ -229,8 +229,7 @@ OUTPUTS = {
     "classes": ("logits", "text_embeds", "image_embeds"),
 }
 """For each head, the attributes of a result that may contain the output; the first attribute that exists is used. The
-key "" is for an unknown head.
-"""
+key "" is for an unknown head."""
 
 
 def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
@@ -247,15 +246,12 @@ def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
             return {"logits": found}
     if isinstance(returned, Mapping):
         return returned if isinstance(returned, OnDisk) else dict(returned)
-    if isinstance(returned, tuple | list) and returned and _is_sequence_of_outputs(returned, config):
-        return {"logits": returned[0]}
+    if isinstance(returned, tuple | list) and returned:
+        first = returned[0]
+        axes = len(np.shape(first) if isinstance(first, list) else getattr(first, "shape", ()))
+        if axes == (2 if config.is_pooled else 3):  # the output of the whole batch, and not of its first row
+            return {"logits": first}
     return {"logits": returned}
-
-
-def _is_sequence_of_outputs(returned: tuple[Any, ...] | list[Any], config: TransformerConfig) -> bool:
-    """Return whether the first item is the output of the whole batch, and not of its first row."""
-    axes = 2 if config.is_pooled else 3
-    return len(np.shape(returned[0]) if isinstance(returned[0], list) else getattr(returned[0], "shape", ())) == axes
 
 
 def shapes_of(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
@@ -271,7 +267,6 @@ def arrays_in(returned: Any) -> list[Any]:
 
 def answer_in(returned: Any) -> Any:
     """Return the logits or hidden states in a model's result; raise `PortError` if the result contains no array."""
-    found = returned
     if isinstance(returned, Mapping):
         found = next((returned[name] for name in OUTPUTS[""] if returned.get(name) is not None), None)
     else:

@@ -131,8 +131,7 @@ class Limits:
 class Listened:
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[Any, list[Operation]]:
         """Run the model; return the result and the operations. The values of all operations together have at most
-        `largest` bytes.
-        """
+        `largest` bytes."""
         raise NotImplementedError
 
 

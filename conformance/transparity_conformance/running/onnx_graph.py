@@ -70,9 +70,7 @@ def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph
     renamed = {}
     if len(unknown) == 1 and "input_ids" not in named and "int" in named[unknown[0]].type:
         renamed = {"input_ids": unknown.pop()}
-        named = {
-            next((ours for ours, theirs in renamed.items() if theirs == name), name): named[name] for name in named
-        }
+        named = {"input_ids" if name in renamed.values() else name: each for name, each in named.items()}
     if unknown or "input_ids" not in named:
         raise LoadError(
             f"{path} takes {listed(list(map(shown, named)))}; expected input_ids, optionally with "
@@ -89,7 +87,6 @@ STACK_TRACE = "pkg.torch.onnx.stack_trace"
 """The key under which PyTorch's exporter stores a stack trace in a node's metadata."""
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
-
 
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 

@@ -64,8 +64,7 @@ class OnnxModel:
 
     def empty(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return an empty cache. The first axis without a fixed size is the batch; other axes without a fixed size have
-        size 0.
-        """
+        size 0."""
         made = {}
         for name in self.graph.past:
             sizes, batch = self.graph.inputs[name].shape, [_rows(inputs)]
@@ -82,8 +81,7 @@ class OnnxModel:
 
     def given(self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return all inputs by the graph's names. Add missing inputs, such as positions, with the values for unpadded
-        text.
-        """
+        text."""
         if self.graph.reads != "token ids":
             return {name: np.ascontiguousarray(inputs[name], self._dtype(name)) for name in self.graph.inputs}
         tokens = inputs["input_ids"]

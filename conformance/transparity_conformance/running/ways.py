@@ -33,13 +33,6 @@ def _names(model: Any) -> Mapping[str, inspect.Parameter]:
     return {} if takes is None else takes.parameters
 
 
-def _takes(model: Any, name: str) -> bool:
-    """Return whether a model takes an argument. A model with `**kwargs` and a `config` is assumed to take all."""
-    names = _names(model)
-    hands_on = any(each.kind is each.VAR_KEYWORD for each in names.values()) and hasattr(model, "config")
-    return name in names or hands_on
-
-
 def cache_name(model: Any) -> str:
     names = _names(model)
     return next((name for name in CACHES if name in names), "")
@@ -50,8 +43,10 @@ def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
 
     `cache` is the cache before the step, or None in the first step.
     """
-    name = cache_name(model)
-    settings = {"use_cache": True} if _takes(model, "use_cache") else {}
+    name, names = cache_name(model), _names(model)
+    # A model with `**kwargs` and a `config` is assumed to take every argument.
+    takes_all = hasattr(model, "config") and any(each.kind is each.VAR_KEYWORD for each in names.values())
+    settings = {"use_cache": True} if takes_all or "use_cache" in names else {}
     before = {} if cache is None else {name: cache}
     returned = model(**inputs, **settings, **before)
     return answer_in(returned), _cache_in(returned, name)
@@ -142,9 +137,6 @@ def generated(model: Any, count: int, inputs: Tensors) -> Any:
 COTANGENT = "cotangent"
 """The name of an additional input that is not passed to the model. The differentiated scalar is the inner product of
 this input and the model's output."""
-
-
-BESIDE = (COTANGENT,)
 
 
 def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:

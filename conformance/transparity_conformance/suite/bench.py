@@ -62,8 +62,7 @@ class Bench:
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
         """Return a bench for one claim, which shares this bench's models. If `harness` is false, the new bench has no
-        harness.
-        """
+        harness."""
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same

@@ -37,12 +37,8 @@ LEDGER = pytest.StashKey[Ledger]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("transparity").addoption(
-        "--agreement",
-        default="reports",
-        metavar="DIR",
-        help="folder for agreement.json and agreement.html (default: reports)",
-    )
+    told = "folder for agreement.json and agreement.html (default: reports)"
+    parser.getgroup("transparity").addoption("--agreement", default="reports", metavar="DIR", help=told)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,8 +60,7 @@ def benches() -> Callable[[BackendSubject], Bench]:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Add the environment to the ledger, which contains the evidence; an xdist worker sends the ledger to the
-    controller.
-    """
+    controller."""
     ledger = session.config.stash[LEDGER]
     if ledger.evidence:
         ledger.environment |= environment(ledger)

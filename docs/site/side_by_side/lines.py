@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from itertools import accumulate, pairwise
 
 SEPARATOR = re.compile(r" (?:else|and) |(?<=,) ")
 """A pattern for the places outside brackets at which a line may be broken."""
-
-
-def joined(node: ast.AST, source: str) -> str:
-    return in_one_line(ast.get_source_segment(source, node) or "")
 
 
 def in_one_line(text: str) -> str:

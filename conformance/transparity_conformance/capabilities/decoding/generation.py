@@ -85,10 +85,8 @@ def _token_shapes(key: str, request: Request) -> Shapes:
 
 
 def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
-    given = (request.prompt.astype(np.int64), request.steps)
-    tokens = call_port(
-        port.built_for(request.config, request.parameters).generate, *given, **request.named(*way.keywords)
-    )
+    generate, named = port.built_for(request.config, request.parameters).generate, request.named(*way.keywords)
+    tokens = call_port(generate, request.prompt.astype(np.int64), request.steps, **named)
     return {f"{key}/tokens": _as_tokens(tokens)}
 
 
@@ -157,9 +155,8 @@ def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> 
 
 def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps, request.beams)
-    answer = call_port(
-        port.built_for(request.config, request.parameters).beam_search, *given, **request.named(*way.keywords)
-    )
+    search, named = port.built_for(request.config, request.parameters).beam_search, request.named(*way.keywords)
+    answer = call_port(search, *given, **named)
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise TypeError("the result is not a pair; expected (tokens, scores)")
     scores = as_numbers(answer[1])

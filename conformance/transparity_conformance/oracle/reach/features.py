@@ -159,8 +159,7 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 @dataclasses.dataclass(frozen=True)
 class _Small:
     """A small copy of a configuration, with weights, inputs and logits. This object also has the names of the fields
-    that the reference reads.
-    """
+    that the reference reads."""
 
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]

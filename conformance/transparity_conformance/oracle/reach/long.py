@@ -38,15 +38,13 @@ from transparity_numpy.transformer import transformer
 BLOCK = 128
 """The number of queries per block, as in the reference's fused attention."""
 
-Make = Callable[[slice, slice], np.ndarray]
-
 
 @dataclass(frozen=True)
 class Rows:
     """An array (batch, heads, queries, keys) whose parts are computed on request."""
 
     keys: int
-    make: Make
+    make: Callable[[slice, slice], np.ndarray]
 
     __array_ufunc__ = None  # makes NumPy arrays use `__rand__` for `&`
 
@@ -69,8 +67,7 @@ def part(value: Rows | np.ndarray, queries: slice, keys: slice) -> np.ndarray:
 
 def _target_mask(positions: np.ndarray, visible: np.ndarray, kind: Any) -> Rows:
     return Rows(
-        visible.shape[1],
-        lambda queries, keys: target_mask(positions[:, queries] - keys.start, visible[:, keys], kind),
+        visible.shape[1], lambda queries, keys: target_mask(positions[:, queries] - keys.start, visible[:, keys], kind)
     )
 
 
@@ -229,13 +226,10 @@ class LongOracle:
         return states[:, None] if config.is_pooled else states
 
     def _head(self, states: np.ndarray, dtype: str) -> np.ndarray:
-        return rounded(HEADS[self.config.head](self.config, self._of_head(dtype), states), dtype)
-
-    def _of_head(self, dtype: str) -> Any:
-        stack = self.config.stacks[-1]
-        read = ("head.", "head_", "pooler.", f"{stack}.token_embedding.")
+        read = ("head.", "head_", "pooler.", f"{self.config.stacks[-1]}.token_embedding.")
         complete = shared(self.config, self.parameters)
-        return nest({name: rounded(value, dtype) for name, value in complete.items() if name.startswith(read)})
+        tree = nest({name: rounded(value, dtype) for name, value in complete.items() if name.startswith(read)})
+        return rounded(HEADS[self.config.head](self.config, tree, states), dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -361,15 +361,9 @@ def narrow(config: TransformerConfig, longest: int, **others: Any) -> Transforme
 
     Rotary heads keep their width, because angles depend on the width. `others` are further sizes to replace.
     """
-    sizes: dict[str, Any] = {"max_length": longest, "sliding_window": config.sliding_window}
-    for name in (
-        "rotary_original_length",
-        "query_temperature_length",
-        "relative_buckets",
-        "relative_max_distance",
-        "layer_overrides",
-    ):
-        sizes[name] = getattr(config, name)
+    kept = ("rotary_original_length", "query_temperature_length", "relative_buckets", "relative_max_distance")
+    sizes: dict[str, Any] = {name: getattr(config, name) for name in (*kept, "sliding_window", "layer_overrides")}
+    sizes["max_length"] = longest
     for name in ("num_encoder_layers", "num_decoder_layers"):
         sizes[name] = min(max(PROBE_SIZES[name], len(config.layer_kinds)), getattr(config, name))
     if config.positions == "rotary":

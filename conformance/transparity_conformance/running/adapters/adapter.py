@@ -34,8 +34,7 @@ class Adapter:
 
     lines: Lines
     """For each parameter, the line that selects the port's elements. In a parameter's name and in its line, `{i}`
-    stands for a layer's number.
-    """
+    stands for a layer's number."""
     zero: Sequence[str] = ()
     """Lines that select the port's elements that are set to 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()

@@ -171,13 +171,10 @@ def buffers_of(model: Any) -> dict[str, ModuleTensor]:
     if not is_instance(model, "torch.nn", "Module"):
         return {}
     saved = model.state_dict(keep_vars=True)
-    buffers = {name: value for name, value in model.named_buffers() if name in saved and not name.endswith(STATISTICS)}
     learned = tensors_of(model)
-    frozen = {
-        name: value for name, value in model.named_parameters() if not value.requires_grad and name not in learned
-    }
-    every = frozen | buffers
-    return {name: _tensor(value) for name, value in every.items() if value.is_floating_point() and value.numel()}
+    found = {name: value for name, value in model.named_parameters() if not value.requires_grad and name not in learned}
+    found |= {name: value for name, value in model.named_buffers() if name in saved and not name.endswith(STATISTICS)}
+    return {name: _tensor(value) for name, value in found.items() if value.is_floating_point() and value.numel()}
 
 
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
@@ -211,28 +208,20 @@ def _of_torch(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
 
 
 def _tensor(value: Any) -> ModuleTensor:
-    return ModuleTensor(functools.partial(_torch_numbers, value), functools.partial(_torch_write, value))
-
-
-def _torch_numbers(value: Any) -> np.ndarray:
     import torch
 
-    return value.detach().to("cpu", torch.float32, copy=True).numpy()
+    def write(numbers: np.ndarray) -> None:
+        with torch.no_grad():
+            value.copy_(torch.from_numpy(np.ascontiguousarray(numbers)).view(value.shape))
 
-
-def _torch_write(value: Any, numbers: np.ndarray) -> None:
-    import torch
-
-    with torch.no_grad():
-        value.copy_(torch.from_numpy(np.ascontiguousarray(numbers)).view(value.shape))
+    return ModuleTensor(lambda: value.detach().to("cpu", torch.float32, copy=True).numpy(), write)
 
 
 def _of_nnx(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     from flax import nnx
 
     for path, variable in nnx.state(model).flat_state():
-        is_kept = isinstance(variable, nnx.Param | nnx.BatchStat)
-        if is_kept and variable[...].dtype.kind == "f":
+        if isinstance(variable, nnx.Param | nnx.BatchStat) and variable[...].dtype.kind == "f":
             read = functools.partial(_numbers, variable, ...)
             yield ".".join(map(str, path)), ModuleTensor(read, functools.partial(_nnx_write, model, path))
 

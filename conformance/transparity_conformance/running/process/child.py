@@ -37,8 +37,7 @@ LONGEST_TIMEOUT = 1e6
 
 def checked_timeout(seconds: float | None) -> float:
     """Check a timeout, and return it; without a timeout, return the default. Raise `UsageError` for a value out of
-    range.
-    """
+    range."""
     if seconds is None:
         return TIMEOUT
     if not 0 < seconds <= LONGEST_TIMEOUT:

@@ -166,8 +166,7 @@ class IsolatedBuild(_Described):
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
         """Return a copy of this port that loads folders of the family `model_type`. Without a `model_type`, the copy is
-        a `build`.
-        """
+        a `build`."""
         return IsolatedBuild(self.process, model_type)
 
     def on(self, process: ProcessGroup) -> IsolatedBuild:

@@ -217,13 +217,8 @@ def processor_seconds(build: Callable[..., Any]) -> float | None:
 
 ADDRESS = "127.0.0.1"
 
-LOCAL = {
-    "OMP_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-}
-"""Default environment variables of a rank: one thread, as with `torchrun`, and collectives over the loopback interface.
-"""
+LOCAL = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
+"""Default environment variables of a rank: one thread, as with `torchrun`, and collectives over `lo`."""
 
 
 def environments(ranks: int) -> list[dict[str, str]]:

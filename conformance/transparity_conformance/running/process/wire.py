@@ -161,10 +161,7 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
 
 
 def _chunks(
-    connection: socket.socket,
-    length: int,
-    deadline: float | None = None,
-    is_running: Callable[[], bool] = lambda: True,
+    connection: socket.socket, length: int, deadline: float | None = None, is_running: Callable[[], bool] = lambda: True
 ) -> Iterator[bytes]:
     """Receive `length` bytes, and yield them in pieces; raise the exceptions of `receive_answer`."""
     left = length

@@ -53,9 +53,8 @@ def _tensor(value: Any) -> Any:
 def _packed(parameters: Arrays, scope: str) -> dict[str, Any]:
     packed = {}
     for kind in ("weight", "bias"):
-        packed[f"in_proj_{kind}"] = _tensor(
-            np.concatenate([parameters[f"{scope}{role}.{kind}"] for role in ("query", "key", "value")])
-        )
+        roles = [parameters[f"{scope}{role}.{kind}"] for role in ("query", "key", "value")]
+        packed[f"in_proj_{kind}"] = _tensor(np.concatenate(roles))
         packed[f"out_proj.{kind}"] = _tensor(parameters[f"{scope}output.{kind}"])
     return packed
 

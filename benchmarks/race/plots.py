@@ -86,8 +86,7 @@ def latency(decoding: dict[str, list[Row]]) -> Figure:
         rows = list(reversed(decoding[name]))
         for at, row in enumerate(rows):
             assert row.seconds is not None
-            each = row.seconds.times(1e3 / row.task.new_tokens)
-            _bar(axes, at, row, each)
+            _bar(axes, at, row, row.seconds.times(1e3 / row.task.new_tokens))
         if (first := rows[0]).share and first.seconds:
             bound = first.share.middle * first.seconds.middle * 1e3 / first.task.new_tokens
             axes.axvline(bound, color=INK, lw=1, ls=(0, (4, 3)))

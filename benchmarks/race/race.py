@@ -68,8 +68,7 @@ def race(
 
     Candidates that do not fit into memory together with the others count as failed.
     """
-    able = able_to(workload, candidates, conditions.device)
-    fits, too_large = fitting(able, workload, conditions.memory)
+    fits, too_large = fitting(able_to(workload, candidates, conditions.device), workload, conditions.memory)
     for result in too_large:
         told(result)
     places = {

@@ -40,8 +40,7 @@ def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
     folder = Path(order["folder"])
     task = read_task(folder, order["device"])
     module, _, name = order["build"].partition(":")
-    build = getattr(importlib.import_module(module), name)
-    run = build(task, **order["choices"])
+    run = getattr(importlib.import_module(module), name)(task, **order["choices"])
     del task
     first_seconds, result = clocked(run)
     peak, on_device = peak_bytes(), device_peak(order["device"])

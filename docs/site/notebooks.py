@@ -121,8 +121,7 @@ def notebooks() -> dict[str, str]:
     found = {}
     for name in SCRIPTS:
         path, place = FOLDER / f"{name}.py", page_of(name).removesuffix(".md")
-        inputs = [path.read_bytes(), Path(__file__).read_bytes()]
-        text = kept(f"notebook-{name}", inputs, partial(_run, path))
+        text = kept(f"notebook-{name}", [path.read_bytes(), Path(__file__).read_bytes()], partial(_run, path))
         found[f"{place}.ipynb"] = text
         found[f"{place}.md"] = _page(path, json.loads(text))
     return found

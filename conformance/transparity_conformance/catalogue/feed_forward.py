@@ -87,11 +87,9 @@ def gated(
     settings: Settings, config: TransformerConfig, function: Callable[[Value], Value], gate: Value, up: Value
 ) -> Value:
     """Return the product of gate and up projection, with changes to `bounded`, `gate_limit`, `offset` or `gated`."""
-    limit = settings.get("gate_limit", config.gate_limit)
-    gate, up = settings.get("bounded", bounded)(limit, gate, up)
+    gate, up = settings.get("bounded", bounded)(settings.get("gate_limit", config.gate_limit), gate, up)
     up = up + up.dtype.type(settings.get("offset", config.up_offset))
-    combined = settings.get("gated", lambda function, gate, up: function(gate) * up)
-    return combined(function, gate, up)
+    return settings.get("gated", lambda function, gate, up: function(gate) * up)(function, gate, up)
 
 
 def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
@@ -221,8 +219,7 @@ def _scores(state: WalkState, site: str, config: TransformerConfig) -> tuple[Val
 
 def _changed(settings: Settings, state: WalkState, site: str) -> TransformerConfig:
     own = own_config(state.config, site)
-    fields = {name: value for name, value in settings.items() if name in vars(own)}
-    return dataclasses.replace(own, **fields)
+    return dataclasses.replace(own, **{name: value for name, value in settings.items() if name in vars(own)})
 
 
 def _chosen(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

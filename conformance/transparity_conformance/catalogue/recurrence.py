@@ -168,8 +168,7 @@ def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
     are tried at the decay."""
     bounded = own.time_step_min > 0 or own.time_step_max is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
-        steps = {**STEPS, **(BOUNDS if bounded else {})}
-        yield from variants("time-step", steps, _step, "step")
+        yield from variants("time-step", {**STEPS, **(BOUNDS if bounded else {})}, _step, "step")
     if tap == "log_decay":
         yield from variants("decay", DECAYS, _step, "decay")
 

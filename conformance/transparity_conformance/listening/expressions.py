@@ -250,5 +250,4 @@ def _as_expression(index: Any) -> Any:
         return ast.copy_location(ast.Tuple([_as_expression(each) for each in index.elts], ast.Load()), index)
     if not isinstance(index, ast.Slice):
         return index
-    limits = [part or ast.Constant(None) for part in (index.lower, index.upper, index.step)]
-    return _call(SLICE, limits, index)
+    return _call(SLICE, [part or ast.Constant(None) for part in (index.lower, index.upper, index.step)], index)

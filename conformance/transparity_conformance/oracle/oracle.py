@@ -236,8 +236,7 @@ def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
 
     def run(arrays: Arrays, tap: Tap) -> None:
         dtype = next((value.dtype.name for value in arrays.values() if value.dtype.kind == "f"), "float64")
-        function = reference_function(name, dtype=dtype)
-        result = function(*arrays.values(), **named)
+        result = reference_function(name, dtype=dtype)(*arrays.values(), **named)
         for index, value in enumerate(result) if isinstance(result, tuple) else [("", result)]:
             tap(f"result.{index}".rstrip("."), value)
 

@@ -112,11 +112,9 @@ def _with_convention(probe: Probe, convention: Convention, name: str, value: np.
 def blind_rows(probe: Probe) -> np.ndarray:
     """Return a mask (rows,) of the rows of a batch in which some query sees no key."""
     rows = len(next(iter(probe.inputs.values())))
-    lengths = lengths_of(probe.config, probe.inputs)
-    taps = tap_shapes(probe.config, rows, **lengths)
-    weights = (name for name in taps if name.endswith("attention.weights"))
+    taps = tap_shapes(probe.config, rows, **lengths_of(probe.config, probe.inputs))
     blind = np.zeros(rows, bool)
-    for name in weights:
+    for name in (name for name in taps if name.endswith("attention.weights")):
         mask = np.asarray(right_mask(probe, name))
         blind |= ~mask.any(-1).reshape(len(mask), -1).all(1)
     return blind

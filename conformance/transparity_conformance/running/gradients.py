@@ -139,8 +139,7 @@ def _by_our_names(
     The code that converts a folder's tensor to a parameter also converts the tensor's gradient.
     """
     parts = parts_in(opened.family, config, opened.files, learned)
-    tensors = opened.tensors(parts, parts)
-    taken = located(tensors, places)
+    taken = located(opened.tensors(parts, parts), places)
     known: Arrays = {}
     unknown = dict.fromkeys(learned, UNKNOWN)
     for theirs, each in taken.items():

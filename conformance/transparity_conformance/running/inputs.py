@@ -72,8 +72,7 @@ def framework_of(model: Any) -> str:
         return "jax"
     if is_instance(model, "mlx.nn", "Module"):
         return "mlx"
-    found = (FRAMEWORKS[package] for package in _packages_of(model) if package in FRAMEWORKS)
-    return next(found, "numpy")
+    return next((FRAMEWORKS[package] for package in _packages_of(model) if package in FRAMEWORKS), "numpy")
 
 
 FRAMEWORKS = {

@@ -44,8 +44,7 @@ def public() -> dict[str, list[str]]:
 
 def _entry(module: str, name: str) -> str:
     value = getattr(importlib.import_module(module), name)
-    anchor = f"{module.replace('.', '-')}-{name}"
-    heading = f"### `{name}` {{#{anchor}}}\n"
+    heading = f"### `{name}` {{#{module.replace('.', '-')}-{name}}}\n"
     if not callable(value):
         return f"{heading}\n`{type(value).__name__}`\n"
     doc = inspect.getdoc(value) or ""

@@ -169,8 +169,7 @@ def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers
 
 def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
     """Pad tokens to the largest possible width, because equally good results may have different lengths."""
-    width = request.prompt.shape[1] + request.steps
-    missing = max(0, width - tokens.shape[1])
+    missing = max(0, request.prompt.shape[1] + request.steps - tokens.shape[1])
     return np.pad(tokens, ((0, 0), (0, missing)), constant_values=request.config.filling_id)
 
 
@@ -191,8 +190,7 @@ def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -
         asked_for = of_probe(first_of(forward.probes)[1])
         calls = [call for call in crossing_calls(forward.reached) if not call.config.angle_limits]
         across = map(asked_for.across, calls) if asked_for.across else ()
-        found = [*asked_for.further, *across]
-        return {f"{claim}.further.{i}": each for i, each in enumerate(found)}
+        return {f"{claim}.further.{i}": each for i, each in enumerate([*asked_for.further, *across])}
 
     return Way(claim, requests, further=further, **options)
 

@@ -86,8 +86,7 @@ class LogitsOracle(Oracle):
     def _measure(self, dtype: str) -> dict[str, float]:
         if dtype == "float64":
             return super()._measure(dtype)
-        variants = IN_BLOCKS if self.has_tables else IN_BLOCKS[:1]
-        errors = [self._error(dtype, index) for index in variants]
+        errors = [self._error(dtype, index) for index in (IN_BLOCKS if self.has_tables else IN_BLOCKS[:1])]
         errors += [self._error(dtype, index, neighbour(self.arrays, index)) for index in range(self.points)]
         return {"logits": max(errors)}
 

@@ -106,8 +106,7 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
         if depth < DEPTH and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
             return {"dict": [[key, node(item, depth + 1)] for key, item in value.items()]}
         if depth < DEPTH and isinstance(value, tuple | list):
-            kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [node(item, depth + 1) for item in value]}
+            return {"tuple" if isinstance(value, tuple) else "list": [node(item, depth + 1) for item in value]}
         what, kept = "", value.value if isinstance(value, Kept) else value
         if hasattr(value, "shape") and hasattr(value, "dtype"):
             taken += math.prod(np.shape(value)) * getattr(value.dtype, "itemsize", 1)

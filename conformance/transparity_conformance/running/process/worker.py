@@ -203,8 +203,7 @@ def serve(connection: socket.socket) -> None:
         except wire.Closed:
             return
         try:
-            answer = ("returned", getattr(worker, name)(*arguments))
-            parts = wire.encoded(answer, worker.keep, largest)
+            parts = wire.encoded(("returned", getattr(worker, name)(*arguments)), worker.keep, largest)
         except LoadError as error:
             parts = wire.encoded(("refused", str(error)), worker.keep, largest)
         except BaseException as error:  # noqa: BLE001 - any exception of a port, including exits, is an answer

@@ -34,8 +34,7 @@ def part(config: TransformerConfig, scope: str) -> Arrays:
 
 
 def activations(length: int, seed: int) -> np.ndarray:
-    random = np.random.default_rng(seed)
-    return random.normal(size=(BATCH, length, CONFIG.embed_dim)).astype(np.float32)
+    return np.random.default_rng(seed).normal(size=(BATCH, length, CONFIG.embed_dim)).astype(np.float32)
 
 
 def padding(length: int) -> np.ndarray:
@@ -246,6 +245,5 @@ def jax_dot_product_attention(bench: Bench) -> Iterator[ClaimEvidence]:
     oracle = function_oracle("mixers.attention.attention", arrays | {"mask": mask}, config=scored(0.5, -1e9))
     query, key, value = (array.swapaxes(1, 2) for array in arrays.values())
     attend = jax.jit(functools.partial(jax.nn.dot_product_attention, mask=mask, scale=0.5))
-    theirs = attend(query, key, value)
-    merged = np.asarray(theirs).reshape(BATCH, QUERIES, -1)
+    merged = np.asarray(attend(query, key, value)).reshape(BATCH, QUERIES, -1)
     yield _agrees(bench, "padding", oracle, merged, "float32", FLOAT32_SOFTMAX)

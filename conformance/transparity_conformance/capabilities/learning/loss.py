@@ -94,8 +94,7 @@ def judge_losses(
         grown = _grown(given, right, budgets)
         explaining = [each for each in left if all(share(left[each][key], grown[key]) <= 1 for key in given)]
         known.extend(fault.simulate for fault in explaining[:1])
-        uniform = exact(functools.partial(cross_entropy, label_smoothing=1.0))
-        fitted = _fitted(given, right, uniform, budgets, worst)
+        fitted = _fitted(given, right, exact(functools.partial(cross_entropy, label_smoothing=1.0)), budgets, worst)
         return [cause_of(fault, off[worst], left[fault][worst]) for fault in explaining] or list(fitted)[:1]
 
     found = result(name, Judged(off[worst], budgets[worst], worst), explain, probe=worst)

@@ -158,7 +158,10 @@ def build(into: Path = BUILT) -> Path:
     zensical(into, "build", "--strict", "--clean")
     for page, text in plain_pages().items():
         _write(into / "pages" / page, text)
-    add_markdown(into / "pages", into / "html")
+    # Write the Markdown of each page beside its HTML, for language models: `checking/index.md` for `checking/`.
+    for path in sorted((into / "pages").rglob("*.md")):
+        page = path.relative_to(into / "pages").as_posix()
+        _write(into / "html" / markdown_place(page), markdown_beside(path.read_text(encoding="utf-8"), page))
     _write(into / "html/llms.txt", llms_text(into / "html"))
     if wrong := wrongs(into / "html", PROJECT["site_url"]):
         sys.exit("\n".join(wrong))
@@ -176,13 +179,6 @@ def zensical(folder: Path, *arguments: str) -> None:
     ended = subprocess.run(command, cwd=folder, check=False)
     if ended.returncode:
         sys.exit(ended.returncode)
-
-
-def add_markdown(pages: Path, html: Path) -> None:
-    """Write the Markdown of each page beside its HTML, for language models: `checking/index.md` for `checking/`."""
-    for path in sorted(pages.rglob("*.md")):
-        page = path.relative_to(pages).as_posix()
-        _write(html / markdown_place(page), markdown_beside(path.read_text(encoding="utf-8"), page))
 
 
 def llms_text(html: Path) -> str:

@@ -209,20 +209,14 @@ def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tup
     reads = []
     for begin in range(0, query.shape[2], CHUNK):
         q, k, v, decays, strength = (x[:, :, begin : begin + CHUNK] for x in (query, *inputs))
-        between, begun = _decays(decays)
+        since = np.cumsum(decays, axis=-1)
+        # The decay from each position to every later one, and from the chunk's start to each position.
+        between = np.tril(np.exp(np.tril(since[..., :, None] - since[..., None, :])))
+        begun = np.exp(since)[..., None]
         changed = change(k, v, strength[..., None], between, begun, state)
         reads.append(begun * (q @ state) + q @ k.swapaxes(-1, -2) * between @ changed)
         state = begun[..., -1:, :] * state + (between[..., -1, :, None] * k).swapaxes(-1, -2) @ changed
     return np.concatenate(reads, axis=2), state
-
-
-def _decays(
-    log_decay: Inexact[Array, "batch heads length"],
-) -> tuple[Inexact[Array, "batch heads length length"], Inexact[Array, "batch heads length 1"]]:
-    """Return the decay factors between all positions of a chunk, and from the chunk's start to each position."""
-    since = np.cumsum(log_decay, axis=-1)
-    between = np.tril(np.exp(np.tril(since[..., :, None] - since[..., None, :])))
-    return between, np.exp(since)[..., None]
 
 
 def weight_so_far(beta: float, step: int) -> float:

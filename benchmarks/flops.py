@@ -35,10 +35,7 @@ CHUNK = 64
 
 
 def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
-    """Return the FLOPs of one forward pass.
-
-    `lengths` maps the name of each input to its number of positions (`transparity.taps.lengths_of`).
-    """
+    """Return the FLOPs of one forward pass. `lengths` maps the name of each input to its number of positions."""
     if set(lengths) != set(config.input_names):
         expected, given = ", ".join(config.input_names), ", ".join(lengths) or "none"
         raise ValueError(f"lengths has {given}; expected {expected}.")

@@ -163,10 +163,7 @@ def _logarithmic(axes: Axes, x: str, y: str) -> None:
 
 
 def intensity(workload: Workload) -> float:
-    """Return the FLOPs per byte of weights that a workload reads.
-
-    The weights are read once per forward pass, once per decoded token, and three times per training step.
-    """
+    """Return the FLOPs per byte of weights. A training step reads the weights three times, a decoded token once."""
     size = 2 if workload.dtype == "bfloat16" else 4
     read = workload.bytes_read or workload.weights * size * (3 * workload.steps or 1)
     return workload.flops / read

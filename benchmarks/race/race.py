@@ -64,10 +64,7 @@ Told = Callable[[Result], None]
 def race(
     workload: Workload, candidates: Sequence[Candidate], conditions: Conditions, told: Told = lambda result: None
 ) -> list[Result]:
-    """Return a result for every installed candidate that can run the workload.
-
-    Candidates that do not fit into memory together with the others count as failed.
-    """
+    """Return a result for every candidate that can run the workload. Candidates that do not fit into memory fail."""
     fits, too_large = fitting(able_to(workload, candidates, conditions.device), workload, conditions.memory)
     for result in too_large:
         told(result)

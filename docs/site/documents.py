@@ -93,11 +93,7 @@ def _preset(name: str, config: TransformerConfig, decided: str) -> str:
 
 
 def _numbers(each: Printed) -> str:
-    """Return a section with printed numbers, which all columns compute exactly.
-
-    Raises:
-        ValueError: A column computes other numbers.
-    """
+    """Return a section with printed numbers. Raise `ValueError` if a column computes other numbers."""
     expected = np.array(each.numbers)
     for column in TITLES:
         found = as_numbers(each.compute(column))
@@ -114,11 +110,7 @@ def _text(numbers: np.ndarray) -> str:
 
 
 def _shape(name: str) -> str:
-    """Return a section with the shape of a preset's logits at full size, and the columns' differences in float32.
-
-    Raises:
-        ValueError: The logits of a column have another shape.
-    """
+    """Return a section about a preset's logits at full size. Raise `ValueError` if a column has another shape."""
     batch, shape = printed.PRINTED_SHAPES[name]
     config = PRESETS[name].config
     given = {key: np.array(tokens)[:, : None if key == "source" else -1] for key, tokens in batch.items()}

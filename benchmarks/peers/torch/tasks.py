@@ -14,10 +14,7 @@ from torch.nn import functional as F
 
 
 def tasks(task: Task, model: nn.Module, forward: Callable[..., Any] | None = None) -> Run:
-    """Return a run of the workload's task. `model` maps tokens (and, with an encoder, source tokens) to logits.
-
-    For the forward pass, `forward` replaces the model, as with a compiled model.
-    """
+    """Return a run of the workload's task. In a forward pass, `forward` (a compiled model) replaces the model."""
     if task.workload.kind == "train":
         return train(task, model)
     if task.workload.kind == "decode":

@@ -239,10 +239,7 @@ RANK, ALPHA, UNIT = 3, 2.0, 64
 
 @kept_in(0)
 def adapters_of(probe: Probe) -> Arrays:
-    """Draw the matrices A (rank, in) and B (out, rank) of each linear map in a layer.
-
-    All numbers are multiples of 1/64, so that every precision represents them exactly.
-    """
+    """Draw A (rank, in) and B (out, rank) of each linear map in a layer: multiples of 1/64, exact in every dtype."""
     random, drawn = np.random.default_rng(31), {}
     for name, value in probe.parameters.items():
         base = name.removesuffix(".weight")

@@ -121,10 +121,7 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """Return the row of the position table for each position, with shape (batch or 1, length).
-
-    With `visible`, only visible tokens count as positions.
-    """
+    """Return the position table's row for each position, (batch or 1, length). Only `visible` tokens are counted."""
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
     return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 

@@ -156,10 +156,7 @@ Mask = np.ndarray
 
 
 def split(site: str) -> tuple[str, str, str]:
-    """Split an activation's name into layer, sublayer and value; missing parts are empty.
-
-    For example, the parts may be `decoder.layers.0`, `self_attention` and `scores`.
-    """
+    """Split `decoder.layers.0.self_attention.scores` into layer, sublayer and value. Missing parts are empty."""
     parts = site.split(".")
     if len(parts) < 4:
         return (parts[0], "", parts[-1])
@@ -192,10 +189,7 @@ def given_mask(config: TransformerConfig, site: str) -> bool:
 
 
 def padding_at(state: Call, site: str, *, by_token: bool = False) -> np.ndarray:
-    """Return a mask (batch, 1, 1, keys) of the keys at `site` that are not padding.
-
-    With `by_token`, ignore the attention mask.
-    """
+    """Return a mask (batch, 1, 1, keys) of the keys that are not padding. `by_token` ignores the attention mask."""
     config, name = state.config, keys_name(state.config, site)
     given = state.inputs["attention_mask"] if given_mask(config, site) and not by_token else None
     return padding_mask(visible_keys(state.inputs[name], config.pad_id, given, config.positions_of(name)))

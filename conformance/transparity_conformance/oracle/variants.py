@@ -83,10 +83,7 @@ def variant(index: int) -> Iterator[None]:
 
 
 def frequencies(base: float, features: int, index: int, steps: int | None = None) -> np.ndarray:
-    """Return the frequencies (features / 2,) in float32, by one of `FORMULAS`.
-
-    The i-th exponent is 2 i / `steps`; by default, `steps` is the number of features.
-    """
+    """Return the frequencies (features / 2,) in float32. The exponents are 2 i / steps, by default 2 i / features."""
     shares = np.arange(0, features, 2, dtype=np.float32) / np.float32(steps or features)
     return FORMULAS[index % len(FORMULAS)](np.float32(base), shares).astype(np.float32)
 
@@ -177,10 +174,7 @@ def gated_delta_rule(
     beta: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """Compute the reference's `gated_delta_rule` in chunks (Yang et al. 2025, §3.3).
-
-    The updates of all tokens in a chunk are the solution of a triangular system.
-    """
+    """Compute the reference's `gated_delta_rule` in chunks, by a triangular system (Yang et al. 2025, §3.3)."""
 
     def change(k: Array, v: Array, strength: Array, between: Array, begun: Array, state: Array) -> Array:
         system = np.tril(strength * k @ k.swapaxes(-1, -2) * between, -1) + np.eye(k.shape[2], dtype=k.dtype)

@@ -32,10 +32,7 @@ from transparity_conformance.running.ways import COTANGENT, add_ways
 
 
 def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Return a model's forward pass, and the model's own name of each input.
-
-    The forward pass takes inputs by the reference's names, and returns the array of logits or hidden states.
-    """
+    """Return a forward pass that takes the reference's names of inputs, and the model's own name of each input."""
     names = input_names(takes_of(model))
     _, array, without_gradients, whole = _prepared(model, framework)
 
@@ -198,10 +195,7 @@ def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_
 
 
 def required_arguments(signature: inspect.Signature | None) -> int | None:
-    """Return the number of required positional arguments; None if the number is unknown.
-
-    A loader of folders has one required argument, and a `build(config, parameters)` has two.
-    """
+    """Return the number of required positional arguments; None if the number is unknown."""
     if signature is None or any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
         return None
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -60,10 +60,7 @@ def in_pytorch(
 def in_flax(
     called: Callable[[Any], Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
 ) -> Differentiated:
-    """Differentiate the loss with `jax.grad`, with respect to all `nnx.Param`.
-
-    `called` returns a module's forward pass, in a form that JAX can differentiate.
-    """
+    """Differentiate the loss with `jax.grad`, with respect to all `nnx.Param`. `called(module)` is a forward pass."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -100,10 +97,7 @@ def offer_gradients(
     config: TransformerConfig,
     called: Callable[[Any, TransformerConfig], Any],
 ) -> Callable[..., Any]:
-    """Add a method `loss_and_gradients` to a forward pass if a PyTorch or Flax module computes the logits.
-
-    `called(module, configuration)` returns a forward pass.
-    """
+    """Add a method `loss_and_gradients` to a forward pass if a PyTorch or Flax module computes the logits."""
     differentiate = _differentiation(forward, model, config, called)
     if differentiate is None or config.head != "logits":
         return forward
@@ -161,10 +155,7 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Find the tensors that a module stores under the same name, with or without a prefix.
-
-    If the module has copies of a parameter, their gradients are added.
-    """
+    """Find the tensors with the same name, with or without a prefix. Gradients of a parameter's copies are added."""
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():
         alike = [name for name in places if f".{name}".endswith(f".{theirs}") or f".{theirs}".endswith(f".{name}")]

@@ -95,10 +95,7 @@ def is_instance(model: Any, package: str, name: str) -> bool:
 
 
 def _packages_of(model: Any) -> Iterator[str]:
-    """Yield the packages of the objects in a function's closure, and then of the globals in its file.
-
-    For an object that is not a function, use its method `__call__`.
-    """
+    """Yield the packages of the objects in the closure of a function or `__call__`, then of its file's globals."""
     while isinstance(model, functools.partial):
         model = model.func
     function = getattr(inspect.unwrap(model), "__func__", inspect.unwrap(model))
@@ -157,10 +154,7 @@ def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
 def completed(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> Callable[..., Any]:
-    """Return a forward pass that takes only a model's inputs, and adds all other required arguments.
-
-    The forward pass also adds targets if the model otherwise omits the logits of some positions.
-    """
+    """Return a forward pass that takes only inputs. It adds settings, and targets if `needs_targets`."""
     settings, is_target = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 
     def forward(*args: Any, **named: Any) -> Any:

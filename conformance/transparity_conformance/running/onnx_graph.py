@@ -95,10 +95,7 @@ QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInt
 
 
 def weights_dtype(path: Path) -> str:
-    """Return the dtype of most floating-point weights, or `int8` if the graph has operations on quantized values.
-
-    Return an empty string if the file has neither.
-    """
+    """Return the dtype of most weights, `int8` for a graph with quantized values, or "" if both are missing."""
     graph = onnx.load(path, load_external_data=False).graph
     if any(QUANTISED.search(node.op_type) for node in graph.node):
         return "int8"

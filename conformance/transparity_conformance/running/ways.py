@@ -39,10 +39,7 @@ def cache_name(model: Any) -> str:
 
 
 def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
-    """Run one step of a forward pass with a cache; return the output, and the cache after the step.
-
-    `cache` is the cache before the step, or None in the first step.
-    """
+    """Run one step with a cache (initially None). Return the output and the next cache."""
     name, names = cache_name(model), _names(model)
     # A model with `**kwargs` and a `config` is assumed to take every argument.
     takes_all = hasattr(model, "config") and any(each.kind is each.VAR_KEYWORD for each in names.values())
@@ -53,10 +50,7 @@ def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
 
 
 def _cache_in(returned: Any, name: str) -> Any:
-    """Return the cache in a model's result: the attribute or key `name`, or the second item.
-
-    Raises `TypeError` if the result contains no cache.
-    """
+    """Return the attribute or key `name`, or the second item. Raise `TypeError` if the result has no cache."""
     found = returned.get(name) if isinstance(returned, Mapping) else getattr(returned, name, None)
     if found is None and isinstance(returned, tuple | list) and len(returned) > 1:
         found = returned[1]

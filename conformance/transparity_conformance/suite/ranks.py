@@ -84,10 +84,7 @@ class Ranks:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
-        """Run a task on all ranks, and return the results; raise the first error of a rank.
-
-        If a rank exits or does not reply, stop all ranks, and raise `RanksError`.
-        """
+        """Run a task on all ranks, and return the results. If a rank fails, raise its error; if it hangs, stop all."""
         if not self.connections:
             raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
         try:

@@ -107,10 +107,7 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return each parameter's derivatives in float64, one per direction.
-
-        The order of the parameters is the order in which the loss uses them.
-        """
+        """Return each parameter's derivatives in float64, one per direction, in the order of the loss's computation."""
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
@@ -254,10 +251,7 @@ def training_oracle(
     training: Training,
     by: Callable[..., tuple[list[float], Arrays]] | None = None,
 ) -> Oracle:
-    """Return the oracle of a training run with one step per batch; its results are `losses` and learned parameters.
-
-    If the function `by` is given, it trains instead of the reference.
-    """
+    """Return the oracle of training, with `losses` and learned parameters. `by` trains instead of the reference."""
 
     trained = by or functools.partial(train, differentiate=loss_and_gradients)
 

@@ -186,10 +186,7 @@ class LongOracle:
         return (batch, self.config.head_size) if self.config.is_pooled else (batch, length, self.config.head_size)
 
     def noise(self, dtype: str) -> float:
-        """Return the reference's own error in `dtype`.
-
-        The measurement uses the formula for position tables that has the largest error.
-        """
+        """Return the reference's own error in `dtype`, with the position tables of `farthest_formula`."""
         if dtype not in self._noise:
             measured = "float32" if dtype == "float64" else dtype
             index = IN_BLOCKS[farthest_formula(self.config)]
@@ -252,10 +249,7 @@ class LongProbe(ReachProbe):
 
 
 def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collection[int]) -> list[LongProbe]:
-    """Return probes with long prompts of the given lengths, shortest first.
-
-    Raises `ConfigError` if a length exceeds `max_length`, or if a prompt does not fit into memory.
-    """
+    """Return long prompts, shortest first. Raise `ConfigError` if one exceeds `max_length` or the memory."""
     for length in lengths:
         if not 1 <= length <= config.max_length:
             raise ConfigError(

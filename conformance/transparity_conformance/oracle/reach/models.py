@@ -263,10 +263,7 @@ Accepts = Callable[[TransformerConfig], bool]
 def reach_of(
     config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True, accepts: Accepts = lambda config: True
 ) -> tuple[ReachModel, ...]:
-    """Return the model itself, a narrow model for longer sequences, and a deep model.
-
-    If the user provides the `parameters` (`is_drawn` is false), return only the model itself.
-    """
+    """Return the model itself. If its parameters are drawn, add a narrow model for longer texts, and a deep model."""
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
     calls = few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
@@ -424,10 +421,7 @@ def _crossing(config: TransformerConfig, longest: int) -> list[int]:
 
 
 def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:
-    """Return each model's longest call, and its calls just beyond a threshold, in ascending order of length.
-
-    In these calls, the checker also compares capabilities such as generation.
-    """
+    """Return each model's longest call, and its calls just beyond a threshold, in ascending order of length."""
     chosen: dict[tuple[int, int], ReachProbe] = {}
     every = [probe for probe in reached if probe.name.partition(",")[0] not in ("wide", "vocabulary")]
     longest: dict[int, int] = {}

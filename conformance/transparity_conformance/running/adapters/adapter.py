@@ -45,10 +45,7 @@ class Adapter:
     def tensors(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Return the port's `tensors`, filled with the reference's `parameters`.
-
-        Raises `AdapterError` if a parameter has no tensor, or if a tensor has no line.
-        """
+        """Return `tensors`, filled with `parameters`. Raise `AdapterError` if a parameter or a tensor has no line."""
         filling, shapes = _Filling(tensors, config), parameter_shapes(config)
         known = {*shapes, *map(in_every_layer, shapes)}
         if unknown := [name for name in self.lines if name not in known]:

@@ -164,10 +164,7 @@ def tensors_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def buffers_of(model: Any) -> dict[str, ModuleTensor]:
-    """Return the buffers in the state dict, and the frozen parameters, of a PyTorch module; empty for other modules.
-
-    For example, Whisper's position table is a frozen parameter.
-    """
+    """Return a PyTorch module's saved buffers and frozen parameters, such as Whisper's position table."""
     if not is_instance(model, "torch.nn", "Module"):
         return {}
     saved = model.state_dict(keep_vars=True)
@@ -178,10 +175,7 @@ def buffers_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
-    """Return the tensors of the model that a function uses. If it uses no model, return an empty dict.
-
-    Search the function, its bound object, its attributes and its variables.
-    """
+    """Return the tensors of the first model in `contents_of` a function. If it uses no model, return an empty dict."""
     return next((tensors for node in contents_of(function) if (tensors := tensors_of(node))), {})
 
 

@@ -205,10 +205,7 @@ class IsolatedBuild(_Described):
         return forward
 
     def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
-        """Build and return a port's model with its own weights.
-
-        Pass `parameters` if the port takes parameters. Without a configuration, inputs have the model's own names.
-        """
+        """Build a port's model with its own weights. Without a configuration, inputs have the model's own names."""
         return IsolatedModel(self.process, self._built((config, dict(parameters)), {})[0], config)
 
     def _built(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Handle, Any, Mapping[str, Any]]:

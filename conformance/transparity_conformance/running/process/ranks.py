@@ -102,10 +102,7 @@ class ProcessGroup:
         return self._loaded
 
     def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
-        """Send a request to all ranks, and return the joined answer, which may have at most `largest` bytes.
-
-        Messages call the request `what`.
-        """
+        """Send a request, called `what` in messages, to all ranks. The joined answer has at most `largest` bytes."""
         self.loaded()
         self.differing.last = {}
         answers = self._asked(what, name, *arguments, largest=largest)

@@ -94,10 +94,7 @@ def sharding_of(forward: Callable[..., Any]) -> Sharding:
 
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> Mapping[str, np.ndarray]:
-    """Run a port on a probe; return its activations as NumPy arrays by name.
-
-    Check the names and types of the activations, but not their shapes.
-    """
+    """Run a port on a probe; return its activations by name. Check their names and types, but not their shapes."""
     return _known(_returned(forward, forward, probe), probe, logits_only)
 
 
@@ -118,10 +115,7 @@ def run_listening(
 
 
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-    """Call a method of a built port, or the forward pass if `method` is empty; return its result and operations.
-
-    The operations include operations on integers. Raises `PortError` if the port raises an exception.
-    """
+    """Call a port's method (the forward pass if empty); return its result and operations, also on integers."""
     answer: tuple[Any, list[Operation]] = call_port(_listened, forward, method, *args, whole_numbers=True, **named)
     return answer
 

@@ -182,10 +182,7 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return the largest number of bytes of an answer's arrays: an eighth of the machine's memory.
-
-    The checker needs twice this memory, because it converts float32 to float64.
-    """
+    """Return an eighth of the machine's memory, because the checker converts an answer's float32 to float64."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 

@@ -81,10 +81,7 @@ def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[ClaimEvidence]:
-    """Decode a case in chunks, in each of the `ways`, and compare the logits with a forward pass.
-
-    The model is `name` or, by default, `case`.
-    """
+    """Decode a case in chunks, in each of the `ways`, and compare the logits with a forward pass of model `name`."""
     dtype = bench.subject.dtype
     config, parameters, inputs, oracle = model(name or case)
     forward, record = bench.forward(config, parameters), bench.evidence(case)

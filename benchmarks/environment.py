@@ -25,7 +25,6 @@ PACKAGES = (
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -42,7 +41,6 @@ def python_path(root: Path) -> str:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables that limit threads or choose an allocator."""
     return {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "MKL_", "MALLOC_", "XLA_"))}
 
 

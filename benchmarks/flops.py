@@ -35,10 +35,7 @@ CHUNK = 64
 
 
 def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
-    """Return the FLOPs of one forward pass.
-
-    `lengths` maps the name of each input to its number of positions (`transparity.taps.lengths_of`).
-    """
+    """Return the FLOPs of one forward pass. `lengths` maps the name of each input to its number of positions."""
     if set(lengths) != set(config.input_names):
         expected, given = ", ".join(config.input_names), ", ".join(lengths) or "none"
         raise ValueError(f"lengths has {given}; expected {expected}.")
@@ -57,7 +54,6 @@ def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
 
 
 def mixer_flops(config: TransformerConfig, length: int) -> int:
-    """Return the FLOPs of self-attention, or of the recurrence that replaces it."""
     if config.mixer == "attention":
         return attention_flops(config, length, length)
     projected = sum(config.convolution_dims.values()) + config.recurrent_dim + config.recurrent_heads
@@ -135,10 +131,8 @@ def head_flops(config: TransformerConfig, length: int) -> int:
 
 
 def product_flops(rows: int, inner: int, columns: int) -> int:
-    """Return the FLOPs of a (rows, inner) × (inner, columns) matrix product."""
     return 2 * rows * inner * columns
 
 
 def _projected_features(config: TransformerConfig) -> int:
-    """Return the number of input features of the projections to queries, keys and values."""
     return {"full": config.embed_dim, "shared-per-head": config.head_dim}[config.projection]

@@ -65,10 +65,7 @@ def expected_of(workload: Workload, parameters: Arrays, inputs: Arrays) -> Expec
 
 
 def conformity(expected: Expected, result: Any) -> dict[str, float]:
-    """Return the `error` of a result, its `budget`, and the `share`: error / budget.
-
-    The result is right if the share is at most 1; a NaN is wrong.
-    """
+    """Return the `error` of a result, its `budget` and the `share` error / budget. A share above 1 is wrong."""
     if expected.workload.kind == "decode":
         error = difference(*sure_tokens(expected.workload, as_numbers(result), expected.values))
     elif expected.workload.kind == "train":
@@ -85,10 +82,7 @@ def worst(found: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def oracle_of(workload: Workload, root: Path | None = None) -> Path:
-    """Return the folder with the oracle of a workload, and compute the oracle if necessary.
-
-    With `root`, the code and the workload of the same name are from the checkout `root`.
-    """
+    """Return the folder with a workload's oracle. The code of this checkout or of `root` computes missing oracles."""
     digest = digest_of(workload, root or ROOT)
     if root is None:
         return kept(f"{workload.name}-{digest}", lambda folder: write_oracle(folder, workload))
@@ -107,10 +101,7 @@ def digest_of(workload: Workload, root: Path) -> str:
 
 
 def kept(name: str, write: Callable[[Path], None]) -> Path:
-    """Return the folder `name`; if the folder does not exist, create it and fill it with `write`.
-
-    The name ends with a digest. Folders whose names differ only in the digest are removed, because they are outdated.
-    """
+    """Return the folder `name`. If it is missing, fill it with `write`, and remove folders with another digest."""
     folder = ORACLES / name
     if not folder.exists():
         ORACLES.mkdir(parents=True, exist_ok=True)
@@ -135,7 +126,6 @@ def write_oracle(folder: Path, workload: Workload) -> None:
 
 
 def read_oracle(folder: Path) -> Expected:
-    """Return the oracle in `folder`, with memory-mapped values."""
     written = json.loads((folder / "oracle.json").read_text())
     values = np.load(folder / "expected.npy", mmap_mode="r")
     return Expected(Workload.from_dict(written["workload"]), values, written["budget"])

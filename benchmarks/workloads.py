@@ -149,10 +149,7 @@ def inputs_of(workload: Workload) -> Arrays:
 
 
 def _workloads() -> Iterator[Workload]:
-    """Yield the workloads of workloads.toml, and a forward pass of every preset in several shapes.
-
-    The decoders of workloads.toml have a head bias of zero, because GPT-2's head has no bias.
-    """
+    """Yield the workloads of workloads.toml, whose decoders have no head bias, and forward passes of all presets."""
     tables = tomllib.loads(Path(__file__).with_name("workloads.toml").read_text(encoding="utf-8"))
     for row in tables["workloads"]:
         fields = tables["configs"][row["config"]]

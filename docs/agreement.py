@@ -39,16 +39,12 @@ def condensed(report: Run, date: str) -> Run:
 
 
 def _cell(cell: Run, claim: Run) -> list[Any]:
-    """Return a cell's text, its share of the tolerance, and its number of comparisons.
-
-    The text ends with the number of cases if the column has fewer cases than other columns.
-    """
+    """Return a cell's text, its share of the tolerance, and its comparisons. The text names missing cases."""
     fewer = f" ({cell['cases']} of {claim['cases']})" if cell["cases"] < claim["cases"] else ""
     return [cell["says"] + fewer, float(f"{cell['share']:.2g}"), cell["comparisons"]]
 
 
 def matrix(run: Run) -> str:
-    """Return a Markdown table with a row for every claim, and a column for every backend and precision."""
     heads = [TITLES[backend] + " " + dtype for backend, dtype in map(str.split, run["columns"])]
     lines = [f"| claim | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
     topic = ""
@@ -83,7 +79,6 @@ PAGES = {"docs/agreement.md": ("matrix", matrix), "README.md": ("summary", summa
 
 
 def main(path: str) -> None:
-    """Keep the results of the run at `path`, and write both pages."""
     run = condensed(json.loads(Path(path).read_text(encoding="utf-8")), dt.date.today().isoformat())
     cells = run["cells"].items()
     rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in cells)

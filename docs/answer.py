@@ -43,7 +43,6 @@ STYLES = (
 
 
 def answer() -> str:
-    """Return the page's command and its answer."""
     found = re.search(r"(?ms)^```console\n(.*?)^```$", PAGE.read_text(encoding="utf-8"))
     assert found, f"{PAGE} has no console block"
     return found[1].removesuffix("…\n").rstrip()

@@ -41,7 +41,6 @@ An import reports fields that are not listed here, and says whether a forward pa
 
 
 def compared() -> dict[str, dict[str, str]]:
-    """Return each family's test cases: the case's name, and the class of transformers that it is compared with."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for name, case in tomllib.loads(CASES.read_text(encoding="utf-8"))["cases"].items():
         family, _, variant = name.partition(", ")
@@ -93,7 +92,6 @@ def _bullets(lines: Any) -> str:
 
 
 def overview() -> str:
-    """Return docs/families.md with the current list of families."""
     names = [f"`{model_type}`" for model_type in sorted(FAMILIES)]
     listed = f"These families are read: {', '.join(names[:-1])} and {names[-1]}."
     return re.sub(r"(?s)These families are read: .+?\.(?= )", lambda _: listed, OVERVIEW.read_text(encoding="utf-8"))

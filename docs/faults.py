@@ -50,8 +50,6 @@ and the report shows where; only the cause has no name.
 `python docs/faults.py` writes this page. To add a fault, see [CONTRIBUTING.md](../CONTRIBUTING.md).
 """
 
-HEAD = "| fault | name |\n|---|---|"
-
 
 def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
     """Yield every activation of every kind of model with each of its faults; the name is empty for the whole model."""
@@ -62,7 +60,6 @@ def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
 
 
 def catalogue() -> dict[str, list[str]]:
-    """Return the sections of the page, with the ids of their causes."""
     found = {"The forward pass": sorted({fault.id for _, fault in of_the_forward_pass()})}
     found |= {name.capitalize(): sorted({fault.id for fault in faults}) for name, faults in FAULTS.items()}
     return found | {"Files, loaders and ranks": sorted({*meanings()}.difference(*found.values()))}
@@ -72,12 +69,11 @@ def page() -> str:
     parts = [INTRODUCTION]
     for title, names in catalogue().items():
         rows = [f"| [{meanings()[name].title}](causes/{name}.md) | `{name}` |" for name in names]
-        parts.append("\n".join([f"## {title}\n", HEAD, *rows, ""]))
+        parts.append("\n".join([f"## {title}\n", "| fault | name |", "|---|---|", *rows, ""]))
     return "\n".join(parts)
 
 
 def sentences() -> dict[str, list[str]]:
-    """Return the sentences for the variants of each cause, by the cause's id."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for _, fault in of_the_forward_pass():
         found[fault.id].setdefault(fault.variant, fault.description)
@@ -142,14 +138,8 @@ def published_lines() -> dict[str, tuple[str, str]]:
         old, new = hunk.get("old", "").strip("\n"), hunk.get("new", "").strip("\n")
         if old and new and "file" in row and not row["file"].startswith("subjects"):
             for rank, cause in enumerate(row.get("causes", [])):
-                this = (
-                    "/" not in row["file"],
-                    "source" not in row,
-                    rank,
-                    len(old + new),
-                    row["file"],
-                    edit(_text_around(row["file"], old), old, new),
-                )
+                diff = edit(_text_around(row["file"], old), old, new)
+                this = "/" not in row["file"], "source" not in row, rank, len(old + new), row["file"], diff
                 found[cause] = min(found.get(cause, this), this)
     shown = {cause: (file, text) for cause, (*_, file, text) in found.items()}
     independent = "an independent port in PyTorch"
@@ -174,10 +164,8 @@ def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
     }
     for case in [*_rows_of(META / "ranks/cases.toml")][::-1]:
         if "cause" in case:
-            yield (
-                case["cause"],
-                ("a PyTorch port on several ranks", edit(text, *sharded[case["port"].partition("__")[2]])),
-            )
+            diff = edit(text, *sharded[case["port"].partition("__")[2]])
+            yield case["cause"], ("a PyTorch port on several ranks", diff)
     for row in tomllib.loads(AROUND.read_text(encoding="utf-8"))["line"]:
         text = (ROOT / row["file"]).read_text(encoding="utf-8")
         yield row["cause"], (row["where"], edit(text, row["old"], row["new"].removeprefix("\n")))
@@ -193,11 +181,6 @@ def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
     shared = {name: value for name, value in tables.items() if not isinstance(value, list)}
     for rows in (value for value in tables.values() if isinstance(value, list)):
         yield from (shared | row for row in rows if isinstance(row, dict))
-
-
-def without_lines() -> dict[str, str]:
-    """Return the reason why a cause has no single wrong line, by the cause's id."""
-    return {row["cause"]: row["because"] for row in tomllib.loads(AROUND.read_text(encoding="utf-8"))["no-line"]}
 
 
 def shown_lines(planted: dict[str, str], published: tuple[str, str] | None, because: str | None) -> Iterator[str]:
@@ -234,12 +217,13 @@ def cause_page(name: str, meaning: Meaning, lines: Iterator[str], says: list[str
 
 def cause_pages() -> dict[str, str]:
     says, taps, planted, published = sentences(), places(), planted_lines(), published_lines()
-    without = without_lines()
+    rows = tomllib.loads(AROUND.read_text(encoding="utf-8"))["no-line"]
+    without_lines = {row["cause"]: row["because"] for row in rows}
     return {
         name: cause_page(
             name,
             each,
-            shown_lines(planted.get(name, {}), published.get(name), without.get(name)),
+            shown_lines(planted.get(name, {}), published.get(name), without_lines.get(name)),
             says.get(name, []),
             taps.get(name, set()),
         )

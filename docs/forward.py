@@ -38,15 +38,9 @@ BEST = 5
 
 
 def model() -> TransformerConfig:
-    """Return the configuration of a GPT-2 with two layers of 32 features."""
-    sizes: dict[str, Any] = {
-        "embed_dim": 32,
-        "num_heads": 4,
-        "num_decoder_layers": 2,
-        "feed_forward_dim": 128,
-        "max_length": LENGTH,
-    }
-    return dataclasses.replace(example_config("gpt2"), target_vocab_size=len(LETTERS), pad_id=0, **sizes)
+    sizes: dict[str, Any] = {"embed_dim": 32, "num_heads": 4, "num_decoder_layers": 2, "feed_forward_dim": 128}
+    sizes |= {"max_length": LENGTH, "target_vocab_size": len(LETTERS)}
+    return dataclasses.replace(example_config("gpt2"), pad_id=0, **sizes)
 
 
 def batch(random: np.random.Generator) -> dict[str, torch.Tensor]:

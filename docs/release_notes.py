@@ -17,11 +17,7 @@ def version() -> str:
 
 
 def notes(changelog: str, name: str) -> str:
-    """Return the section of CHANGELOG.md for a version, without its heading.
-
-    Raises:
-        ValueError: The section is missing or empty.
-    """
+    """Return a version's section of CHANGELOG.md without its heading. Raise `ValueError` if it is missing or empty."""
     found = re.search(rf"(?ms)^## {re.escape(name)}\b[^\n]*\n(.*?)(?=^## |\Z)", changelog)
     if not found or not found[1].strip():
         raise ValueError(f"CHANGELOG.md has no section {name!r} with something in it; write one.")

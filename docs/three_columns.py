@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from docs.site.side_by_side.lines import broken, joined
+from docs.site.side_by_side.lines import broken, in_one_line
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/three-columns.svg"
@@ -90,7 +90,8 @@ def _signature(node: ast.FunctionDef) -> str:
 
 def _statements(node: ast.FunctionDef, source: str, indent: str) -> list[list[str]]:
     body = node.body[1:] if ast.get_docstring(node) else node.body
-    return [broken(joined(part, source), indent, width=CHARACTERS) for part in body]
+    texts = [in_one_line(ast.get_source_segment(source, part) or "") for part in body]
+    return [broken(text, indent, width=CHARACTERS) for text in texts]
 
 
 def drawn(title: str, lines: list[str], *, left: int, height: int) -> list[str]:

@@ -49,12 +49,10 @@ class Candidate:
         return LIMIT in self.kinds
 
     def why_missing(self) -> str | None:
-        """Return which required modules are not installed, as a sentence; None if all are installed."""
         missing = [name for name in (*self.needs, *self.also) if find_spec(name.partition(".")[0]) is None]
         return f"{', '.join(missing)} is not installed" if missing else None
 
     def why_not(self, workload: Workload, device: str = "cpu") -> str | None:
-        """Return why the candidate cannot run a workload, as a sentence; None if the candidate can."""
         longest = max(workload.lengths.values())
         if workload.kind not in self.tasks:
             return f"its tasks do not include {workload.kind}"
@@ -88,10 +86,7 @@ def _candidates() -> tuple[Candidate, ...]:
 
 
 def _modes(name: str) -> Iterator[Candidate]:
-    """Yield a candidate for each mode of a third party's backend.
-
-    If the backend cannot be imported, yield a candidate that is reported as missing.
-    """
+    """Yield a candidate for each mode of another backend, or a missing candidate if the import fails."""
     fields: dict[str, Any] = {"kinds": (NUMPY,), "build": "benchmarks.peers.ours:build", "ours": True}
     try:
         build = backend(name)

@@ -15,12 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter
 
-COLOURS = {
-    "torch, eager": "#d1495b",
-    "compiled": "#e08e45",
-    "jax, jit": "#1d6f93",
-    "numpy": "#4f8a5b",
-}
+COLOURS = {"torch, eager": "#d1495b", "compiled": "#e08e45", "jax, jit": "#1d6f93", "numpy": "#4f8a5b"}
 GREY, FAINT, INK = "#8d99ae", "#e5e8ee", "#22262e"
 PALER = 0.45
 """The opacity of peers' bars; the bars of the project's implementations are opaque."""
@@ -42,7 +37,6 @@ GROWN_BY = {"length": "tokens in the one row of the batch", "batch": "rows of 12
 
 
 def plots(rows: Sequence[Row]) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    """Yield the name of each plot and the function that draws it."""
     found: dict[str, list[Row]] = {}
     for row in ran(rows):
         found.setdefault(row.workload, []).append(row)
@@ -78,7 +72,9 @@ def throughput(rows: Sequence[Row]) -> Figure:
     axes.set_xlabel("tokens per second, and the share of the limit")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     axes.margins(x=0.1, y=0.02)
-    _legend(axes, rows)
+    for kind in dict.fromkeys(row.kind for row in reversed(rows)):
+        axes.barh([0], [0], color=COLOURS[kind], label=kind)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
     return figure
 
 
@@ -90,8 +86,7 @@ def latency(decoding: dict[str, list[Row]]) -> Figure:
         rows = list(reversed(decoding[name]))
         for at, row in enumerate(rows):
             assert row.seconds is not None
-            each = row.seconds.times(1e3 / row.task.new_tokens)
-            _bar(axes, at, row, each)
+            _bar(axes, at, row, row.seconds.times(1e3 / row.task.new_tokens))
         if (first := rows[0]).share and first.seconds:
             bound = first.share.middle * first.seconds.middle * 1e3 / first.task.new_tokens
             axes.axvline(bound, color=INK, lw=1, ls=(0, (4, 3)))
@@ -158,7 +153,9 @@ def _limits(axes: Axes, roof: float, slope: float, intensities: Sequence[float])
 
 def _logarithmic(axes: Axes, x: str, y: str) -> None:
     axes.set_yscale("log")
-    _plain_numbers(axes)
+    for axis in (axes.xaxis, axes.yaxis):  # plain numbers such as 400, also between powers of ten on the vertical axis
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(which="major")
@@ -166,10 +163,7 @@ def _logarithmic(axes: Axes, x: str, y: str) -> None:
 
 
 def intensity(workload: Workload) -> float:
-    """Return the FLOPs per byte of weights that a workload reads.
-
-    The weights are read once per forward pass, once per decoded token, and three times per training step.
-    """
+    """Return the FLOPs per byte of weights. A training step reads the weights three times, a decoded token once."""
     size = 2 if workload.dtype == "bfloat16" else 4
     read = workload.bytes_read or workload.weights * size * (3 * workload.steps or 1)
     return workload.flops / read
@@ -191,13 +185,6 @@ def _canvas(height: float, columns: int = 1) -> tuple[Figure, Any]:
     return figure, axes[0] if columns == 1 else axes
 
 
-def _plain_numbers(axes: Axes) -> None:
-    """Label logarithmic axes with plain numbers such as 400, and the vertical axis also between powers of ten."""
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
-
-
 def _bar(axes: Axes, at: int, row: Row, value: Quartiles) -> None:
     error = [[value.middle - value.low], [value.high - value.middle]]
     style: dict[str, Any] = {"color": COLOURS[row.kind], "alpha": 1.0 if row.ours else PALER}
@@ -208,9 +195,3 @@ def _name_rows(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_yticks(range(len(rows)), [row.candidate for row in rows])
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_fontweight("bold" if row.ours else "normal")
-
-
-def _legend(axes: Axes, rows: Sequence[Row]) -> None:
-    for kind in dict.fromkeys(row.kind for row in reversed(rows)):
-        axes.barh([0], [0], color=COLOURS[kind], label=kind)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)

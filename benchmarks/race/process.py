@@ -108,7 +108,6 @@ class Process:
 
 
 def environment(candidate: Candidate, threads: int, device: str) -> dict[str, str]:
-    """Return the environment variables of a candidate's process, with its thread count."""
     asked = dict.fromkeys(THREAD_VARIABLES, str(threads)) | JAX[device]
     asked["PYTHONPATH"] = python_path(candidate.root or ROOT)
     wanted = {name: value.format(threads=threads) for name, value in candidate.environment.items()}

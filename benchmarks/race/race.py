@@ -62,17 +62,10 @@ Told = Callable[[Result], None]
 
 
 def race(
-    workload: Workload,
-    candidates: Sequence[Candidate],
-    conditions: Conditions,
-    told: Told = lambda result: None,
+    workload: Workload, candidates: Sequence[Candidate], conditions: Conditions, told: Told = lambda result: None
 ) -> list[Result]:
-    """Return a result for every installed candidate that can run the workload.
-
-    Candidates that do not fit into memory together with the others count as failed.
-    """
-    able = able_to(workload, candidates, conditions.device)
-    fits, too_large = fitting(able, workload, conditions.memory)
+    """Return a result for every candidate that can run the workload. Candidates that do not fit into memory fail."""
+    fits, too_large = fitting(able_to(workload, candidates, conditions.device), workload, conditions.memory)
     for result in too_large:
         told(result)
     places = {
@@ -138,7 +131,8 @@ def run_rounds(
             told(result)
         for turn, order in enumerate(shuffled(len(results), rounds)):
             for index in order:
-                if not results[index].failed and runs_again(results[index], turn):
+                taken = sum(results[index].seconds.values())
+                if not results[index].failed and (turn < LEAST_ROUNDS or taken < PATIENCE):
                     _time(processes[index], results[index], turn)
     finally:
         for process in processes:
@@ -167,11 +161,6 @@ def refusal(held: dict[str, float] | None) -> str:
     if held["error"] == float("inf"):
         return "refused: its result has another shape or precision"
     return f"refused: it differs by {held['error']:.3g}, beyond its budget of {held['budget']:.3g}"
-
-
-def runs_again(result: Result, turn: int) -> bool:
-    """Return whether a candidate runs in the round `turn`; slow candidates run in fewer rounds."""
-    return turn < LEAST_ROUNDS or sum(result.seconds.values()) < PATIENCE
 
 
 def _time(process: Process, result: Result, turn: int) -> None:

@@ -47,7 +47,6 @@ def machine_of(conditions: Mapping[str, Any]) -> str:
 
 
 def why_not_kept(path: Path, conditions: Mapping[str, Any]) -> str | None:
-    """Return an error message if the file has results of another machine, otherwise None."""
     here = machine_of(conditions)
     before = json.loads(path.read_text(encoding="utf-8"))["machine"] if path.exists() else here
     return None if before == here else f"{path} has results of {before}, and this machine is {here}; name another file"
@@ -78,7 +77,6 @@ def kept_rows(path: Path) -> list[Row]:
 
 
 def machines() -> list[Path]:
-    """Return the results files of races, one per machine."""
     return [path for path in sorted(RESULTS.glob("*.json")) if '"runs"' in path.read_text(encoding="utf-8")]
 
 

@@ -81,7 +81,6 @@ class Row:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Row:
-        """Return the row with these fields, as from `as_dict`."""
         quartiles: dict[str, Any] = {
             name: Quartiles(**fields[name]) for name in ("seconds", "share", "ratio") if name in fields
         }

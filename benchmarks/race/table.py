@@ -57,9 +57,7 @@ def _middle(value: Quartiles | None, form: str) -> str:
 
 
 def _range(value: Quartiles | None, form: str) -> str:
-    if value is None:
-        return ""
-    return f"{form} [{form}–{form}]".format(value.middle, value.low, value.high)
+    return "" if value is None else f"{form} [{form}–{form}]".format(value.middle, value.low, value.high)
 
 
 def as_text(rows: Sequence[Row], width: int) -> Group:

@@ -31,7 +31,8 @@ def main(order: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
 
 def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
     """Return the first answer (startup times, peak memory, conformity) and the function that runs the candidate."""
-    pin(order["threads"])
+    if hasattr(os, "sched_setaffinity"):  # all libraries respect this restriction
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order["threads"]])
     import_seconds, _ = clocked(lambda: [importlib.import_module(name) for name in order["needs"]])
 
     from benchmarks.oracles import conformity, read_oracle, read_task, worst
@@ -39,8 +40,7 @@ def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
     folder = Path(order["folder"])
     task = read_task(folder, order["device"])
     module, _, name = order["build"].partition(":")
-    build = getattr(importlib.import_module(module), name)
-    run = build(task, **order["choices"])
+    run = getattr(importlib.import_module(module), name)(task, **order["choices"])
     del task
     first_seconds, result = clocked(run)
     peak, on_device = peak_bytes(), device_peak(order["device"])
@@ -54,12 +54,6 @@ def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
         "device_peak_bytes": on_device,
         "conformity": worst(held) if held else None,
     }, run
-
-
-def pin(threads: int) -> None:
-    """Restrict this process to `threads` of the available cores; all libraries respect this restriction."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
 def device_peak(device: str) -> int | None:

@@ -63,17 +63,8 @@ def write_pages(into: Path) -> None:
 
 
 def generated_pages() -> dict[str, str]:
-    """Return the generated pages by name, generated in parallel."""
-    parts: list[Callable[[], dict[str, str]]] = [
-        _home,
-        _forward,
-        _causes,
-        _gallery,
-        _columns,
-        _tables,
-        notebooks.notebooks,
-    ]
-    parts += [partial(_document, name) for name in documents.DOCUMENTS] + [reference_pages]
+    parts: list[Callable[[], dict[str, str]]] = [_home, _forward, _causes, _gallery, _columns, _tables]
+    parts += [notebooks.notebooks, *(partial(_document, name) for name in documents.DOCUMENTS), reference_pages]
     found: dict[str, str] = {}
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as processes:
         for pages in [processes.submit(part) for part in parts]:
@@ -91,14 +82,12 @@ def reference_pages() -> dict[str, str]:
 
 
 def _home() -> dict[str, str]:
-    """Return the home page, with a comparison of two implementations, and with the three columns as text."""
     text = home.PICTURE.sub(lambda picture: home.textbook(), site_text("README.md", written_pages()))
     text = home.INDEX.sub("", home.BADGE.sub("", text))
     return {"index.md": text.replace(home.BEFORE, f"{home.answer()}\n{home.BEFORE}\n\n{WATCH}", 1)}
 
 
 def _forward() -> dict[str, str]:
-    """Return the page with the animated forward pass, and the animation."""
     data = (ROOT / "docs/forward.json").read_text(encoding="utf-8")
     drawn = (HERE / "forward.html").read_text(encoding="utf-8").replace("/*DATA*/null", data)
     return {"forward-pass.md": _filled("forward-pass.md", PLACE, FRAME), "assets/forward.html": drawn}
@@ -119,7 +108,6 @@ def _gallery() -> dict[str, str]:
 
 
 def _tables() -> dict[str, str]:
-    """Return the pages with tables of rounding errors and of configuration fields."""
     errors = kept("normal", _own("noise"), noise.tables)
     return {
         "normal.md": _filled("normal.md", noise.PLACE, errors),
@@ -170,7 +158,10 @@ def build(into: Path = BUILT) -> Path:
     zensical(into, "build", "--strict", "--clean")
     for page, text in plain_pages().items():
         _write(into / "pages" / page, text)
-    add_markdown(into / "pages", into / "html")
+    # Write the Markdown of each page beside its HTML, for language models: `checking/index.md` for `checking/`.
+    for path in sorted((into / "pages").rglob("*.md")):
+        page = path.relative_to(into / "pages").as_posix()
+        _write(into / "html" / markdown_place(page), markdown_beside(path.read_text(encoding="utf-8"), page))
     _write(into / "html/llms.txt", llms_text(into / "html"))
     if wrong := wrongs(into / "html", PROJECT["site_url"]):
         sys.exit("\n".join(wrong))
@@ -184,18 +175,10 @@ def configure(into: Path) -> None:
 
 
 def zensical(folder: Path, *arguments: str) -> None:
-    """Run Zensical on a folder with pages; if it fails, exit with its status."""
     command = [sys.executable, "-m", "zensical", *arguments, "--config-file", str(folder / "zensical.toml")]
     ended = subprocess.run(command, cwd=folder, check=False)
     if ended.returncode:
         sys.exit(ended.returncode)
-
-
-def add_markdown(pages: Path, html: Path) -> None:
-    """Write the Markdown of each page beside its HTML, for language models: `checking/index.md` for `checking/`."""
-    for path in sorted(pages.rglob("*.md")):
-        page = path.relative_to(pages).as_posix()
-        _write(html / markdown_place(page), markdown_beside(path.read_text(encoding="utf-8"), page))
 
 
 def llms_text(html: Path) -> str:

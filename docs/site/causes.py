@@ -31,17 +31,12 @@ an activation, relative to its largest element. The line across a bar is the mos
 rounding in {precision} explains."""
 
 
-def shown_probes() -> dict[str, dict[str, Probe]]:
-    """Return the probes by case and name, in the order in which faults are tried."""
-    return {case: {name: probes_of(config, case)[name] for name in PROBES} for case, config in CASES.items()}
-
-
 def runs() -> dict[str, list[Run]]:
     """Return the runs of each visible cause of the forward pass, one per probe, by the cause's id.
 
     The first run of a cause uses the first variant and the first probe with which the fault is visible.
     """
-    probes = shown_probes()
+    probes = {case: {name: probes_of(config, case)[name] for name in PROBES} for case, config in CASES.items()}
     candidates: defaultdict[str, list[tuple[str, Hypothesis]]] = defaultdict(list)
     for case, hypothesis in _ways(probes):
         candidates[hypothesis.fault.id].append((case, hypothesis))
@@ -103,7 +98,6 @@ def _cut(case: str, name: str, length: int) -> Probe:
 
 
 def section(shown: list[Run]) -> str:
-    """Return a section about a fault's error as Markdown: by activation, in the result, and on other inputs."""
     run = shown[0]
     where = ", ".join(f"`{site}`" for site in run.hypothesis.sites[:3]) or "the whole model"
     where += " …" if len(run.hypothesis.sites) > 3 else ""

@@ -13,9 +13,8 @@ from docs.site.pages import link_targets
 HEAVIEST = 300_000
 """The largest size of a page, in bytes."""
 
-LOADED = {"img": "src", "script": "src", "iframe": "src", "source": "src"}
-"""Elements with which a browser loads a file, and the attribute with its address."""
-
+LOADED = ("img", "script", "iframe", "source")
+"""Elements with which a browser loads a file; the attribute `src` has its address."""
 
 FOREIGN = re.compile(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//")
 """Text with which a style sheet loads a file from another host."""
@@ -40,8 +39,8 @@ class Page(HTMLParser):
             self.links.append(given["href"])
         elif tag == "link" and {"stylesheet", "preconnect", "preload", "icon"} & set(given.get("rel", "").split()):
             self.loaded.append(given.get("href", ""))
-        elif tag in LOADED and given.get(LOADED[tag]):
-            self.loaded.append(given[LOADED[tag]])
+        elif tag in LOADED and given.get("src"):
+            self.loaded.append(given["src"])
         if given.get("data-md-component") == "source":
             self.loaded.append("https://api.github.com")
         self.pictures_without_text += tag == "img" and not given.get("alt")

@@ -12,6 +12,7 @@ from docs.site.pages import TITLES, cell, table
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters, parameter_shapes
 from transparity.presets import PRESETS, departures
+from transparity.protocol import Harness
 from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.suite.claims import documents as printed
@@ -32,24 +33,18 @@ class Printed:
     note: str = ""
 
 
+def _harness(column: str) -> Harness:
+    parts = harness(column)
+    assert parts, f"the column {column} has a harness"
+    return parts
+
+
 def _function(name: str, *arguments: Any) -> Callable[[str], Any]:
-    """Return a function that calls a column's function `name` in float32."""
-
-    def compute(column: str) -> Any:
-        parts = harness(column)
-        assert parts, f"the column {column} has a harness"
-        return parts.function(name, dtype="float32", device="cpu")(*arguments)
-
-    return compute
+    return lambda column: _harness(column).function(name, dtype="float32", device="cpu")(*arguments)
 
 
 def _einsum(subscripts: str) -> Callable[[str], Any]:
-    def compute(column: str) -> Any:
-        parts = harness(column)
-        assert parts, f"the column {column} has a harness"
-        return parts.einsum(subscripts, printed.A, printed.B)
-
-    return compute
+    return lambda column: _harness(column).einsum(subscripts, printed.A, printed.B)
 
 
 def _padding(column: str) -> Any:
@@ -86,7 +81,6 @@ def section(document: str) -> str:
 
 
 def _preset(name: str, config: TransformerConfig, decided: str) -> str:
-    """Return a section about a preset: its sizes, and its differences from Vaswani et al. (2017)."""
     number = sum(int(np.prod(shape)) for shape in parameter_shapes(config).values())
     stacks = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
     layers = " and ".join(
@@ -99,11 +93,7 @@ def _preset(name: str, config: TransformerConfig, decided: str) -> str:
 
 
 def _numbers(each: Printed) -> str:
-    """Return a section with printed numbers, which all columns compute exactly.
-
-    Raises:
-        ValueError: A column computes other numbers.
-    """
+    """Return a section with printed numbers. Raise `ValueError` if a column computes other numbers."""
     expected = np.array(each.numbers)
     for column in TITLES:
         found = as_numbers(each.compute(column))
@@ -120,11 +110,7 @@ def _text(numbers: np.ndarray) -> str:
 
 
 def _shape(name: str) -> str:
-    """Return a section with the shape of a preset's logits at full size, and the columns' differences in float32.
-
-    Raises:
-        ValueError: The logits of a column have another shape.
-    """
+    """Return a section about a preset's logits at full size. Raise `ValueError` if a column has another shape."""
     batch, shape = printed.PRINTED_SHAPES[name]
     config = PRESETS[name].config
     given = {key: np.array(tokens)[:, : None if key == "source" else -1] for key, tokens in batch.items()}

@@ -44,7 +44,6 @@ def code_digest() -> str:
 
 
 def digest_of(folders: Iterable[Path]) -> str:
-    """Return a digest of the files in `folders` and of the versions of Python and the libraries."""
     paths = sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in SOURCES)
     files = {path.as_posix(): path.read_bytes() for path in paths}
     return digest(platform.python_version(), *map(version, LIBRARIES), files)

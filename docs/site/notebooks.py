@@ -70,7 +70,6 @@ def _comments_above(script: str, node: ast.stmt) -> str:
 
 
 def _begin(node: ast.stmt) -> int:
-    """Return the first line of a statement with its decorators."""
     return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
 
 
@@ -96,7 +95,6 @@ def executed(listed: Iterator[Cell]) -> list[Cell]:
 
 
 def as_notebook(done: list[Cell]) -> dict[str, Any]:
-    """Return the cells in Jupyter's format 4.5."""
     return {
         "cells": [_cell(index, cell) for index, cell in enumerate(done)],
         "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}},
@@ -123,8 +121,7 @@ def notebooks() -> dict[str, str]:
     found = {}
     for name in SCRIPTS:
         path, place = FOLDER / f"{name}.py", page_of(name).removesuffix(".md")
-        inputs = [path.read_bytes(), Path(__file__).read_bytes()]
-        text = kept(f"notebook-{name}", inputs, partial(_run, path))
+        text = kept(f"notebook-{name}", [path.read_bytes(), Path(__file__).read_bytes()], partial(_run, path))
         found[f"{place}.ipynb"] = text
         found[f"{place}.md"] = _page(path, json.loads(text))
     return found

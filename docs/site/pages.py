@@ -20,11 +20,7 @@ TITLES = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
 CONFIGURATION = Path(__file__).with_name("zensical.toml")
 PROJECT: dict[str, Any] = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]
 
-ELSEWHERE = {
-    "README.md": "index.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "CHANGELOG.md": "changelog.md",
-}
+ELSEWHERE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages whose path in the site differs from their path in docs/."""
 
 INDEX = "docs/README.md"
@@ -43,7 +39,6 @@ COLUMN = re.compile(r"reference/transparity_numpy/(.+)\.py")
 
 
 def column_page(subject: str) -> str:
-    """Return the path of a file's page; all three columns have the file."""
     return f"columns/{subject.replace('/', '-').replace('_', '-')}.md"
 
 
@@ -143,7 +138,6 @@ def site_path(target: str, pages: dict[str, str]) -> str | None:
 
 
 def link_targets(text: str) -> list[str]:
-    """Return the targets of a page's links, except links in code."""
     return [match[2] for match in LINK.finditer(FENCED.sub("", text)) if match[2]]
 
 
@@ -160,7 +154,6 @@ def _is_asset(target: str) -> bool:
 
 
 def cell(text: str) -> str:
-    """Return a text on one line, with characters escaped that would end a table's cell."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 

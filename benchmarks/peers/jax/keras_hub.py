@@ -78,7 +78,6 @@ def build(task: Task) -> Run:
     arrays = [variable.value for variable in model.trainable_variables]
 
     def apply(weights: Any, tokens: jax.Array, source: jax.Array | None) -> Any:
-        inputs = [tokens] if source is None else [tokens, source]
-        return model.stateless_call(weights, [], inputs)[0]
+        return model.stateless_call(weights, [], [tokens] if source is None else [tokens, source])[0]
 
     return tasks(task, apply, arrays)

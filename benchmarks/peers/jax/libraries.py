@@ -22,10 +22,7 @@ Modules = dict[str, Any]
 
 
 def blocks_of(modules: Modules, each: Callable[[Any], Any] = lambda call: call) -> Blocks:
-    """Return blocks that call the modules by name.
-
-    If modules take a single position, `each` maps a module over the positions of a sequence.
-    """
+    """Return blocks that call the modules by name. `each` maps modules for single positions over a sequence."""
 
     def embed(name: str, tokens: jax.Array) -> Any:
         return each(modules[name])(jnp.arange(tokens.shape[-1]) if "position" in name else tokens)

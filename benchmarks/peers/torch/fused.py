@@ -53,13 +53,14 @@ def fused_model_of(task: Task) -> Transformer:
 
 def build(task: Task, *, compiled: bool = False, autocast: bool = False) -> Run:
     """Build a run that is eager, compiled, or eager with PyTorch's autocast to bfloat16."""
-    model = fused_model_of(task).float() if autocast else fused_model_of(task)
-    if autocast:
+    model = fused_model_of(task)
+    if not autocast:
+        return tasks(task, model, torch.compile(model) if compiled else model)
+    model.float()
 
-        def in_bfloat16(*arguments: Tensor, **named: Tensor) -> Tensor:
-            with torch.autocast(task.device, torch.bfloat16):
-                logits: Tensor = model(*arguments, **named)
-                return logits
+    def in_bfloat16(*arguments: Tensor, **named: Tensor) -> Tensor:
+        with torch.autocast(task.device, torch.bfloat16):
+            logits: Tensor = model(*arguments, **named)
+            return logits
 
-        return tasks(task, model, in_bfloat16)
-    return tasks(task, model, torch.compile(model) if compiled else model)
+    return tasks(task, model, in_bfloat16)

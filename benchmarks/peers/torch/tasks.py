@@ -14,10 +14,7 @@ from torch.nn import functional as F
 
 
 def tasks(task: Task, model: nn.Module, forward: Callable[..., Any] | None = None) -> Run:
-    """Return a run of the workload's task. `model` maps tokens (and, with an encoder, source tokens) to logits.
-
-    For the forward pass, `forward` replaces the model, as with a compiled model.
-    """
+    """Return a run of the workload's task. In a forward pass, `forward` (a compiled model) replaces the model."""
     if task.workload.kind == "train":
         return train(task, model)
     if task.workload.kind == "decode":
@@ -46,14 +43,8 @@ def train(task: Task, model: nn.Module) -> Run:
 
     def run() -> Tensor:
         trained = copy.deepcopy(model).train()
-        optimizer = torch.optim.AdamW(
-            trained.parameters(),
-            TRAINING.learning_rate,
-            TRAINING.betas,
-            TRAINING.eps,
-            TRAINING.weight_decay,
-            fused=True,
-        )
+        settings = (TRAINING.learning_rate, TRAINING.betas, TRAINING.eps, TRAINING.weight_decay)
+        optimizer = torch.optim.AdamW(trained.parameters(), *settings, fused=True)
         inputs, targets = tensors(task), _tensor(task, task.inputs["targets"])
         losses = []
         for _ in range(task.workload.steps):

@@ -55,9 +55,6 @@ def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-TOO_LITTLE = "too little of the forward pass was compared"
-
-
 def first_of(probes: Probes) -> tuple[str, Probe]:
     return next(iter(probes.items()))
 
@@ -135,10 +132,6 @@ def cause_of(fault: SimulatedFault, error: float, left: float = 0.0) -> Cause:
     return Cause(fault.id, fault.says, None, left, 1 - left / error)
 
 
-def _never(*_: Any) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Way:
     """One form of a capability, such as sampling in `generate`. The report has one claim for each form."""
@@ -153,7 +146,7 @@ class Way:
     """Whether bundles omit the claim, and reports omit it if the port's method does not accept the `keywords`."""
     requires: str = ""
     """The id of a claim. If that claim does not agree, this claim is not compared."""
-    why_not: Callable[[Probe, str], str] = _never
+    why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""
     """A function of a probe and a dtype. It returns the reason why the claim is not compared, or an empty text."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
     """Whether the result of the forward pass suffices to judge the request with this key."""
@@ -186,7 +179,7 @@ class Capability:
     shapes: Callable[[str, Any], Shapes]
     """A function that returns the names and shapes of the tensors that a port may write for a request."""
     judge: Callable[[Way, Requests, Answers, ForwardPass], CapabilityResult]
-    why_not: Callable[[Probe, str], str] = _never
+    why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""
     """A function of a probe and a dtype. It returns the reason why no claim is compared, or an empty text."""
     dtypes: tuple[str, ...] = EVERY
     not_in: str = ""
@@ -229,12 +222,10 @@ class Capability:
         return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {1 / rate:.0f} differs)"
 
     def after(self, verdict: Verdict) -> str:
-        """Return why the capability is not compared after this verdict on the forward pass; empty if it is compared."""
-        reasons = {"diverges": self.if_forward_diverges, "inconclusive": TOO_LITTLE}
+        reasons = {"diverges": self.if_forward_diverges, "inconclusive": "too little of the forward pass was compared"}
         return reasons.get(verdict, "") if self.if_forward_diverges else ""
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        """Return the reason why this capability is compared for no port, or an empty text if it is compared."""
         if reason := self.why_not(probe, dtype):
             return reason
         return "" if dtype in self.dtypes else self.not_in.format(dtype)

@@ -83,7 +83,6 @@ class LogitsRequest:
 
 
 def _ask(method: str, port: BuiltPort, way: Way, key: str, request: LogitsRequest) -> Answers:
-    """Return the logits of a port's method. Raise `TypeError` for another shape or dtype."""
     given, named = (_copied(each) for each in (request.given, request.named))
     answer = call_port(getattr(port.of(request.probe), method), *given, **named)
     return {f"{key}/logits": as_logits(answer, request.shape, request.name)}
@@ -238,16 +237,9 @@ RANK, ALPHA, UNIT = 3, 2.0, 64
 """The adapters' rank, which differs from its square root, their α, and the denominator of their numbers."""
 
 
-def _scale(*, rank_stabilized: bool) -> float:
-    return ALPHA / math.sqrt(RANK) if rank_stabilized else ALPHA / RANK
-
-
 @kept_in(0)
 def adapters_of(probe: Probe) -> Arrays:
-    """Draw the matrices A (rank, in) and B (out, rank) of each linear map in a layer.
-
-    All numbers are multiples of 1/64, so that every precision represents them exactly.
-    """
+    """Draw A (rank, in) and B (out, rank) of each linear map in a layer: multiples of 1/64, exact in every dtype."""
     random, drawn = np.random.default_rng(31), {}
     for name, value in probe.parameters.items():
         base = name.removesuffix(".weight")
@@ -270,7 +262,7 @@ def _merged(probe: Probe, scale: float) -> Arrays:
 
 @kept_in(0)
 def _adapted(probe: Probe, rank_stabilized: bool) -> LogitsRequest:
-    scale = _scale(rank_stabilized=rank_stabilized)
+    scale = ALPHA / math.sqrt(RANK) if rank_stabilized else ALPHA / RANK
     merged = dataclasses.replace(probe, parameters=_merged(probe, scale), kept=None)
     part = Part(np.arange(len(next(iter(probe.inputs.values())))), slice(None), merged)
     named = {**probe.inputs, "rank_stabilized": True} if rank_stabilized else probe.inputs

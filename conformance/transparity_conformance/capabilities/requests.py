@@ -297,8 +297,7 @@ def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
         token: [int(np.argmax(row == token)) for row in tokens[:, begin:] if (row == token).any()]
         for token in range(config.vocab_size)
     }
-    special = {config.pad_id, config.bos_id}
-    free = [token for token in firsts if token not in special]
+    free = [token for token in firsts if token not in (config.pad_id, config.bos_id)]
     never = next((token for token in free if not firsts[token]), config.eos_id)
     ending = max(free, key=lambda token: (len(set(firsts[token])), min(firsts[token], default=0)))
     return (

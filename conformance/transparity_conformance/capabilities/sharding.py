@@ -48,9 +48,6 @@ class Placement:
         return words if self.padded is None else f"{words} padded:{self.padded}"
 
 
-REPLICATED = Placement()
-
-
 @dataclass(frozen=True)
 class Joined:
     value: np.ndarray
@@ -67,7 +64,7 @@ class Sharding:
     def of(self, name: str) -> Placement:
         """Return the placement of a tap, parameter or method: the first whose pattern matches the name."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
-        return self.placements.get(name) or next(fitting, REPLICATED)
+        return self.placements.get(name) or next(fitting, Placement())
 
     def is_sharded(self, name: str) -> bool:
         return self.of(name).kind == "sharded"
@@ -77,7 +74,6 @@ ALONE = Sharding()
 
 
 def read_placements(declared: Any, ranks: int) -> dict[str, Placement]:
-    """Return the placements that a port declares; raise `PortError` if they are invalid."""
     if not isinstance(declared, Mapping):
         raise PortError(f"placements is {shown(declared)}; expected a dict of names and placements.")
     return {str(name): _read(str(name), value, ranks) for name, value in declared.items()}

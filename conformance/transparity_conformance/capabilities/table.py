@@ -88,7 +88,6 @@ def compare_capability(
 
 
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
-    """Return why a claim is not compared for any port; empty if it is compared."""
     if way.requires and verdicts.get(way.requires) != "agrees":
         return "greedy generation is wrong, and this depends on it"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)

@@ -44,8 +44,7 @@ OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
     output_head.faults,
 )
 """Functions that yield the faults at a tap (a named activation). Among causes that explain a port equally well, the
-cause from the first function is reported.
-"""
+cause from the first function is reported."""
 
 WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...] = (
     embedding.numeric_faults,
@@ -70,7 +69,6 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
-    """Yield the faults that change the whole model rather than single taps."""
     for fault in residuals.whole_model_faults(config):
         yield Hypothesis(fault, (PARAMETERS,) if fault.alter else ())
 

@@ -87,8 +87,7 @@ def named_scale(scale: float) -> str:
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     """Return the fault that multiplies scores by `scale`. If `SCALES` contains `named`, such as 1/√head_dim, the factor
-    is computed anew for each model size.
-    """
+    is computed anew for each model size."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
     if config.attention_multiplier != 1:

@@ -52,9 +52,8 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
     for offset in OFFSETS:
         begins = f"positions begin at {offset + config.position_offset} instead of {config.position_offset}"
         if config.positions == "sinusoidal":
-            yield fault(
-                "position-offset", f"{offset}", says=begins, patch=partial(_replaced, {"offset": offset}), value=offset
-            )
+            patch = partial(_replaced, {"offset": offset})
+            yield fault("position-offset", f"{offset}", says=begins, patch=patch, value=offset)
             continue
         for edge in ("clipped", "rolled"):
             description, patch = f"{begins} (positions beyond the table are {edge})", partial(_moved, offset, edge)
@@ -94,8 +93,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
     """Return the fault that multiplies embeddings by `factor`. If `SCALES` contains `named`, the factor is computed
-    anew for each model size.
-    """
+    anew for each model size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
@@ -131,10 +129,7 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """Return the row of the position table for each position, with shape (batch or 1, length).
-
-    With `visible`, only visible tokens count as positions.
-    """
+    """Return the position table's row for each position, (batch or 1, length). Only `visible` tokens are counted."""
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
     return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 

@@ -184,7 +184,6 @@ def is_same(one: float, other: float) -> bool:
 
 
 def usual(name: str) -> tuple[float, ...]:
-    """Return the usual values of a numeric field, most likely first."""
     return TransformerConfig.__dataclass_fields__[name].metadata["usual"]
 
 

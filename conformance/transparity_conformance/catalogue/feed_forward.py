@@ -37,12 +37,10 @@ BOUNDS = (
     _bound("above alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
 )
 """Wrong bounds of the gate and the up projection (swiglu_limit). Each row has a function (limit, gate, up) → (gate,
-up).
-"""
+up)."""
 
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of a gated feed-forward: wrong products of gate and up projection, bounds or offsets."""
     yield from made(GATES, config, activated)
     yield from made(BOUNDS, config, activated)
     if config.gate_limit is not None:
@@ -90,11 +88,9 @@ def gated(
     settings: Settings, config: TransformerConfig, function: Callable[[Value], Value], gate: Value, up: Value
 ) -> Value:
     """Return the product of gate and up projection, with changes to `bounded`, `gate_limit`, `offset` or `gated`."""
-    limit = settings.get("gate_limit", config.gate_limit)
-    gate, up = settings.get("bounded", bounded)(limit, gate, up)
+    gate, up = settings.get("bounded", bounded)(settings.get("gate_limit", config.gate_limit), gate, up)
     up = up + up.dtype.type(settings.get("offset", config.up_offset))
-    combined = settings.get("gated", lambda function, gate, up: function(gate) * up)
-    return combined(function, gate, up)
+    return settings.get("gated", lambda function, gate, up: function(gate) * up)(function, gate, up)
 
 
 def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
@@ -132,8 +128,7 @@ def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
     """Yield a fault for each wrong activation. The description ends with `where`; `missing` is a second name of the
-    identity function.
-    """
+    identity function."""
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"
@@ -219,7 +214,6 @@ def _weights(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def _scores(state: WalkState, site: str, config: TransformerConfig) -> tuple[Value, Value, Any]:
-    """Return the router's logits, its scores, and the bias of the scores, if there is one."""
     scope = site.rpartition(".")[0]
     logits = state.taps[f"{scope}.router_logits"]
     return logits, SCORES[config.router_scores](logits), state.parameters.get(f"{scope}.router_score_bias")
@@ -227,8 +221,7 @@ def _scores(state: WalkState, site: str, config: TransformerConfig) -> tuple[Val
 
 def _changed(settings: Settings, state: WalkState, site: str) -> TransformerConfig:
     own = own_config(state.config, site)
-    fields = {name: value for name, value in settings.items() if name in vars(own)}
-    return dataclasses.replace(own, **fields)
+    return dataclasses.replace(own, **{name: value for name, value in settings.items() if name in vars(own)})
 
 
 def _chosen(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

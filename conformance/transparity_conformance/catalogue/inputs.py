@@ -92,37 +92,31 @@ def _rows_of_positions(state: WalkState) -> np.ndarray:
 FIRST = "encoder.first_convolution"
 SECOND = "encoder.second_convolution"
 
-Frames = Callable[[np.ndarray], np.ndarray]
-"""A function from the source (batch, mel_bins, frames) to the first convolution's input (batch, frames, mel_bins)."""
-
-LAYOUTS: Mapping[str, Frames] = {
+LAYOUTS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "reshaped": lambda given: given.reshape(len(given), given.shape[2], given.shape[1]),
     "mel bins turned": lambda given: given[:, ::-1].swapaxes(1, 2),
     "frames turned": lambda given: given[:, :, ::-1].swapaxes(1, 2),
 }
+"""Functions from the source (batch, mel_bins, frames) to the first convolution's input (batch, frames, mel_bins)."""
 
-Kernel = Callable[[np.ndarray], np.ndarray]
-"""A function from the right kernel (features_out, features_in, 3) to the wrong kernel."""
-
-KERNELS: Mapping[str, Kernel] = {
+KERNELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "turned": lambda kernel: kernel[..., ::-1],
     "reshaped": lambda kernel: kernel.reshape(len(kernel), 3, -1).swapaxes(1, 2),
 }
-
-Ends = Callable[[np.ndarray], np.ndarray]
-"""A function that pads (batch, frames, features) with two frames, on one side or on both sides."""
+"""Functions from the right kernel (features_out, features_in, 3) to a wrong kernel."""
 
 
 def _with_ends(left: int, right: int, mode: str, x: np.ndarray) -> np.ndarray:
     return np.pad(x, ((0, 0), (left, right), (0, 0)), mode=mode)  # type: ignore[call-overload] # a name of NumPy's
 
 
-ENDS: Mapping[str, Ends] = {
+ENDS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "behind": partial(_with_ends, 0, 2, "constant"),
     "in front": partial(_with_ends, 2, 0, "constant"),
     "edge": partial(_with_ends, 1, 1, "edge"),
     "circular": partial(_with_ends, 1, 1, "wrap"),
 }
+"""Functions that pad (batch, frames, features) with two frames, on one side or on both sides."""
 
 
 def frame_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

@@ -24,8 +24,7 @@ def layer_of(site: str) -> int:
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return attention weights computed with a changed mask, mask value, mask order or softmax axis; leave other taps
-    unchanged.
-    """
+    unchanged."""
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
@@ -67,14 +66,11 @@ def sinks_at(state: WalkState, site: str) -> Value | None:
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    """Yield a fault of the mask in several variants, which treat queries without a visible key differently."""
+    """Yield a fault of the mask in three variants. For a query without a visible key, the port computes equal weights,
+    NaN (softmax over −∞), or a softmax of the unmasked scores."""
     yield _masked(identity, variant, **settings)
-    for kind in BLIND:
+    for kind in ("NaN", "by scores"):
         yield _masked(identity, f"{variant}, {kind}", blind=kind, **settings)
-
-
-BLIND = ("NaN", "by scores")
-"""Results of ports for a query without a visible key: NaN (softmax over −∞), or a softmax of the unmasked scores."""
 
 
 CAUSAL = (
@@ -154,12 +150,9 @@ def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Ite
             yield _windowed("{kind}", partial(_of_kind, kind), kind=kind)
 
 
+SLIDING = "a position sees the last {} positions, itself included, instead of {}"
 WINDOWS: dict[WindowKind, tuple[str, str, WindowKind]] = {
-    "sliding": (
-        "a position sees the last {} positions, itself included, instead of {}",
-        "sliding window is",
-        "chunked",
-    ),
+    "sliding": (SLIDING, "sliding window is", "chunked"),
     "chunked": ("chunks have {} positions instead of {}", "chunks are", "sliding"),
 }
 """For each kind of window: a description of a wrong size, words for the window, and the other kind of window."""

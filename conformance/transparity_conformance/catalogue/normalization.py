@@ -146,19 +146,14 @@ HEADS = {
     "features": [row("query-key-norm", "heads together", statistics="heads")],
 }
 """Faults in the axes of query and key norms. The keys of this table are the right axes: `heads` together, or `features`
-of a head.
-"""
+of a head."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
     """Return the norms whose parameters a port may confuse with the parameters of this norm."""
-    if (
-        sites.is_head_norm(site)
-        and config.query_key_norm_over == "projection"
-        and config.key_value_heads < config.num_heads
-    ):
-        return []  # The two norms have different sizes.
     if sites.is_head_norm(site):
+        if config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
+            return []  # The two norms have different sizes.
         return ["key_norm" if site.endswith("query_norm") else "query_norm"]
     if site.count(".") != 3:
         return []

@@ -83,7 +83,6 @@ def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator
 
 
 def site_of(role: str, site: str) -> str:
-    """Return the tap of the linear map `role`, in the same sublayer as `site`."""
     if split(site)[1] == "recurrence":
         return f"{site.rpartition('.')[0]}.{role}_convolved"
     return f"{site.rpartition('.')[0]}.{TAPS[role]}"
@@ -131,7 +130,6 @@ def parts_at(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _named(site: str, role: str) -> str:
-    """Return the full name of the linear map `role` in the same module as the map of `site`."""
     return f"{_part(site).rpartition('.')[0]}.{role}".removeprefix(".")
 
 
@@ -198,8 +196,11 @@ def _beside_maps(config: TransformerConfig, site: str) -> tuple[str, ...]:
 
 
 def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    if config.positions == "rotary" and not config.kv_lora_rank and split(site)[2] in ("query", "key"):
-        yield from _permuted_rows(config)
+    # The rows are ordered for another rotary layout, as in checkpoints that Meta converted. With two features, both
+    # layouts are the same.
+    is_rotary = config.positions == "rotary" and not config.kv_lora_rank and config.rotated_dim > 2
+    if is_rotary and split(site)[2] in ("query", "key"):
+        yield from (fault("rotary-rows", each, alter=partial(_with_rows, each)) for each in ("neighbours", "halves"))
     _, sublayer, tap = split(site)
     if sublayer == "self_attention" and tap in (pair := _pair(config)):
         words, alter = {"roles": " and ".join(pair.values())}, partial(_paired_otherwise, pair)
@@ -212,12 +213,6 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if _is_packed(config, site) and config.key_value_heads == config.num_heads:
         for order in (("key", "value", "query"), ("value", "query", "key")):
             yield _cut_in_order(order)
-
-
-def _permuted_rows(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of rows that are ordered for another rotary layout, as in checkpoints that Meta converted."""
-    if config.rotated_dim > 2:  # With two features, both layouts are the same.
-        yield from (fault("rotary-rows", each, alter=partial(_with_rows, each)) for each in ("neighbours", "halves"))
 
 
 def _with_rows(layout: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

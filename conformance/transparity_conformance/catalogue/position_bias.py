@@ -120,7 +120,6 @@ SLOPES: dict[str, Callable[[int], np.ndarray]] = {
 
 
 def sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
-    """Return the scores after replacing the ALiBi slopes by `slopes(number of heads)`."""
     distance = np.abs(distances_at(state, site))[:, None] * slopes(state.config.num_heads)[:, None, None]
     return value - bias_at(state, site) - distance.astype(value.dtype)
 

@@ -24,9 +24,6 @@ from transparity_numpy.arithmetic.functional import sigmoid, silu, softplus
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
 from transparity_numpy.mixers.recurrence import causal_convolution
 
-Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""A function (weights (features, width), input) → the convolution before the activation."""
-
 
 def _centred(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
     behind = (weight.shape[1] - 1) // 2
@@ -39,13 +36,14 @@ def _causal(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
     return causal_convolution(weight, x, np.zeros((len(x), weight.shape[1] - 1, x.shape[-1]), x.dtype))
 
 
-CONVOLUTIONS: Mapping[str, Kernel] = {
+CONVOLUTIONS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "centred": _centred,
     "future": lambda weight, x: _causal(weight[:, ::-1], x[:, ::-1])[:, ::-1],
     "missing": lambda weight, x: x,
     "turned": lambda weight, x: _causal(weight[:, ::-1], x),
     "late": lambda weight, x: np.pad(_causal(weight, x), ((0, 0), (1, 0), (0, 0)))[:, :-1],
 }
+"""Functions (weights (features, width), input) → the convolution before the activation."""
 
 LENGTHS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "missing": lambda x: x,
@@ -170,8 +168,7 @@ def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
     are tried at the decay."""
     bounded = own.time_step_min > 0 or own.time_step_max is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
-        steps = {**STEPS, **(BOUNDS if bounded else {})}
-        yield from variants("time-step", steps, _step, "step")
+        yield from variants("time-step", {**STEPS, **(BOUNDS if bounded else {})}, _step, "step")
     if tap == "log_decay":
         yield from variants("decay", DECAYS, _step, "decay")
 
@@ -244,14 +241,7 @@ def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
 
 
 def _by_rule(
-    order: str,
-    query: np.ndarray,
-    key: np.ndarray,
-    values: np.ndarray,
-    decay: np.ndarray,
-    beta: np.ndarray,
-    *,
-    corrects: bool = True,
+    order: str, query: Value, key: Value, values: Value, decay: Value, beta: Value, *, corrects: bool
 ) -> np.ndarray:
     state = np.zeros((*key.shape[:2], key.shape[-1], values.shape[-1]), values.dtype)
     read = np.zeros_like(values)

@@ -34,9 +34,6 @@ from transparity_numpy.rotary.yarn import yarn_ends
 
 ROTATED = {"query_rotated": "queries", "key_rotated": "keys"}
 
-Field = Callable[[TransformerConfig], Any]
-"""A function from the configuration to the wrong value of one field, so that the fault fits any model size."""
-
 OTHER_PAIRS: dict[RopeLayout, RopeLayout] = {"interleaved": "halves", "halves": "interleaved"}
 APART = {"interleaved": "neighbors", "halves": "half the features apart"}
 
@@ -235,7 +232,7 @@ BY_PARTS = _scaled("llama3", "yarn")
 """Scaling methods that slow down low frequencies, but leave high frequencies unchanged."""
 
 
-def _factor(variant: str, value: Field) -> FaultRow:
+def _factor(variant: str, value: Callable[[TransformerConfig], float]) -> FaultRow:
     when = lambda c: c.rotary_attention_factor != 1
     return row("rotary-attention-factor", variant, when, rotary_attention_factor=value)
 

@@ -35,7 +35,6 @@ _fault = partial(fault, of_ranks=True)
 
 
 def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield each sharding fault at a tap of a model on `ranks` ranks."""
     if ranks > 1:
         yield from _row_parallel(config, site, ranks)
         yield from _fused(config, site, ranks)
@@ -114,10 +113,9 @@ def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
     if config.has_relative_bias:
         yield by_rank("relative", patch=partial(_local_relative, local))
     if config.positions == "alibi":
-        slopes = lambda heads: alibi_slopes(heads)[local]
-        yield by_rank("alibi", patch=partial(sloped, slopes))
-        of_a_rank = lambda heads: alibi_slopes(heads // ranks)[local]
-        yield by_rank("alibi of fewer heads", patch=partial(sloped, of_a_rank))
+        yield by_rank("alibi", patch=partial(sloped, lambda heads: alibi_slopes(heads)[local]))
+        of_fewer = partial(sloped, lambda heads: alibi_slopes(heads // ranks)[local])
+        yield by_rank("alibi of fewer heads", patch=of_fewer)
 
 
 def _local_relative(local: np.ndarray, state: WalkState, site: str, value: Value) -> Value:

@@ -31,7 +31,6 @@ def stack_config(config: TransformerConfig, site: str) -> TransformerConfig:
 
 
 def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
-    """Return the parameters in `scope` by their names within this scope."""
     return scoped_parameters(state.parameters, scope)
 
 
@@ -59,12 +58,10 @@ def stream(state: WalkState, scope: str, upto: str) -> Value:
     for name in sublayers(state.config, scope):
         if name == upto:
             break
-        behind = state.config.norm_position == "post"
-        x = (
-            state.taps[f"{scope}.{name}_norm"]
-            if behind
-            else added(state, x, state.taps[branch_end(state.config, f"{scope}.{name}")])
-        )
+        if state.config.norm_position == "post":
+            x = state.taps[f"{scope}.{name}_norm"]
+        else:
+            x = added(state, x, state.taps[branch_end(state.config, f"{scope}.{name}")])
     return x
 
 

@@ -35,8 +35,7 @@ class Site:
     """The operator's name in NumPy, such as `matmul`, or the name of the attribute or method."""
     operands: tuple[int, ...]
     """The numbers that identify the operands. The first operand is the called function, or the array that is read or
-    modified.
-    """
+    modified."""
     writes: bool = False
     """Whether the call has an argument `out=`, into which it writes its result."""
 
@@ -83,7 +82,6 @@ def identity(code: CodeType) -> Hashable:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code objects of all functions within a code object, in source order."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
@@ -136,8 +134,7 @@ class _Reporting(ast.NodeTransformer):
 
     def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
         """Wrap an expression and its operands in calls of hooks; `fields` are the names of the node's fields with
-        operands.
-        """
+        operands."""
         numbers: list[int] = []
         for field in fields:
             found = getattr(node, field)
@@ -204,14 +201,9 @@ class _Reporting(ast.NodeTransformer):
             return node, number
         if isinstance(node, ast.Constant):
             return node, next(_numbers)
-        hook = GENERATED if _is_lazy(node) else OPERAND  # before `visit`, which changes the node
-        return _operand(self.visit(node), hook)
-
-
-def _is_lazy(node: Any) -> bool:
-    """Return whether an expression creates a generator or a `map` object."""
-    is_map = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map"
-    return is_map or isinstance(node, ast.GeneratorExp)
+        is_map = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map"
+        is_lazy = is_map or isinstance(node, ast.GeneratorExp)  # before `visit`, which changes the node
+        return _operand(self.visit(node), GENERATED if is_lazy else OPERAND)
 
 
 def _operand(node: Any, hook: str = OPERAND) -> tuple[Any, int]:
@@ -258,5 +250,4 @@ def _as_expression(index: Any) -> Any:
         return ast.copy_location(ast.Tuple([_as_expression(each) for each in index.elts], ast.Load()), index)
     if not isinstance(index, ast.Slice):
         return index
-    limits = [part or ast.Constant(None) for part in (index.lower, index.upper, index.step)]
-    return _call(SLICE, limits, index)
+    return _call(SLICE, [part or ast.Constant(None) for part in (index.lower, index.upper, index.step)], index)

@@ -25,8 +25,7 @@ REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
 ) | {"rev", "slice", "split", "squeeze", "stage", "transpose"}
 """Primitives that only copy, cast or rearrange their inputs. These primitives are not recorded if the input is a
-parameter.
-"""
+parameter."""
 
 EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))
 """Primitives that wrap a function. The record contains the primitives of this function instead."""

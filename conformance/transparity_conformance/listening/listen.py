@@ -63,10 +63,8 @@ def listen(
 
 def _inside(operations: list[Operation]) -> list[Operation]:
     """Add an installed package's lines to the stacks if the port's file only calls a model of this package. The port
-    does so if a single line of its file runs most operations, through several lines of the package.
-    """
-    called = collections.Counter(each.stack for each in operations)
-    stack, count = next(iter(called.most_common(1)), ((), 0))
+    does so if a single line of its file runs most operations, through several lines of the package."""
+    stack, count = next(iter(collections.Counter(each.stack for each in operations).most_common(1)), ((), 0))
     inside: dict[int, tuple[Source, ...]] = {
         index: getattr(each.stack, "inside", ()) for index, each in enumerate(operations) if each.stack == stack
     }

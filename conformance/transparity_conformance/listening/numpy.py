@@ -46,8 +46,6 @@ KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
 PLAIN = frozenset([float, int, bool, str, bytes])
 """Types that contain no array; skipping them early saves time in Python loops."""
 
-LAZY = frozenset([GeneratorType, map])
-
 LONGEST_LIST = 256
 """The recorder does not search longer lists for arrays, because long lists usually contain tokens."""
 
@@ -95,7 +93,7 @@ def _generated(number: int, value: Any) -> Any:
     if not _active:
         return value
     items: list[Any] = []
-    is_lazy = type(value) in LAZY  # the port may define its own `map`
+    is_lazy = type(value) in (GeneratorType, map)  # the port may define its own `map`
     _active[-1].operands[id(sys._getframe(1)), number] = items if is_lazy else value
 
     def noted() -> Iterator[Any]:
@@ -212,7 +210,6 @@ def _computes(function: Any, given: list[Any]) -> bool:
 
 
 def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
-    """Yield the arrays and NumPy scalars in a value, which may be a nested list or tuple."""
     if isinstance(value, np.ndarray | np.generic):
         yield value
     elif depth and isinstance(value, list | tuple) and len(value) <= LONGEST_LIST:

@@ -101,9 +101,8 @@ class Sources:
     """Finds the source lines of the frames in one run, and caches each line."""
 
     def __init__(self) -> None:
-        self._found: dict[
-            tuple[int, int], tuple[CodeType, Source]
-        ] = {}  # keeps the code object alive, so that Python does not reuse its id
+        # Each entry keeps its code object alive, so that Python does not reuse the object's id.
+        self._found: dict[tuple[int, int], tuple[CodeType, Source]] = {}
 
     def here(self) -> Lines:
         return self.among((frame.f_code, frame.f_lasti) for frame in _frames())
@@ -135,8 +134,7 @@ class Sources:
 
 def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | None) -> tuple[int, int] | None:
     """Return the columns of an expression in characters, because Python reports bytes. The end is at most the end of
-    the line.
-    """
+    the line."""
     if start is None or not 1 <= line <= len(lines):
         return None
     text = lines[line - 1].rstrip().encode()

@@ -75,8 +75,7 @@ class Step:
     """The indices of the results. An in-place operation gives a new index to each tensor that shares its memory."""
     aliases: tuple[int, ...]
     """For an in-place operation, the old indices of the tensors in its memory, in the order of `outputs`; otherwise
-    empty.
-    """
+    empty."""
     written: int
     """The index of the tensor that the step modifies in place, or -1."""
     site: Hashable
@@ -500,7 +499,6 @@ def _frames() -> Iterator[Place]:
 
 
 def _exact(item: Any) -> Any:
-    """Convert floating-point tensors to float64; return other items unchanged."""
     import torch
 
     return item.double() if isinstance(item, torch.Tensor) and item.is_floating_point() else item
@@ -511,7 +509,6 @@ def _memory(tensor: Any) -> int:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to each item of a nested value."""
     kind = type(value)
     if kind is tuple or kind is list:
         return kind([_mapped(item, change) for item in value])

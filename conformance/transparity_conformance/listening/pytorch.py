@@ -32,9 +32,6 @@ from transparity_conformance.listening.record import Origins, Record, Region
 UNINITIALISED = ("aten.empty", "aten.new_empty")
 """Prefixes of the names of operations that return uninitialized memory."""
 
-COLLECTIVES = ("c10d.",)
-"""Prefixes of the names of operations that write other processes' data into their first argument."""
-
 SHAPE_ALONE = re.compile(r"_like\.|\.new_")
 """Matches operations that read only the shape of their input, such as `zeros_like`."""
 
@@ -86,7 +83,6 @@ def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> A
 
 
 def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation; record its results, and return them."""
     numbers = functools.partial(_numbers, whole_numbers=record.whole_numbers)
     given, written = given_and_written(func, args, kwargs)
     read, writes = _regions(list(given.values())), _regions(written)
@@ -98,7 +94,7 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
     inputs = record.origins(read)
     result = func(*args, **kwargs)
     name, stack = str(func), record.sources.here()
-    if name.startswith(COLLECTIVES):
+    if name.startswith("c10d."):  # a collective operation, which writes other processes' data into its first argument
         for place in _regions(args[0]):
             record.await_write(place, name, inputs, stack)
         return result

@@ -68,7 +68,6 @@ class Record:
         return np.array(array, np.float64, subok=False) if is_wanted else None
 
     def knows(self, place: Region) -> bool:
-        """Return whether a recorded operation created or modified the memory."""
         return place.owner in self._memories
 
     def has(self, place: Region) -> bool:

@@ -38,14 +38,12 @@ def installed() -> list[str]:
 
 @functools.cache
 def backend(name: str) -> Backend:
-    """Import a backend; raise `ImportError` if its framework is not installed."""
     (point,) = (point for point in entry_points(group=ENTRY_POINTS) if point.name == name)
     return point.load()
 
 
 @functools.cache
 def harness(name: str) -> Harness | None:
-    """Return the harness of a backend; None for a backend without a harness."""
     for point in entry_points(group=HARNESS_ENTRY_POINTS, name=name):
         return point.load()
     return None

@@ -172,7 +172,6 @@ class Sample:
 def samples(
     config: TransformerConfig, parameters: Arrays, inputs: Arrays, oracle: Oracle, dtype: str
 ) -> Iterator[Sample]:
-    """Yield the error of each activation of the permuted reference."""
     changed, orders = permuted(config, parameters, 0)
     for name, value in evaluated(config, changed, inputs, dtype).items():
         expected = oracle.expected[name]
@@ -182,7 +181,6 @@ def samples(
 
 
 def measure(dtype: str, drawn: int, seeds: int, cases: Sequence[str] = tuple(PRESETS)) -> list[Sample]:
-    """Measure errors on random configurations, and on the probes of presets with several sets of weights."""
     found: list[Sample] = []
     for case in track(cases, f"{dtype}: presets"):
         for probe in probes(case).values():

@@ -53,8 +53,7 @@ class Oracle:
         self.watch: Callable[[str], None] = lambda name: None
         self.given: tuple[list[Any], Mapping[str, Any]] | None = None
         """Settings as JSON values, and further arrays, which determine the results together with `arrays`. None if the
-        results depend on other things, too.
-        """
+        results depend on other things, too."""
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 
@@ -72,8 +71,7 @@ class Oracle:
 
     def budget_for(self, error: float, name: str, dtype: str) -> float:
         """Return the tolerance of a result, to be compared with `error`. Each further point can only increase the
-        tolerance, so the measurement stops as soon as the tolerance covers the error.
-        """
+        tolerance, so the measurement stops as soon as the tolerance covers the error."""
         budget = 0.0
         for worst in self._by_points("float32" if dtype == "float64" else dtype):
             budget = budget_of(_scaled(worst, dtype)[name], self.scale(name), dtype)
@@ -183,7 +181,6 @@ def _scaled(noise: Mapping[str, float], dtype: str) -> dict[str, float]:
 
 
 def budget_of(noise: float, scale: float, dtype: str) -> float:
-    """Return the tolerance in `dtype` for the reference's error `noise` and the largest expected value `scale`."""
     coarser = max(dtype.split(":"), key=epsilon)
     return RULES[coarser].budget(noise, epsilon(coarser), scale)
 
@@ -239,8 +236,7 @@ def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
 
     def run(arrays: Arrays, tap: Tap) -> None:
         dtype = next((value.dtype.name for value in arrays.values() if value.dtype.kind == "f"), "float64")
-        function = reference_function(name, dtype=dtype)
-        result = function(*arrays.values(), **named)
+        result = reference_function(name, dtype=dtype)(*arrays.values(), **named)
         for index, value in enumerate(result) if isinstance(result, tuple) else [("", result)]:
             tap(f"result.{index}".rstrip("."), value)
 

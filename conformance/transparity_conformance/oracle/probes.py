@@ -99,8 +99,7 @@ def single_row(probe: Probe) -> Probe:
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
     """Return a copy of a large model's probe, whose oracle keeps only the activations `shown`. The oracle also calls
-    `progress` after each layer. Return other probes unchanged.
-    """
+    `progress` after each layer. Return other probes unchanged."""
     if not probe.is_large:
         return probe
     lean, config = dataclasses.replace(probe, kept=frozenset(shown)), probe.config
@@ -188,8 +187,7 @@ def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
 def _gain(config: TransformerConfig, name: str, spread: float) -> float:
     """Return the factor by which a parameter's random numbers are multiplied. With the factors of queries and keys,
     scores have the standard deviation `spread`. If the configuration has a `gate_limit`, the gate and up projections
-    exceed it.
-    """
+    exceed it."""
     if config.gate_limit is not None and name.endswith(("gate.weight", "up.weight")):
         return config.gate_limit
     if config.gate_limit is not None and name.endswith("down.weight"):
@@ -334,7 +332,6 @@ def is_huge(parameters: Arrays) -> bool:
 
 @functools.cache
 def probes(case: str) -> dict[str, Probe]:
-    """Return the probes of a preset by name."""
     return probes_of(preset(case).resized(), case)
 
 

@@ -118,7 +118,6 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
 
 @st.composite
 def longrope(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
-    """Draw LongRoPE's factors: one for each rotary angle, for short and for long sequences."""
     head_dim = given.get("attention_head_dim") or given["embed_dim"] // given["num_heads"]
     count = (given.get("rotary_dim") or head_dim) // 2
     factors = st.lists(st.sampled_from((1.0, 1.5, 4.0)), min_size=count, max_size=count)
@@ -127,7 +126,6 @@ def longrope(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def kinds(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
-    """Draw layers that are all alike, or two kinds of layers that differ in fields such as windows and positions."""
     if not draw(st.booleans()):
         return {}
     tried: dict[str, tuple[Any, ...]] = {"rope_theta": (5.0, 100.0), "rotary_scaling": ("linear", "llama3", "yarn")}

@@ -30,8 +30,6 @@ Convention = Callable[[np.ndarray], np.ndarray]
 """Returns the attention weights of queries that see no key. The argument has the reference's attention weights."""
 
 _MEASURED: WeakKeyDictionary[Probe, Arrays] = WeakKeyDictionary()
-
-
 _TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
 
 
@@ -66,12 +64,7 @@ def tied_positions(probe: Probe, dtype: str) -> Arrays:
 
 
 def judged(
-    probe: Probe,
-    tap: str,
-    actual: np.ndarray,
-    ours: np.ndarray,
-    dtype: str = "float32",
-    shown: Collection[str] = (),
+    probe: Probe, tap: str, actual: np.ndarray, ours: np.ndarray, dtype: str = "float32", shown: Collection[str] = ()
 ) -> np.ndarray:
     """Return the port's values `actual`. To count as right, finite undetermined values are replaced by `ours`.
 
@@ -86,12 +79,7 @@ def judged(
 
 
 def judged_gap(
-    probe: Probe,
-    tap: str,
-    actual: np.ndarray,
-    ours: np.ndarray,
-    dtype: str = "float32",
-    shown: Collection[str] = (),
+    probe: Probe, tap: str, actual: np.ndarray, ours: np.ndarray, dtype: str = "float32", shown: Collection[str] = ()
 ) -> float:
     """Return the largest difference between port and reference, without undetermined values."""
     return gap(judged(probe, tap, actual, ours, dtype, shown), ours)
@@ -124,11 +112,9 @@ def _with_convention(probe: Probe, convention: Convention, name: str, value: np.
 def blind_rows(probe: Probe) -> np.ndarray:
     """Return a mask (rows,) of the rows of a batch in which some query sees no key."""
     rows = len(next(iter(probe.inputs.values())))
-    lengths = lengths_of(probe.config, probe.inputs)
-    taps = tap_shapes(probe.config, rows, **lengths)
-    weights = (name for name in taps if name.endswith("attention.weights"))
+    taps = tap_shapes(probe.config, rows, **lengths_of(probe.config, probe.inputs))
     blind = np.zeros(rows, bool)
-    for name in weights:
+    for name in (name for name in taps if name.endswith("attention.weights")):
         mask = np.asarray(right_mask(probe, name))
         blind |= ~mask.any(-1).reshape(len(mask), -1).all(1)
     return blind
@@ -170,10 +156,7 @@ Mask = np.ndarray
 
 
 def split(site: str) -> tuple[str, str, str]:
-    """Split an activation's name into layer, sublayer and value; missing parts are empty.
-
-    For example, the parts may be `decoder.layers.0`, `self_attention` and `scores`.
-    """
+    """Split `decoder.layers.0.self_attention.scores` into layer, sublayer and value. Missing parts are empty."""
     parts = site.split(".")
     if len(parts) < 4:
         return (parts[0], "", parts[-1])
@@ -206,10 +189,7 @@ def given_mask(config: TransformerConfig, site: str) -> bool:
 
 
 def padding_at(state: Call, site: str, *, by_token: bool = False) -> np.ndarray:
-    """Return a mask (batch, 1, 1, keys) of the keys at `site` that are not padding.
-
-    With `by_token`, ignore the attention mask.
-    """
+    """Return a mask (batch, 1, 1, keys) of the keys that are not padding. `by_token` ignores the attention mask."""
     config, name = state.config, keys_name(state.config, site)
     given = state.inputs["attention_mask"] if given_mask(config, site) and not by_token else None
     return padding_mask(visible_keys(state.inputs[name], config.pad_id, given, config.positions_of(name)))

@@ -83,10 +83,7 @@ def variant(index: int) -> Iterator[None]:
 
 
 def frequencies(base: float, features: int, index: int, steps: int | None = None) -> np.ndarray:
-    """Return the frequencies (features / 2,) in float32, by one of `FORMULAS`.
-
-    The i-th exponent is 2 i / `steps`; by default, `steps` is the number of features.
-    """
+    """Return the frequencies (features / 2,) in float32. The exponents are 2 i / steps, by default 2 i / features."""
     shares = np.arange(0, features, 2, dtype=np.float32) / np.float32(steps or features)
     return FORMULAS[index % len(FORMULAS)](np.float32(base), shares).astype(np.float32)
 
@@ -177,10 +174,7 @@ def gated_delta_rule(
     beta: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """Compute the reference's `gated_delta_rule` in chunks (Yang et al. 2025, §3.3).
-
-    The updates of all tokens in a chunk are the solution of a triangular system.
-    """
+    """Compute the reference's `gated_delta_rule` in chunks, by a triangular system (Yang et al. 2025, §3.3)."""
 
     def change(k: Array, v: Array, strength: Array, between: Array, begun: Array, state: Array) -> Array:
         system = np.tril(strength * k @ k.swapaxes(-1, -2) * between, -1) + np.eye(k.shape[2], dtype=k.dtype)
@@ -209,20 +203,14 @@ def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tup
     reads = []
     for begin in range(0, query.shape[2], CHUNK):
         q, k, v, decays, strength = (x[:, :, begin : begin + CHUNK] for x in (query, *inputs))
-        between, begun = _decays(decays)
+        since = np.cumsum(decays, axis=-1)
+        # The decay from each position to every later one, and from the chunk's start to each position.
+        between = np.tril(np.exp(np.tril(since[..., :, None] - since[..., None, :])))
+        begun = np.exp(since)[..., None]
         changed = change(k, v, strength[..., None], between, begun, state)
         reads.append(begun * (q @ state) + q @ k.swapaxes(-1, -2) * between @ changed)
         state = begun[..., -1:, :] * state + (between[..., -1, :, None] * k).swapaxes(-1, -2) @ changed
     return np.concatenate(reads, axis=2), state
-
-
-def _decays(
-    log_decay: Inexact[Array, "batch heads length"],
-) -> tuple[Inexact[Array, "batch heads length length"], Inexact[Array, "batch heads length 1"]]:
-    """Return the decay factors between all positions of a chunk, and from the chunk's start to each position."""
-    since = np.cumsum(log_decay, axis=-1)
-    between = np.tril(np.exp(np.tril(since[..., :, None] - since[..., None, :])))
-    return between, np.exp(since)[..., None]
 
 
 def weight_so_far(beta: float, step: int) -> float:

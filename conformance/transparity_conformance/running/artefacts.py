@@ -16,10 +16,7 @@ class Runtime:
     package: str
 
 
-RUNTIMES = {
-    ".onnx": Runtime("onnx_model", "onnxruntime"),
-    ".gguf": Runtime("", "gguf"),
-}
+RUNTIMES = {".onnx": Runtime("onnx_model", "onnxruntime"), ".gguf": Runtime("", "gguf")}
 
 HUB = Runtime("hub", "transformers")
 """The runtime for a Hugging Face folder, whose config.json contains the configuration."""

@@ -28,14 +28,11 @@ from transparity_conformance.running.inputs import (
     settings_of,
     takes_of,
 )
-from transparity_conformance.running.ways import BESIDE, add_ways
+from transparity_conformance.running.ways import COTANGENT, add_ways
 
 
 def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Return a model's forward pass, and the model's own name of each input.
-
-    The forward pass takes inputs by the reference's names, and returns the array of logits or hidden states.
-    """
+    """Return a forward pass that takes the reference's names of inputs, and the model's own name of each input."""
     names = input_names(takes_of(model))
     _, array, without_gradients, whole = _prepared(model, framework)
 
@@ -72,8 +69,8 @@ def called_by_its_names(model: Any) -> Callable[..., Any]:
     further, has_targets = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 
     def called(way: Callable[..., Any], *settings: Any, **inputs: np.ndarray) -> Any:
-        own = {name: value for name, value in inputs.items() if name not in BESIDE}
-        beside = {name: value for name, value in inputs.items() if name in BESIDE}
+        own = {name: value for name, value in inputs.items() if name != COTANGENT}
+        beside = {name: value for name, value in inputs.items() if name == COTANGENT}
         named = {name: array(value) for name, value in (named_for(takes, own) | beside).items()}
         targets = {TARGETS: next(iter(named.values()))} if has_targets else {}
         with without_gradients():
@@ -190,26 +187,15 @@ def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_
         with without_gradients():
             return model.generate(array(prompt), max_new_tokens, **named)
 
-    for method in (step, generate):
-        if _offers(model, method):
-            setattr(forward, method.__name__, method)
-
-
-def _offers(model: Any, method: Callable[..., Any]) -> bool:
-    """Return whether a model has a method with the name and the first two arguments of `method`.
-
-    The arguments distinguish the method from others, such as the `generate` of transformers.
-    """
-    name = method.__name__
-    takes = signature_of(getattr(model, name)) if has_method(model, name) else None
-    return takes is not None and list(takes.parameters)[:2] == list(inspect.signature(method).parameters)[:2]
+    for name, method in (("step", step), ("generate", generate)):
+        takes = signature_of(getattr(model, name)) if has_method(model, name) else None
+        # The first two arguments distinguish the method from others, such as the `generate` of transformers.
+        if takes is not None and list(takes.parameters)[:2] == list(inspect.signature(method).parameters)[:2]:
+            setattr(forward, name, method)
 
 
 def required_arguments(signature: inspect.Signature | None) -> int | None:
-    """Return the number of required positional arguments; None if the number is unknown.
-
-    A loader of folders has one required argument, and a `build(config, parameters)` has two.
-    """
+    """Return the number of required positional arguments; None if the number is unknown."""
     if signature is None or any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
         return None
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -36,11 +36,7 @@ def ignored(config: TransformerConfig) -> int:
 
 
 def in_pytorch(
-    with_graph: Callable[..., Any],
-    module: Any,
-    config: TransformerConfig,
-    targets: np.ndarray,
-    tokens: Inputs,
+    with_graph: Callable[..., Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
 ) -> Differentiated:
     """Differentiate the loss with `torch.autograd`; the gradient of an unused parameter is 0."""
     import torch
@@ -64,10 +60,7 @@ def in_pytorch(
 def in_flax(
     called: Callable[[Any], Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
 ) -> Differentiated:
-    """Differentiate the loss with `jax.grad`, with respect to all `nnx.Param`.
-
-    `called` returns a module's forward pass, in a form that JAX can differentiate.
-    """
+    """Differentiate the loss with `jax.grad`, with respect to all `nnx.Param`. `called(module)` is a forward pass."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -104,10 +97,7 @@ def offer_gradients(
     config: TransformerConfig,
     called: Callable[[Any, TransformerConfig], Any],
 ) -> Callable[..., Any]:
-    """Add a method `loss_and_gradients` to a forward pass if a PyTorch or Flax module computes the logits.
-
-    `called(module, configuration)` returns a forward pass.
-    """
+    """Add a method `loss_and_gradients` to a forward pass if a PyTorch or Flax module computes the logits."""
     differentiate = _differentiation(forward, model, config, called)
     if differentiate is None or config.head != "logits":
         return forward
@@ -143,8 +133,7 @@ def _by_our_names(
     The code that converts a folder's tensor to a parameter also converts the tensor's gradient.
     """
     parts = parts_in(opened.family, config, opened.files, learned)
-    tensors = opened.tensors(parts, parts)
-    taken = located(tensors, places)
+    taken = located(opened.tensors(parts, parts), places)
     known: Arrays = {}
     unknown = dict.fromkeys(learned, UNKNOWN)
     for theirs, each in taken.items():
@@ -159,7 +148,6 @@ def _by_our_names(
 
 
 def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Find each tensor of a folder among a module's parameters; leave out tensors that are not found."""
     taken = _by_name(tensors, places)
     others = {theirs: np.asarray(tensor) for theirs, tensor in tensors.items() if theirs not in taken}
     used = {name for each in taken.values() for name in each.names}
@@ -167,10 +155,7 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Find the tensors that a module stores under the same name, with or without a prefix.
-
-    If the module has copies of a parameter, their gradients are added.
-    """
+    """Find the tensors with the same name, with or without a prefix. Gradients of a parameter's copies are added."""
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():
         alike = [name for name in places if f".{name}".endswith(f".{theirs}") or f".{theirs}".endswith(f".{name}")]
@@ -180,7 +165,9 @@ def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
     others, found = [name for name in places if name not in named.values()], {}
     for theirs, name in named.items():
         names = (name, *(other for other in others if _is_copy(places[other], places[name])))
-        found[theirs] = Located(names, functools.partial(_sum_of, names))
+        # `reduce` does not copy a single gradient
+        take = lambda given, names=names: functools.reduce(np.add, [given[name] for name in names])
+        found[theirs] = Located(names, take)
     return found
 
 
@@ -188,10 +175,6 @@ def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
     """Return whether two matrices are equal; compare the first rows first, to save time."""
     is_near = one.ndim == 2 and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
     return is_near and np.array_equal(one, other)
-
-
-def _sum_of(names: tuple[str, ...], gradients: Mapping[str, np.ndarray]) -> np.ndarray:
-    return functools.reduce(np.add, [gradients[name] for name in names])  # does not copy a single gradient
 
 
 @dataclass(frozen=True, eq=False)

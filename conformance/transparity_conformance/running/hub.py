@@ -46,7 +46,6 @@ class HubBuild:
         self.load, self.model_type, self.root, self.edit = load, model_type, root, edit
 
     def edited(self, edit: Edit) -> HubBuild:
-        """Return the same loader, which applies an edit to every folder before it is loaded."""
         return HubBuild(self.load, self.model_type, self.root, edit)
 
     def __call__(
@@ -128,8 +127,7 @@ class Messages:
     def line_about(self, name: str, usual: Collection[str] = ()) -> str:
         """Return the first line about a tensor, or an empty string. The line may contain the name without its first
         part, or with changed parts in the middle. If no line contains the name, return the first line with the layer
-        number and the last part of the name; skip `usual` lines.
-        """
+        number and the last part of the name; skip `usual` lines."""
         asked, renamed = _about(name), _renamed(name)
         lines = [line for line in self.lines() if asked.search(line)]
         lines += [line for line in self.lines() if renamed.search(line) and line not in usual]
@@ -228,7 +226,6 @@ class HubModel:
     def __call__(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, dtype: str = "float32"
     ) -> Callable[..., Any]:
-        """Load the model in `dtype`; return its forward pass."""
         import torch
         import transformers
 
@@ -241,7 +238,6 @@ class HubModel:
 
 
 def load(path: Path) -> HubModel:
-    """Open a folder; do not read the weights before the model is built."""
     import transformers
 
     read_fields(path)

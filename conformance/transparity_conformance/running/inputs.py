@@ -72,8 +72,7 @@ def framework_of(model: Any) -> str:
         return "jax"
     if is_instance(model, "mlx.nn", "Module"):
         return "mlx"
-    found = (FRAMEWORKS[package] for package in _packages_of(model) if package in FRAMEWORKS)
-    return next(found, "numpy")
+    return next((FRAMEWORKS[package] for package in _packages_of(model) if package in FRAMEWORKS), "numpy")
 
 
 FRAMEWORKS = {
@@ -96,10 +95,7 @@ def is_instance(model: Any, package: str, name: str) -> bool:
 
 
 def _packages_of(model: Any) -> Iterator[str]:
-    """Yield the packages of the objects in a function's closure, and then of the globals in its file.
-
-    For an object that is not a function, use its method `__call__`.
-    """
+    """Yield the packages of the objects in the closure of a function or `__call__`, then of its file's globals."""
     while isinstance(model, functools.partial):
         model = model.func
     function = getattr(inspect.unwrap(model), "__func__", inspect.unwrap(model))
@@ -114,7 +110,6 @@ def _packages_of(model: Any) -> Iterator[str]:
 
 
 def arrays(model: Any, framework: str) -> tuple[Array, Context]:
-    """Return a function that converts NumPy arrays to a framework's arrays, and a context that turns off gradients."""
     if framework == "torch":
         import torch
 
@@ -159,10 +154,7 @@ def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
 def completed(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> Callable[..., Any]:
-    """Return a forward pass that takes only a model's inputs, and adds all other required arguments.
-
-    The forward pass also adds targets if the model otherwise omits the logits of some positions.
-    """
+    """Return a forward pass that takes only inputs. It adds settings, and targets if `needs_targets`."""
     settings, is_target = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 
     def forward(*args: Any, **named: Any) -> Any:
@@ -230,8 +222,7 @@ OUTPUTS = {
     "classes": ("logits", "text_embeds", "image_embeds"),
 }
 """For each head, the attributes of a result that may contain the output; the first attribute that exists is used. The
-key "" is for an unknown head.
-"""
+key "" is for an unknown head."""
 
 
 def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
@@ -248,15 +239,12 @@ def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
             return {"logits": found}
     if isinstance(returned, Mapping):
         return returned if isinstance(returned, OnDisk) else dict(returned)
-    if isinstance(returned, tuple | list) and returned and _is_sequence_of_outputs(returned, config):
-        return {"logits": returned[0]}
+    if isinstance(returned, tuple | list) and returned:
+        first = returned[0]
+        axes = len(np.shape(first) if isinstance(first, list) else getattr(first, "shape", ()))
+        if axes == (2 if config.is_pooled else 3):  # the output of the whole batch, and not of its first row
+            return {"logits": first}
     return {"logits": returned}
-
-
-def _is_sequence_of_outputs(returned: tuple[Any, ...] | list[Any], config: TransformerConfig) -> bool:
-    """Return whether the first item is the output of the whole batch, and not of its first row."""
-    axes = 2 if config.is_pooled else 3
-    return len(np.shape(returned[0]) if isinstance(returned[0], list) else getattr(returned[0], "shape", ())) == axes
 
 
 def shapes_of(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
@@ -272,7 +260,6 @@ def arrays_in(returned: Any) -> list[Any]:
 
 def answer_in(returned: Any) -> Any:
     """Return the logits or hidden states in a model's result; raise `PortError` if the result contains no array."""
-    found = returned
     if isinstance(returned, Mapping):
         found = next((returned[name] for name in OUTPUTS[""] if returned.get(name) is not None), None)
     else:

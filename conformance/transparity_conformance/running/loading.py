@@ -33,10 +33,7 @@ class LoadError(PortError):
 
 
 def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
-    """Import the function that `spec` names; raise `LoadError` if there is no such function.
-
-    Messages call the function `what`.
-    """
+    """Import the function that `spec` names. Raise `LoadError` if `spec` names no function; messages call it `what`."""
     where, _, name = spec.rpartition(":")
     if not where or not name.isidentifier():
         raise LoadError(
@@ -50,7 +47,6 @@ def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
 
 
 def _attribute(module: ModuleType, where: str, name: str) -> Any:
-    """Return an attribute of a module; raise `LoadError` if the attribute does not exist or cannot be read."""
     try:
         return call_port(getattr, module, name)
     except PortCallError as error:
@@ -64,7 +60,6 @@ def _attribute(module: ModuleType, where: str, name: str) -> Any:
 
 
 def load_file(path: Path, what: str = "port") -> ModuleType:
-    """Import a Python file; raise `LoadError` if the file does not exist or cannot be imported."""
     if not is_file(path):
         raise LoadError(f"There is no file {path}; expected a Python file that contains the {what}.")
     if (size := file_size(path, LoadError)) > LARGEST_JSON:
@@ -133,13 +128,11 @@ class Limits:
 class Listened:
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[Any, list[Operation]]:
         """Run the model; return the result and the operations. The values of all operations together have at most
-        `largest` bytes.
-        """
+        `largest` bytes."""
         raise NotImplementedError
 
 
 def load_artefact(port: str, runtime: Runtime) -> Any:
-    """Open an exported model; raise `LoadError` if it cannot be opened, or if the runtime is not installed."""
     require(port, runtime.package)
     return importlib.import_module(f"{__package__}.{runtime.module}").load(Path(port))
 

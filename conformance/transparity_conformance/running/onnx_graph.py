@@ -61,7 +61,6 @@ class Graph:
 
 
 def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
-    """Return a `Graph` with the inputs and outputs that the runtime describes; raise `LoadError` for unknown inputs."""
     named = {each.name: each for each in inputs}
     axes = {name: len(each.shape or ()) for name, each in named.items()}
     if axes in ({IMAGES: 4}, {FRAMES: 3, TOKENS[1]: 2}):
@@ -71,9 +70,7 @@ def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph
     renamed = {}
     if len(unknown) == 1 and "input_ids" not in named and "int" in named[unknown[0]].type:
         renamed = {"input_ids": unknown.pop()}
-        named = {
-            next((ours for ours, theirs in renamed.items() if theirs == name), name): named[name] for name in named
-        }
+        named = {"input_ids" if name in renamed.values() else name: each for name, each in named.items()}
     if unknown or "input_ids" not in named:
         raise LoadError(
             f"{path} takes {listed(list(map(shown, named)))}; expected input_ids, optionally with "
@@ -91,7 +88,6 @@ STACK_TRACE = "pkg.torch.onnx.stack_trace"
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
 
-
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 
 QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInteger|NBits|QAttention|QGemm")
@@ -99,10 +95,7 @@ QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInt
 
 
 def weights_dtype(path: Path) -> str:
-    """Return the dtype of most floating-point weights, or `int8` if the graph has operations on quantized values.
-
-    Return an empty string if the file has neither.
-    """
+    """Return the dtype of most weights, `int8` for a graph with quantized values, or "" if both are missing."""
     graph = onnx.load(path, load_external_data=False).graph
     if any(QUANTISED.search(node.op_type) for node in graph.node):
         return "int8"

@@ -47,7 +47,6 @@ class OnnxModel:
         self.has_steps = self.has_cache and length is None and self.limits.batch is None
 
     def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxForward:
-        """Return `forward(**inputs)`; raise `LoadError` if graph and configuration have different kinds of input."""
         check_reads(self.graph.path, self.graph.reads, config)
         return OnnxForward(self, config)
 
@@ -65,8 +64,7 @@ class OnnxModel:
 
     def empty(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return an empty cache. The first axis without a fixed size is the batch; other axes without a fixed size have
-        size 0.
-        """
+        size 0."""
         made = {}
         for name in self.graph.past:
             sizes, batch = self.graph.inputs[name].shape, [_rows(inputs)]
@@ -83,8 +81,7 @@ class OnnxModel:
 
     def given(self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return all inputs by the graph's names. Add missing inputs, such as positions, with the values for unpadded
-        text.
-        """
+        text."""
         if self.graph.reads != "token ids":
             return {name: np.ascontiguousarray(inputs[name], self._dtype(name)) for name in self.graph.inputs}
         tokens = inputs["input_ids"]
@@ -145,7 +142,6 @@ class OnnxForward(Listened):
 
 
 def load(path: Path) -> OnnxModel | OnnxPair:
-    """Open an ONNX file, or a folder with the files of an encoder and a decoder."""
     if is_folder(path):
         return OnnxPair(path)
     session = opened(path)
@@ -216,7 +212,6 @@ class OnnxPair:
         self.limits = Limits(has_mask=masked, has_token_types=False, dtype=min(narrow or dtypes, key=len))
 
     def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxPairForward:
-        """Return `forward(source=…, target=…)`; raise `LoadError` if the graphs do not fit the configuration."""
         if config.architecture != "encoder-decoder":
             raise LoadError(
                 f"{self.paths[ENCODER].parent} has an encoder and a decoder, but the checkpoint is a "

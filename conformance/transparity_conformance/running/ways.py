@@ -33,36 +33,24 @@ def _names(model: Any) -> Mapping[str, inspect.Parameter]:
     return {} if takes is None else takes.parameters
 
 
-def _takes(model: Any, name: str) -> bool:
-    """Return whether a model takes an argument. A model with `**kwargs` and a `config` is assumed to take all."""
-    names = _names(model)
-    hands_on = any(each.kind is each.VAR_KEYWORD for each in names.values()) and hasattr(model, "config")
-    return name in names or hands_on
-
-
 def cache_name(model: Any) -> str:
-    """Return the name of the model's argument for a cache; empty if there is no such argument."""
     names = _names(model)
     return next((name for name in CACHES if name in names), "")
 
 
 def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
-    """Run one step of a forward pass with a cache; return the output, and the cache after the step.
-
-    `cache` is the cache before the step, or None in the first step.
-    """
-    name = cache_name(model)
-    settings = {"use_cache": True} if _takes(model, "use_cache") else {}
+    """Run one step with a cache (initially None). Return the output and the next cache."""
+    name, names = cache_name(model), _names(model)
+    # A model with `**kwargs` and a `config` is assumed to take every argument.
+    takes_all = hasattr(model, "config") and any(each.kind is each.VAR_KEYWORD for each in names.values())
+    settings = {"use_cache": True} if takes_all or "use_cache" in names else {}
     before = {} if cache is None else {name: cache}
     returned = model(**inputs, **settings, **before)
     return answer_in(returned), _cache_in(returned, name)
 
 
 def _cache_in(returned: Any, name: str) -> Any:
-    """Return the cache in a model's result: the attribute or key `name`, or the second item.
-
-    Raises `TypeError` if the result contains no cache.
-    """
+    """Return the attribute or key `name`, or the second item. Raise `TypeError` if the result has no cache."""
     found = returned.get(name) if isinstance(returned, Mapping) else getattr(returned, name, None)
     if found is None and isinstance(returned, tuple | list) and len(returned) > 1:
         found = returned[1]
@@ -145,11 +133,7 @@ COTANGENT = "cotangent"
 this input and the model's output."""
 
 
-BESIDE = (COTANGENT,)
-
-
 def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
-    """Return the parameters of a PyTorch module, and the gradients that exist, by name."""
     module, call, differentiate = _differentiation(model, inputs)
     import torch
 
@@ -162,7 +146,6 @@ def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
 
 
 def backward(model: Any, inputs: Tensors) -> Backward:
-    """Run and record the forward and backward pass of `gradients`."""
     module, call, differentiate = _differentiation(model, inputs)
     return run(lambda: listen_backward(call, _learned(module), differentiate))
 
@@ -176,7 +159,6 @@ def _is_module(model: Any) -> bool:
 
 
 def _differentiation(model: Any, inputs: Tensors) -> tuple[Any, Callable[[], Any], Callable[[Any], Sequence[Any]]]:
-    """Return a model's PyTorch module, a function that calls the model, and a function that computes gradients."""
     import torch
 
     module, given = module_in(model), {name: value for name, value in inputs.items() if name != COTANGENT}

@@ -41,10 +41,7 @@ class Bench:
         self.over = functools.cache(self._over)
 
     def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
-        """Return the backend's model, optionally with `weights` or `activations` stored in another precision.
-
-        Cache the model of each `parameters` object, except for large models.
-        """
+        """Return the backend's model, cached unless large. `held` has other precisions for weights or activations."""
         subject = self.subject
         how: dict[str, Any] = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode, **held}
         if is_large(parameters):
@@ -62,8 +59,7 @@ class Bench:
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
         """Return a bench for one claim, which shares this bench's models. If `harness` is false, the new bench has no
-        harness.
-        """
+        harness."""
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same

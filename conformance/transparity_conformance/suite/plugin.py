@@ -37,12 +37,8 @@ LEDGER = pytest.StashKey[Ledger]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("transparity").addoption(
-        "--agreement",
-        default="reports",
-        metavar="DIR",
-        help="folder for agreement.json and agreement.html (default: reports)",
-    )
+    told = "folder for agreement.json and agreement.html (default: reports)"
+    parser.getgroup("transparity").addoption("--agreement", default="reports", metavar="DIR", help=told)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,8 +60,7 @@ def benches() -> Callable[[BackendSubject], Bench]:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Add the environment to the ledger, which contains the evidence; an xdist worker sends the ledger to the
-    controller.
-    """
+    controller."""
     ledger = session.config.stash[LEDGER]
     if ledger.evidence:
         ledger.environment |= environment(ledger)
@@ -119,7 +114,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def environment(ledger: Ledger) -> dict[str, Any]:
-    """Return the versions, the devices, and the precision of matrix products, for all evidence in the ledger."""
     from transparity_conformance.oracle.backends import harness, pinned
 
     described: dict[str, Any] = {"python": platform.python_version()}

@@ -84,10 +84,7 @@ class Ranks:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
-        """Run a task on all ranks, and return the results; raise the first error of a rank.
-
-        If a rank exits or does not reply, stop all ranks, and raise `RanksError`.
-        """
+        """Run a task on all ranks, and return the results. If a rank fails, raise its error; if it hangs, stop all."""
         if not self.connections:
             raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
         try:
@@ -159,7 +156,6 @@ LAUNCHED: dict[str, Ranks] = {}
 
 
 def launched(parts: ShardedHarness) -> Ranks:
-    """Return the ranks of a backend; launch them if they do not run."""
     module = parts.SHARDED
     if module not in LAUNCHED or not LAUNCHED[module].alive:
         LAUNCHED[module] = Ranks(module, parts.processes(MOST_RANKS), devices=MOST_RANKS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from docs.site.pages import ROOT
@@ -32,9 +31,10 @@ def public() -> dict[str, list[str]]:
     """Return the public names of each module: exported names, then other names that pages import."""
     found = {package: list(importlib.import_module(package).__all__) for package in PACKAGES}
     imported: dict[str, set[str]] = {}
-    for module, names in _imports():
-        if not COLUMN.match(module):
-            imported.setdefault(module, set()).update(names)
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for module, names in IMPORT.findall(path.read_text(encoding="utf-8")):
+            if not COLUMN.match(module):
+                imported.setdefault(module, set()).update(name.strip() for name in names.split(","))
     exported = {(id(getattr(importlib.import_module(module), name))) for module in found for name in found[module]}
     for module, listed in sorted(imported.items()):
         own = [name for name in sorted(listed) if id(getattr(importlib.import_module(module), name)) not in exported]
@@ -42,16 +42,9 @@ def public() -> dict[str, list[str]]:
     return {module: names for module, names in found.items() if names}
 
 
-def _imports() -> Iterator[tuple[str, list[str]]]:
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for module, names in IMPORT.findall(path.read_text(encoding="utf-8")):
-            yield module, [name.strip() for name in names.split(",")]
-
-
 def _entry(module: str, name: str) -> str:
     value = getattr(importlib.import_module(module), name)
-    anchor = f"{module.replace('.', '-')}-{name}"
-    heading = f"### `{name}` {{#{anchor}}}\n"
+    heading = f"### `{name}` {{#{module.replace('.', '-')}-{name}}}\n"
     if not callable(value):
         return f"{heading}\n`{type(value).__name__}`\n"
     doc = inspect.getdoc(value) or ""

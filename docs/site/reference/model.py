@@ -45,7 +45,6 @@ def pages() -> dict[str, str]:
 
 
 def systems() -> dict[str, TransformerConfig]:
-    """Return the small versions of the presets and of the families, by name."""
     presets = {name: system.config.resized() for name, system in PRESETS.items()}
     return presets | {name: example_config(name) for name in EXAMPLES}
 
@@ -69,7 +68,6 @@ def _tap_shapes(config: TransformerConfig) -> Shapes:
 
 
 def _names(title: str, shapes: Callable[[TransformerConfig], Shapes]) -> str:
-    """Return a table of names, each with a shape and the models that have the name."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for system, config in systems().items():
         for name, shape in shapes(config).items():

@@ -22,7 +22,6 @@ def page() -> str:
 
 
 def _section(title: str, anchor: str, part: Mapping[str, Any]) -> str:
-    """Return a section about a type of the schema: for an object, a table with a row for each field."""
     told = cell(part.get("description", ""))
     if "properties" not in part:
         told = " ".join([_type(part) + ".", told])
@@ -36,7 +35,6 @@ def _section(title: str, anchor: str, part: Mapping[str, Any]) -> str:
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    """Return the name of a type, with links to other objects."""
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         return f"[{name}](#{name})"

@@ -58,10 +58,7 @@ def _walked_back(
 
 @cache
 def likeness(one: str, other: str) -> float:
-    """Return the likeness of two statements, from 0 to 1.
-
-    It is the mean of two numbers: the likeness of the names that they assign, and the likeness of all their words.
-    """
+    """Return the mean likeness, from 0 to 1, of two statements' assigned names and of all their words."""
     return (_ratio(head(one), head(other)) + _ratio(one, other)) / 2
 
 

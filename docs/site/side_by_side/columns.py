@@ -130,7 +130,6 @@ def _main(subject: str) -> str:
 
 
 def _called(subject: str, main: str) -> set[str]:
-    """Return the main function's name, and the names of all functions that it calls in any column."""
     texts = [part.text for column in _definitions(subject) if main in column for part in column[main].statements]
     return {main, *re.findall(r"\w+(?=\()", " ".join(texts[1:]))}
 
@@ -168,7 +167,6 @@ def _shapes(definition: Definition) -> str:
 
 
 def _row(subject: str, row: list[Statement | None], shown: Columns) -> str:
-    """Return a row as HTML: each column's statement, and the computed value."""
     lines = [_code(statement) if statement else "" for statement in row]
     kind = "same" if len(set(lines)) == 1 else "differs"
     cells = "".join(f'<pre class="cell">{_highlighted(text)}</pre>' for text in lines)
@@ -177,7 +175,6 @@ def _row(subject: str, row: list[Statement | None], shown: Columns) -> str:
 
 
 def _code(statement: Statement) -> str:
-    """Return a statement with its comments, as HTML with lines of the column's width."""
     indent = "    " * statement.depth
     comments = chain(*(textwrap.wrap(comment.lstrip("# "), WIDTH - len(indent) - 2) for comment in statement.comments))
     return "\n".join([*(f"{indent}# {line}" for line in comments), *broken(statement.text, indent, width=WIDTH)])

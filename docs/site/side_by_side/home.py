@@ -36,7 +36,6 @@ AROUND = 3
 
 
 def textbook() -> str:
-    """Return the contents of the picture as three blocks of code."""
     blocks = []
     for index, title in enumerate(three_columns.COLUMNS):
         code = "\n".join(row[index] for row in three_columns.rows())
@@ -45,14 +44,11 @@ def textbook() -> str:
 
 
 def files() -> dict[str, str]:
-    """Return the files of the page's example, by name."""
     found = re.findall(r"(?ms)^```python\n(# (\w+\.py)\n.*?)^```$", PAGE.read_text(encoding="utf-8"))
     return {name: text for text, name in found}
 
 
 def answer() -> str:
-    """Return the section as Markdown, cached until the page or the checker changes."""
-
     def make() -> str:
         with tempfile.TemporaryDirectory() as folder:
             for name, text in files().items():
@@ -65,7 +61,6 @@ def answer() -> str:
 
 
 def section(found: Mapping[str, Any]) -> str:
-    """Return both lines side by side, with the checker's sentence about them."""
     both = "\n".join(f"<div markdown>\n{_around(found[side])}\n</div>" for side in ("yours", "theirs"))
     title = "## Two implementations, side by side"
     link = "[Check a port of any model against another implementation of it](against.md)"

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from itertools import accumulate, pairwise
 
 SEPARATOR = re.compile(r" (?:else|and) |(?<=,) ")
 """A pattern for the places outside brackets at which a line may be broken."""
-
-
-def joined(node: ast.AST, source: str) -> str:
-    return in_one_line(ast.get_source_segment(source, node) or "")
 
 
 def in_one_line(text: str) -> str:
@@ -54,7 +49,6 @@ def longest_brackets(line: str, room: int) -> tuple[int, int]:
 
 
 def filled(inner: str, indent: str, *, width: int) -> list[str]:
-    """Return the items of a list in lines, with as many items per line as fit."""
     cuts = [0, *(index + 1 for index in outside_brackets(inner) if inner[index] == ","), len(inner)]
     lines = [""]
     for item in (inner[begin:end].strip() for begin, end in pairwise(cuts)):

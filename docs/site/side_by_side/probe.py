@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
-from docs.site.pages import ROOT
+from docs.site.pages import ROOT, TITLES
 from docs.site.side_by_side.sources import Statement, definitions
 
 from transparity.config import TransformerConfig
@@ -103,7 +103,6 @@ def _parameters(config: TransformerConfig) -> dict[str, np.ndarray]:
 
 
 def watched() -> dict[LINES, Seen]:
-    """Return the values of every statement that runs in one of the models."""
     seen: dict[LINES, Seen] = {}
     statements = {str(path): _by_line(path) for path in sorted(COLUMN.rglob("*.py"))}
     for name, config in models().items():
@@ -170,7 +169,10 @@ class _Watcher:
             return
         values = {name: frame.f_locals[name] for name in statement.targets if name in frame.f_locals}
         if values := {"returns": result} if statement.returns else values:
-            self.found[key], self.caller[key] = _copied(values), number
+            self.caller[key] = number
+            # Copy arrays, because caches are updated in place.
+            copied = {each: value.copy() if isinstance(value, np.ndarray) else value for each, value in values.items()}
+            self.found[key] = copied
 
     def place(self, file: str, line: int) -> tuple[LINES, Statement | None]:
         statement = self.statements[file].get(line)
@@ -200,20 +202,14 @@ def _watching(statements: dict[str, dict[int, Statement]], seen: dict[LINES, See
         seen.setdefault(key, Seen(values, model, watcher.taps.get(key)))
 
 
-def _copied(values: dict[str, Any]) -> dict[str, Any]:
-    """Return copies of arrays, because caches are updated in place."""
-    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in values.items()}
-
-
 def agreements() -> dict[tuple[str, str], Agreement]:
-    """Return the differences of each column in float32 from NumPy in float64, by model and tap."""
     columns = {entry.name: entry.load() for entry in entry_points(group="transparity.backends")}
     found = {}
     for name, config in models().items():
         parameters, given = _parameters(config), tokens(config)
         exact: dict[str, Any] = {}
         transformer(config, parameters, **given, tap=recording(exact))
-        answers = {column: columns[column](config, parameters, dtype="float32")(**given) for column in _ORDER}
+        answers = {column: columns[column](config, parameters, dtype="float32")(**given) for column in TITLES}
         for tap, value in exact.items():
             largest = max(float(np.abs(value).max()), np.finfo(float).tiny)
             differences = {
@@ -222,6 +218,3 @@ def agreements() -> dict[tuple[str, str], Agreement]:
             }
             found[name, tap] = Agreement(tap, name, differences)
     return found
-
-
-_ORDER = ("numpy", "pytorch", "flax")

@@ -43,7 +43,6 @@ class Definition:
 
 
 def definitions(source: str) -> dict[str, Definition]:
-    """Return the definitions at the top level of a file, by common name, in order."""
     reader = _Reader(source)
     return {found.name: found for node in ast.parse(source).body for found in reader.defined(node)}
 
@@ -147,7 +146,6 @@ class _Reader:
 
 
 def _results(node: ast.stmt) -> tuple[tuple[str, ...], bool]:
-    """Return the names that a statement assigns, and whether it is a return."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     names = [part.id for target in targets if target for part in ast.walk(target) if isinstance(part, ast.Name)]
     stored = [name for name in names if not isinstance(node, ast.For)]
@@ -155,7 +153,6 @@ def _results(node: ast.stmt) -> tuple[tuple[str, ...], bool]:
 
 
 def _signature(node: ast.FunctionDef) -> str:
-    """Return a function's first line, without annotations."""
     bare = ast.parse(ast.unparse(ast.FunctionDef(node.name, node.args, [ast.Pass()], [], lineno=0))).body[0]
     for part in ast.walk(bare):
         if isinstance(part, ast.arg):

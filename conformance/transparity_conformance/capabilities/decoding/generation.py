@@ -53,7 +53,6 @@ def _why_not_generated(probe: Probe, dtype: str) -> str:
 
 
 def why_no_decoder(probe: Probe, dtype: str) -> str:
-    """Return why a model cannot generate tokens; empty if it can generate tokens."""
     if not probe.config.has_decoder:
         return "an encoder without a decoder generates no tokens"
     return "" if probe.config.head == "logits" else f"the head is {probe.config.head!r}, which returns no tokens"
@@ -86,16 +85,13 @@ def _token_shapes(key: str, request: Request) -> Shapes:
 
 
 def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
-    given = (request.prompt.astype(np.int64), request.steps)
-    tokens = call_port(
-        port.built_for(request.config, request.parameters).generate, *given, **request.named(*way.keywords)
-    )
+    generate, named = port.built_for(request.config, request.parameters).generate, request.named(*way.keywords)
+    tokens = call_port(generate, request.prompt.astype(np.int64), request.steps, **named)
     return {f"{key}/tokens": _as_tokens(tokens)}
 
 
 @np.errstate(all="ignore")  # a port may return numbers that overflow
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the tokens of each request, and for beam search also the scores."""
     given = [(request, answers[f"{key}/tokens"], answers.get(f"{key}/scores")) for key, request in requests.items()]
     dtype = forward.dtype
     found = [
@@ -115,7 +111,6 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 def _explains(
     fault: SimulatedFault, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str
 ) -> bool:
-    """Return whether a port with this fault would return the same tokens and scores."""
     if scores is None:
         return not is_large(request.parameters) and np.array_equal(tokens, simulated_tokens(fault.simulate, request))
     simulated, simulated_scores = simulated_beams(fault.simulate, request)
@@ -142,7 +137,6 @@ def _describe(request: Request) -> dict[str, Any]:
 
 
 def _tensors(request: Request, probe: Probe) -> Arrays:
-    """Return a request's arrays: prompt, source, lengths, random numbers, and changed parameters."""
     arrays = {name: getattr(request, name) for name in ("prompt", "source", "lengths", "uniforms")}
     changed = {
         f"parameters/{name}": value for name, value in request.parameters.items() if value is not probe.parameters[name]
@@ -161,9 +155,8 @@ def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> 
 
 def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps, request.beams)
-    answer = call_port(
-        port.built_for(request.config, request.parameters).beam_search, *given, **request.named(*way.keywords)
-    )
+    search, named = port.built_for(request.config, request.parameters).beam_search, request.named(*way.keywords)
+    answer = call_port(search, *given, **named)
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise TypeError("the result is not a pair; expected (tokens, scores)")
     scores = as_numbers(answer[1])
@@ -176,8 +169,7 @@ def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers
 
 def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
     """Pad tokens to the largest possible width, because equally good results may have different lengths."""
-    width = request.prompt.shape[1] + request.steps
-    missing = max(0, width - tokens.shape[1])
+    missing = max(0, request.prompt.shape[1] + request.steps - tokens.shape[1])
     return np.pad(tokens, ((0, 0), (0, missing)), constant_values=request.config.filling_id)
 
 
@@ -198,8 +190,7 @@ def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -
         asked_for = of_probe(first_of(forward.probes)[1])
         calls = [call for call in crossing_calls(forward.reached) if not call.config.angle_limits]
         across = map(asked_for.across, calls) if asked_for.across else ()
-        found = [*asked_for.further, *across]
-        return {f"{claim}.further.{i}": each for i, each in enumerate(found)}
+        return {f"{claim}.further.{i}": each for i, each in enumerate([*asked_for.further, *across])}
 
     return Way(claim, requests, further=further, **options)
 

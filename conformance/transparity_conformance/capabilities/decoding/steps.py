@@ -172,7 +172,6 @@ def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.nda
 
 @np.errstate(all="ignore")  # a port may return any number
 def judge_steps(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Compare the logits of steps with the logits of one forward pass."""
     logits = {
         request: np.concatenate([answers[name].astype(np.float64) for name in _shapes(key, request)], axis=1)
         for key, request in requests.items()

@@ -174,7 +174,6 @@ def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
 
 
 def averaged_in_parts(name: str, part: str, count: int) -> list[SimulatedFault]:
-    """Return faults in which each of `count` parts of a batch averages its own loss."""
     return [
         SimulatedFault(
             name,

@@ -163,13 +163,8 @@ class Disagreement:
         for factor, says in ((ranks, f"{ranks} ×"), (1 / ranks, f"1/{ranks} ×")):
             settled = {name: self.gradients[name] / factor for name in self.wrong if name in self.gradients}
             if len(self.wrong) < len(self.budgets) and math.isfinite(rest := self.left(settled)):
-                yield Cause(
-                    "gradient-of-replicas",
-                    f"the gradients of {self.named} are {says} the reference's",
-                    factor,
-                    rest,
-                    1.0,
-                )
+                why = f"the gradients of {self.named} are {says} the reference's"
+                yield Cause("gradient-of-replicas", why, factor, rest, 1.0)
 
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
         """Yield causes: missing gradients, or a common factor. `actual` has the port's derivatives."""
@@ -251,7 +246,6 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the gradients of each request; return the first failure, or else the result with the largest error."""
     found = not_compared()
     for index, (key, probe) in enumerate(requests.items()):
         each = _judge_one(way, key, probe, answers, forward, at_once=index > 0)
@@ -267,7 +261,8 @@ def _judge_one(
     """Judge the gradients of one batch, and the loss that the port returned together with them."""
     forward = _passed(key, probe, forward)
     unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
-    found, loss = not_compared(*_of_unknown(unknown)), None
+    by_reason = {why: [name for name, reason in unknown.items() if reason == why] for why in unknown.values()}
+    found, loss = not_compared(*(f"gradients: {some(names)}: {why}" for why, names in by_reason.items())), None
     if set(unknown) >= set(filter(is_learned, probe.parameters)):
         return found
     if key not in forward.probes and f"{key}/loss_and_gradients" in answers:
@@ -291,13 +286,6 @@ def _judge_one(
         ((first,), cause) = of_gradients.faults, cause_of(fault, 1.0)
         of_gradients = dataclasses.replace(of_gradients, faults=(dataclasses.replace(first, causes=(cause,)),))
     return found + of_gradients
-
-
-def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:
-    """Yield one line for each reason why gradients are unknown."""
-    for why in dict.fromkeys(unknown.values()):
-        names = [name for name, reason in unknown.items() if reason == why]
-        yield f"gradients: {some(names)}: {why}"
 
 
 def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:

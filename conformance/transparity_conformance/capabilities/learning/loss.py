@@ -78,7 +78,8 @@ def judge_losses(
     budgets = {key: _budget(probes[key], logits[key], forward.dtype) for key in given}
 
     def exact(loss: Loss) -> dict[str, np.float64]:
-        return {key: np.float64(_exactly(loss, probes[key], logits[key])) for key in given}
+        inputs = ((key, logits[key].astype(np.float64), loss_inputs(probes[key])[0]) for key in given)
+        return {key: np.float64(loss(wide, targets, probes[key].config.pad_id)) for key, wide, targets in inputs}
 
     def errors(loss: Loss) -> dict[str, float]:
         return {key: gap(np.array(given[key]), np.array(value)) for key, value in exact(loss).items()}
@@ -93,8 +94,7 @@ def judge_losses(
         grown = _grown(given, right, budgets)
         explaining = [each for each in left if all(share(left[each][key], grown[key]) <= 1 for key in given)]
         known.extend(fault.simulate for fault in explaining[:1])
-        uniform = exact(functools.partial(cross_entropy, label_smoothing=1.0))
-        fitted = _fitted(given, right, uniform, budgets, worst)
+        fitted = _fitted(given, right, exact(functools.partial(cross_entropy, label_smoothing=1.0)), budgets, worst)
         return [cause_of(fault, off[worst], left[fault][worst]) for fault in explaining] or list(fitted)[:1]
 
     found = result(name, Judged(off[worst], budgets[worst], worst), explain, probe=worst)
@@ -129,15 +129,9 @@ def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str,
         yield Cause("loss-scale", says, value, float(left[at]), float(1 - left[at] / before))
 
 
-def _exactly(loss: Loss, probe: Probe, logits: np.ndarray) -> np.ndarray:
-    targets = targets_of(probe.config, probe.inputs).astype(np.int64)
-    return np.asarray(loss(logits.astype(np.float64), targets, probe.config.pad_id))
-
-
 def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
     """Return a loss's tolerance. The port may compute the loss from logits that are not yet rounded to its dtype."""
-    targets: np.ndarray = targets_of(probe.config, probe.inputs).astype(np.int64)
-    arrays = {"logits": logits.astype(np.float32), "targets": targets}
+    arrays = {"logits": logits.astype(np.float32), "targets": loss_inputs(probe)[0]}
     oracle = function_oracle("training.loss.cross_entropy", arrays, pad_id=probe.config.pad_id)
     # The loss is a mean of differences between two logits, so its error is at most twice the error of a logit.
     return oracle.budget("result", dtype) + 2 * probe.oracle.budget("logits", dtype)

@@ -89,7 +89,6 @@ def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
 
 @functools.lru_cache(maxsize=KEPT_CONFIGURATIONS)
 def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
-    """Return a batch for each step; the targets are the next tokens."""
     random = np.random.default_rng(3)
     made = []
     for step in range(STEPS):

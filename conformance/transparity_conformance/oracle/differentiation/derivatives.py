@@ -107,10 +107,7 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return each parameter's derivatives in float64, one per direction.
-
-        The order of the parameters is the order in which the loss uses them.
-        """
+        """Return each parameter's derivatives in float64, one per direction, in the order of the loss's computation."""
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
@@ -176,8 +173,7 @@ def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
 
 
 ALL_AT_ONCE = 8
-"""The number of directions that change all parameters. Nearly every such direction reveals a wrong gradient.
-"""
+"""The number of directions that change all parameters. Nearly every such direction reveals a wrong gradient."""
 
 FAINTEST = 1e-2
 """Directions are divided by the norm of the parameter's gradient, or at least by this share of the median norm.
@@ -233,7 +229,10 @@ def loss_and_gradients(
         changed: dict[str, Any] = dict(parameters)
         for name in dict(some):
             mine = {row: number for row, (other, number) in enumerate(some) if other == name}
-            units = _unit_vectors(parameters[name].shape)
+            shape = parameters[name].shape
+            numbers = np.indices(shape).reshape(len(shape), -1)
+            # The direction of an entry is the outer product of unit vectors.
+            units = tuple(np.eye(size)[index] for size, index in zip(shape, numbers, strict=True))
             changed[name] = Leaning(parameters[name], of_rows(units, mine, len(some), len(targets)))
         given: dict[str, Any] = {name: repeated(value, len(some)) for name, value in tokens.items()}
         logits = transformer(config, changed, **given, training=training)
@@ -245,15 +244,6 @@ def loss_and_gradients(
     return loss_of(config, parameters, targets, training=training, **tokens), gradients
 
 
-def _unit_vectors(shape: tuple[int, ...]) -> Directions:
-    """Return a direction for each entry of a parameter, in order: the outer product of unit vectors."""
-    numbers = np.indices(shape).reshape(len(shape), -1)
-    return tuple(np.eye(size)[index] for size, index in zip(shape, numbers, strict=True))
-
-
-_train = functools.partial(train, differentiate=loss_and_gradients)
-
-
 def training_oracle(
     config: TransformerConfig,
     parameters: Arrays,
@@ -261,13 +251,12 @@ def training_oracle(
     training: Training,
     by: Callable[..., tuple[list[float], Arrays]] | None = None,
 ) -> Oracle:
-    """Return the oracle of a training run with one step per batch; its results are `losses` and learned parameters.
+    """Return the oracle of training, with `losses` and learned parameters. `by` trains instead of the reference."""
 
-    If the function `by` is given, it trains instead of the reference.
-    """
+    trained = by or functools.partial(train, differentiate=loss_and_gradients)
 
     def run(arrays: Arrays, tap: Tap) -> None:
-        losses, learned = (by or _train)(config, arrays, batches, training)
+        losses, learned = trained(config, arrays, batches, training)
         for name, value in {"losses": np.array(losses), **learned}.items():
             tap(name, value)
 

@@ -38,12 +38,7 @@ class Leaning(NDArrayOperatorsMixin):
     """
 
     def __init__(
-        self,
-        value: Any,
-        vectors: Directions,
-        *,
-        is_transposed: bool = False,
-        used: Callable[[], Any] = lambda: None,
+        self, value: Any, vectors: Directions, *, is_transposed: bool = False, used: Callable[[], Any] = lambda: None
     ) -> None:
         if len(vectors) not in (1, 2):
             raise TypeError(f"a parameter has {len(vectors)} axes; expected one or two")
@@ -171,6 +166,5 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
 
 def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
     """Return whether rows of a batch are independent. Rows affect each other through batch norm in training, and
-    through experts that take a limited number of tokens.
-    """
+    through experts that take a limited number of tokens."""
     return not (training and config.norm == "batch") and not most_experts(config)

@@ -159,8 +159,7 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 @dataclasses.dataclass(frozen=True)
 class _Small:
     """A small copy of a configuration, with weights, inputs and logits. This object also has the names of the fields
-    that the reference reads.
-    """
+    that the reference reads."""
 
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]
@@ -219,7 +218,6 @@ def _exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tupl
 
 
 def is_visible(probe: Probe, change: Change) -> bool:
-    """Return whether a change of a field changes the reference's logits on a probe by more than rounding."""
     known: dict[Change, bool] = probe.visible_changes
     if change not in known:
         other = changed(probe.config, change)

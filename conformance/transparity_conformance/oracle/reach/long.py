@@ -38,15 +38,13 @@ from transparity_numpy.transformer import transformer
 BLOCK = 128
 """The number of queries per block, as in the reference's fused attention."""
 
-Make = Callable[[slice, slice], np.ndarray]
-
 
 @dataclass(frozen=True)
 class Rows:
     """An array (batch, heads, queries, keys) whose parts are computed on request."""
 
     keys: int
-    make: Make
+    make: Callable[[slice, slice], np.ndarray]
 
     __array_ufunc__ = None  # makes NumPy arrays use `__rand__` for `&`
 
@@ -69,8 +67,7 @@ def part(value: Rows | np.ndarray, queries: slice, keys: slice) -> np.ndarray:
 
 def _target_mask(positions: np.ndarray, visible: np.ndarray, kind: Any) -> Rows:
     return Rows(
-        visible.shape[1],
-        lambda queries, keys: target_mask(positions[:, queries] - keys.start, visible[:, keys], kind),
+        visible.shape[1], lambda queries, keys: target_mask(positions[:, queries] - keys.start, visible[:, keys], kind)
     )
 
 
@@ -189,10 +186,7 @@ class LongOracle:
         return (batch, self.config.head_size) if self.config.is_pooled else (batch, length, self.config.head_size)
 
     def noise(self, dtype: str) -> float:
-        """Return the reference's own error in `dtype`.
-
-        The measurement uses the formula for position tables that has the largest error.
-        """
+        """Return the reference's own error in `dtype`, with the position tables of `farthest_formula`."""
         if dtype not in self._noise:
             measured = "float32" if dtype == "float64" else dtype
             index = IN_BLOCKS[farthest_formula(self.config)]
@@ -229,13 +223,10 @@ class LongOracle:
         return states[:, None] if config.is_pooled else states
 
     def _head(self, states: np.ndarray, dtype: str) -> np.ndarray:
-        return rounded(HEADS[self.config.head](self.config, self._of_head(dtype), states), dtype)
-
-    def _of_head(self, dtype: str) -> Any:
-        stack = self.config.stacks[-1]
-        read = ("head.", "head_", "pooler.", f"{stack}.token_embedding.")
+        read = ("head.", "head_", "pooler.", f"{self.config.stacks[-1]}.token_embedding.")
         complete = shared(self.config, self.parameters)
-        return nest({name: rounded(value, dtype) for name, value in complete.items() if name.startswith(read)})
+        tree = nest({name: rounded(value, dtype) for name, value in complete.items() if name.startswith(read)})
+        return rounded(HEADS[self.config.head](self.config, tree, states), dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,10 +249,7 @@ class LongProbe(ReachProbe):
 
 
 def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collection[int]) -> list[LongProbe]:
-    """Return probes with long prompts of the given lengths, shortest first.
-
-    Raises `ConfigError` if a length exceeds `max_length`, or if a prompt does not fit into memory.
-    """
+    """Return long prompts, shortest first. Raise `ConfigError` if one exceeds `max_length` or the memory."""
     for length in lengths:
         if not 1 <= length <= config.max_length:
             raise ConfigError(

@@ -86,8 +86,7 @@ class LogitsOracle(Oracle):
     def _measure(self, dtype: str) -> dict[str, float]:
         if dtype == "float64":
             return super()._measure(dtype)
-        variants = IN_BLOCKS if self.has_tables else IN_BLOCKS[:1]
-        errors = [self._error(dtype, index) for index in variants]
+        errors = [self._error(dtype, index) for index in (IN_BLOCKS if self.has_tables else IN_BLOCKS[:1])]
         errors += [self._error(dtype, index, neighbour(self.arrays, index)) for index in range(self.points)]
         return {"logits": max(errors)}
 
@@ -264,10 +263,7 @@ Accepts = Callable[[TransformerConfig], bool]
 def reach_of(
     config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True, accepts: Accepts = lambda config: True
 ) -> tuple[ReachModel, ...]:
-    """Return the model itself, a narrow model for longer sequences, and a deep model.
-
-    If the user provides the `parameters` (`is_drawn` is false), return only the model itself.
-    """
+    """Return the model itself. If its parameters are drawn, add a narrow model for longer texts, and a deep model."""
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
     calls = few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
@@ -361,15 +357,9 @@ def narrow(config: TransformerConfig, longest: int, **others: Any) -> Transforme
 
     Rotary heads keep their width, because angles depend on the width. `others` are further sizes to replace.
     """
-    sizes: dict[str, Any] = {"max_length": longest, "sliding_window": config.sliding_window}
-    for name in (
-        "rotary_original_length",
-        "query_temperature_length",
-        "relative_buckets",
-        "relative_max_distance",
-        "layer_overrides",
-    ):
-        sizes[name] = getattr(config, name)
+    kept = ("rotary_original_length", "query_temperature_length", "relative_buckets", "relative_max_distance")
+    sizes: dict[str, Any] = {name: getattr(config, name) for name in (*kept, "sliding_window", "layer_overrides")}
+    sizes["max_length"] = longest
     for name in ("num_encoder_layers", "num_decoder_layers"):
         sizes[name] = min(max(PROBE_SIZES[name], len(config.layer_kinds)), getattr(config, name))
     if config.positions == "rotary":
@@ -431,10 +421,7 @@ def _crossing(config: TransformerConfig, longest: int) -> list[int]:
 
 
 def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:
-    """Return each model's longest call, and its calls just beyond a threshold, in ascending order of length.
-
-    In these calls, the checker also compares capabilities such as generation.
-    """
+    """Return each model's longest call, and its calls just beyond a threshold, in ascending order of length."""
     chosen: dict[tuple[int, int], ReachProbe] = {}
     every = [probe for probe in reached if probe.name.partition(",")[0] not in ("wide", "vocabulary")]
     longest: dict[int, int] = {}

@@ -26,8 +26,7 @@ MOST_CALLS = 4
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:
     """Return the model and its calls. Together, the calls contain every token id in ascending order, or as many ids as
-    time allows.
-    """
+    time allows."""
     model = ReachModel(ITSELF, config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
     rows = -(-max((len(_tokens(config, name)) for name in config.token_inputs), default=0) // length)
@@ -81,7 +80,6 @@ def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[i
     """
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)
-    chosen = (
-        np.resize(every, count) if count >= len(every) else every[np.linspace(0, len(every) - 1, count).astype(int)]
-    )
-    return chosen.reshape(len(calls), batch, lengths[0])
+    if count < len(every):
+        every = every[np.linspace(0, len(every) - 1, count).astype(int)]
+    return np.resize(every, (len(calls), batch, lengths[0]))

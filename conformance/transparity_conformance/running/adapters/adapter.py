@@ -34,8 +34,7 @@ class Adapter:
 
     lines: Lines
     """For each parameter, the line that selects the port's elements. In a parameter's name and in its line, `{i}`
-    stands for a layer's number.
-    """
+    stands for a layer's number."""
     zero: Sequence[str] = ()
     """Lines that select the port's elements that are set to 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()
@@ -46,10 +45,7 @@ class Adapter:
     def tensors(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Return the port's `tensors`, filled with the reference's `parameters`.
-
-        Raises `AdapterError` if a parameter has no tensor, or if a tensor has no line.
-        """
+        """Return `tensors`, filled with `parameters`. Raise `AdapterError` if a parameter or a tensor has no line."""
         filling, shapes = _Filling(tensors, config), parameter_shapes(config)
         known = {*shapes, *map(in_every_layer, shapes)}
         if unknown := [name for name in self.lines if name not in known]:
@@ -163,7 +159,6 @@ def read_adapter(path: str | Path) -> Adapter:
 
 
 def written(adapter: Adapter, remarks: Sequence[str]) -> str:
-    """Return the text of an adapter's file; `remarks` become comments at the start."""
     text = "".join(f"# {safe(line)}\n" for line in remarks)
     for key, names in (("zero", adapter.zero), ("unused", adapter.unused)):
         if names:

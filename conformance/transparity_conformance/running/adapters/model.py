@@ -24,8 +24,7 @@ from transparity_conformance.running.inputs import FRAMEWORKS, is_instance
 
 Make = Callable[..., Any]
 """A class or function that builds a model. The class or function takes nothing, or a configuration, or a configuration
-and parameters.
-"""
+and parameters."""
 
 
 @dataclass(eq=False)
@@ -46,8 +45,7 @@ class Model:
 
     def own(self) -> None:
         """Make this model the owner of `memory`, which several models may share. First save the previous owner's
-        tensors, so that the previous owner can still be called.
-        """
+        tensors, so that the previous owner can still be called."""
         if self.memory is None:
             return
         before = _OWNERS.get(id(self.memory))
@@ -128,7 +126,6 @@ def _checked(model: Model, name: str, made: Any) -> Model:
 
 
 def _opened(made: Any, config: TransformerConfig | None) -> Model:
-    """Return the `Model` of a module, of a function that calls a module, or of a pair (function, parameters)."""
     if is_instance(made, "flax.linen", "Module"):
         made = modules.initialised(made)
     if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):

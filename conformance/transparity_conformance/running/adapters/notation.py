@@ -28,13 +28,7 @@ from transparity.taps import in_every_layer, in_layer
 from transparity.text import safe
 from transparity_conformance.capabilities.port_calls import PortError
 
-SIZES = {
-    "D": "embed_dim",
-    "N": "num_heads",
-    "K": "key_value_heads",
-    "H": "head_dim",
-    "F": "feed_forward_dim",
-}
+SIZES = {"D": "embed_dim", "N": "num_heads", "K": "key_value_heads", "H": "head_dim", "F": "feed_forward_dim"}
 """The letters for sizes. Each letter stands for a field or a property of the configuration."""
 
 OF_IMAGES = {"C": "image_channels", "P": "patch_size"}
@@ -123,8 +117,7 @@ def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
 
 def parted(text: str, names: Shapes) -> tuple[str, str]:
     """Split a line into a tensor's name and the steps after the name. If a name in `names` ends like a step, this step
-    belongs to the name.
-    """
+    belongs to the name."""
     if text in names:
         return text, ""
     found = STEPS.fullmatch(text.strip())

@@ -42,7 +42,6 @@ class EquinoxForward:
 
 
 def _called(model: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return the arrays of a module in inference mode, and a function that calls the module with given arrays."""
     arrays, rest = eqx.partition(eqx.nn.inference_mode(model), eqx.is_array)
 
     def call(arrays: Any, args: list[Any], named: dict[str, Any]) -> Any:

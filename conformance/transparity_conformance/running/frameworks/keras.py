@@ -94,8 +94,7 @@ def _without_gradients() -> contextlib.AbstractContextManager[Any]:
 
 def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield the variables of a layer, then the variables of its sublayers. `above` contains the `id` of each enclosing
-    layer, which is skipped.
-    """
+    layer, which is skipped."""
     children = {name: child for name, child in _children(layer).items() if id(child) not in above}
     inside = {id(variable) for child in children.values() for variable in child.weights}
     named = {id(value): name.lstrip("_") for name, value in vars(layer).items() if isinstance(value, keras.Variable)}
@@ -122,8 +121,7 @@ def _children(layer: Any) -> dict[str, Any]:
 
 def _name(layer: Any) -> str:
     """Return a layer's name: `block.3` for block_3. For dense_3 of the class `Dense`, return `dense`, because Keras
-    added the number.
-    """
+    added the number."""
     found = re.fullmatch(r"(.+)_(\d+)", layer.name)
     if found is None:
         return str(layer.name)

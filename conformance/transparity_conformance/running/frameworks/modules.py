@@ -38,19 +38,16 @@ CLASSES = (("keras", "Layer", "keras"), ("equinox", "Module", "equinox"))
 
 
 def kind_of(model: Any) -> Kind | None:
-    """Return the `Kind` of a Keras or Equinox module. Return None for all other objects."""
     name = next((file for package, kind, file in CLASSES if is_instance(model, package, kind)), None)
     return None if name is None else cast(Kind, importlib.import_module(f"{__package__}.{name}"))
 
 
 def of_build(made: Any, config: TransformerConfig) -> Any:
-    """Return the forward pass of the object that a port's `build(config, parameters)` has returned."""
     kind = kind_of(made)
     return made if kind is None else kind.forward_of(made, config)
 
 
 def module_in(function: Any) -> Any:
-    """Return the PyTorch module that a function uses, or None."""
     return next((node for node in contents_of(function) if is_instance(node, "torch.nn", "Module")), None)
 
 
@@ -91,7 +88,6 @@ def is_module(port: Any) -> bool:
 
 
 def initialised(module: Any) -> tuple[Callable[..., Any], Any]:
-    """Return (function, parameters) for a flax linen module, with new random parameters."""
     import jax
     import jax.numpy as jnp
 
@@ -168,27 +164,18 @@ def tensors_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def buffers_of(model: Any) -> dict[str, ModuleTensor]:
-    """Return the buffers in the state dict, and the frozen parameters, of a PyTorch module; empty for other modules.
-
-    For example, Whisper's position table is a frozen parameter.
-    """
+    """Return a PyTorch module's saved buffers and frozen parameters, such as Whisper's position table."""
     if not is_instance(model, "torch.nn", "Module"):
         return {}
     saved = model.state_dict(keep_vars=True)
-    buffers = {name: value for name, value in model.named_buffers() if name in saved and not name.endswith(STATISTICS)}
     learned = tensors_of(model)
-    frozen = {
-        name: value for name, value in model.named_parameters() if not value.requires_grad and name not in learned
-    }
-    every = frozen | buffers
-    return {name: _tensor(value) for name, value in every.items() if value.is_floating_point() and value.numel()}
+    found = {name: value for name, value in model.named_parameters() if not value.requires_grad and name not in learned}
+    found |= {name: value for name, value in model.named_buffers() if name in saved and not name.endswith(STATISTICS)}
+    return {name: _tensor(value) for name, value in found.items() if value.is_floating_point() and value.numel()}
 
 
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
-    """Return the tensors of the model that a function uses. If it uses no model, return an empty dict.
-
-    Search the function, its bound object, its attributes and its variables.
-    """
+    """Return the tensors of the first model in `contents_of` a function. If it uses no model, return an empty dict."""
     return next((tensors for node in contents_of(function) if (tensors := tensors_of(node))), {})
 
 
@@ -215,28 +202,20 @@ def _of_torch(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
 
 
 def _tensor(value: Any) -> ModuleTensor:
-    return ModuleTensor(functools.partial(_torch_numbers, value), functools.partial(_torch_write, value))
-
-
-def _torch_numbers(value: Any) -> np.ndarray:
     import torch
 
-    return value.detach().to("cpu", torch.float32, copy=True).numpy()
+    def write(numbers: np.ndarray) -> None:
+        with torch.no_grad():
+            value.copy_(torch.from_numpy(np.ascontiguousarray(numbers)).view(value.shape))
 
-
-def _torch_write(value: Any, numbers: np.ndarray) -> None:
-    import torch
-
-    with torch.no_grad():
-        value.copy_(torch.from_numpy(np.ascontiguousarray(numbers)).view(value.shape))
+    return ModuleTensor(lambda: value.detach().to("cpu", torch.float32, copy=True).numpy(), write)
 
 
 def _of_nnx(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     from flax import nnx
 
     for path, variable in nnx.state(model).flat_state():
-        is_kept = isinstance(variable, nnx.Param | nnx.BatchStat)
-        if is_kept and variable[...].dtype.kind == "f":
+        if isinstance(variable, nnx.Param | nnx.BatchStat) and variable[...].dtype.kind == "f":
             read = functools.partial(_numbers, variable, ...)
             yield ".".join(map(str, path)), ModuleTensor(read, functools.partial(_nnx_write, model, path))
 

@@ -37,8 +37,7 @@ LONGEST_TIMEOUT = 1e6
 
 def checked_timeout(seconds: float | None) -> float:
     """Check a timeout, and return it; without a timeout, return the default. Raise `UsageError` for a value out of
-    range.
-    """
+    range."""
     if seconds is None:
         return TIMEOUT
     if not 0 < seconds <= LONGEST_TIMEOUT:
@@ -87,7 +86,6 @@ class PortProcess:
         return self.process.poll() is None
 
     def processor_seconds(self) -> float | None:
-        """Return the processor time of the process and its finished children; None on systems without `/proc`."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:

@@ -166,19 +166,16 @@ class IsolatedBuild(_Described):
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
         """Return a copy of this port that loads folders of the family `model_type`. Without a `model_type`, the copy is
-        a `build`.
-        """
+        a `build`."""
         return IsolatedBuild(self.process, model_type)
 
     def on(self, process: ProcessGroup) -> IsolatedBuild:
         return IsolatedBuild(process, self.model_type, self.edit)
 
     def edited(self, edit: Edit) -> IsolatedBuild:
-        """Return the same loader, which applies an edit to every folder before it is loaded."""
         return IsolatedBuild(self.process, self.model_type, edit)
 
     def reported(self, folder: str, names: Sequence[str]) -> list[str]:
-        """Return the tensors that the loader reports as missing if `folder` lacks the tensors `names`."""
         given = self.process.loaded()[0], self.model_type, self.process.folder(), folder, list(names)
         return list(self.process.answer("load(folder)", "reported", *given))
 
@@ -186,7 +183,6 @@ class IsolatedBuild(_Described):
         self.process.stop()
 
     def limits(self) -> dict[str, Any]:
-        """Return the fields of `Limits`, which describe the calls that an exported model accepts."""
         return dict(self.process.answer("the request for its limits", "limits", self.process.loaded()[0]))
 
     def __call__(self, *args: Any, **named: Any) -> RemotePort:
@@ -209,10 +205,7 @@ class IsolatedBuild(_Described):
         return forward
 
     def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
-        """Build and return a port's model with its own weights.
-
-        Pass `parameters` if the port takes parameters. Without a configuration, inputs have the model's own names.
-        """
+        """Build a port's model with its own weights. Without a configuration, inputs have the model's own names."""
         return IsolatedModel(self.process, self._built((config, dict(parameters)), {})[0], config)
 
     def _built(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Handle, Any, Mapping[str, Any]]:

@@ -43,8 +43,7 @@ class Differing:
         numbers = [np.asarray(value) for value in values if value is not None]
         self.last[name] = numbers
         largest = float(np.abs(np.nan_to_num(numbers[0])).max(initial=0.0))
-        exact = numbers[0].dtype.kind in "iub"
-        relative = gap / largest if largest and not exact else np.inf
+        relative = gap / largest if largest and numbers[0].dtype.kind not in "iub" else np.inf
         if name not in self.worst or relative > self.worst[name].relative:
             self.worst[name] = Replicas(name, relative, gap, (0, rank))
 

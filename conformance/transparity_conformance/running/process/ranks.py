@@ -102,10 +102,7 @@ class ProcessGroup:
         return self._loaded
 
     def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
-        """Send a request to all ranks, and return the joined answer, which may have at most `largest` bytes.
-
-        Messages call the request `what`.
-        """
+        """Send a request, called `what` in messages, to all ranks. The joined answer has at most `largest` bytes."""
         self.loaded()
         self.differing.last = {}
         answers = self._asked(what, name, *arguments, largest=largest)
@@ -128,7 +125,6 @@ class ProcessGroup:
             raise PortProcessError(f"The port's process sent a malformed record of its operations: {error}.") from None
 
     def _built(self, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
-        """Record the placements that a built port declares, and return the answer of rank 0."""
         numbers = [answer[0] for answer in answers]
         if None in numbers:
             return answers[numbers.index(None)]
@@ -218,17 +214,11 @@ def processor_seconds(build: Callable[..., Any]) -> float | None:
 
 ADDRESS = "127.0.0.1"
 
-LOCAL = {
-    "OMP_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-}
-"""Default environment variables of a rank: one thread, as with `torchrun`, and collectives over the loopback interface.
-"""
+LOCAL = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
+"""Default environment variables of a rank: one thread, as with `torchrun`, and collectives over `lo`."""
 
 
 def environments(ranks: int) -> list[dict[str, str]]:
-    """Return each rank's environment variables: the variables of `torchrun`, and the address of JAX's coordinator."""
     with socket.socket() as one, socket.socket() as other:  # two free ports
         for each in (one, other):
             each.bind((ADDRESS, 0))
@@ -300,7 +290,6 @@ class SharedCall:
         raise PortCallError(str(error) if everywhere else f"on rank {rank} of {len(self.processes)}: {error}")
 
     def _late(self, timeouts: Sequence[int]) -> str:
-        """Return the message about ranks that did not answer in time."""
         process, answered = self.processes[0], sorted(self.found)
         others = f" ({_named(answered)} answered)" if answered else ""
         return (

@@ -60,8 +60,7 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
     """Return the argument `parameters` for a port, usually copies of the parameters. An exported model gets nothing,
-    because it has its own weights. A loader gets the path of the checkpoint's own folder if no copy can be written.
-    """
+    because it has its own weights. A loader gets the path of the checkpoint's own folder if no copy can be written."""
     if getattr(isolated_of(build), "has_own_weights", False):
         return {}
     if not is_loader(build) and not hasattr(isolated_of(build), "process"):
@@ -76,7 +75,6 @@ def is_loader(build: Port) -> bool:
 
 
 def model_type_of(build: Port) -> str | None:
-    """Return the family of the folders that a loader reads; None for other ports."""
     return getattr(isolated_of(build), "model_type", None)
 
 
@@ -96,10 +94,7 @@ def sharding_of(forward: Callable[..., Any]) -> Sharding:
 
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> Mapping[str, np.ndarray]:
-    """Run a port on a probe; return its activations as NumPy arrays by name.
-
-    Check the names and types of the activations, but not their shapes.
-    """
+    """Run a port on a probe; return its activations by name. Check their names and types, but not their shapes."""
     return _known(_returned(forward, forward, probe), probe, logits_only)
 
 
@@ -120,10 +115,7 @@ def run_listening(
 
 
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-    """Call a method of a built port, or the forward pass if `method` is empty; return its result and operations.
-
-    The operations include operations on integers. Raises `PortError` if the port raises an exception.
-    """
+    """Call a port's method (the forward pass if empty); return its result and operations, also on integers."""
     answer: tuple[Any, list[Operation]] = call_port(_listened, forward, method, *args, whole_numbers=True, **named)
     return answer
 
@@ -160,7 +152,6 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
 
 
 def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
-    """Return the activations in a port's result, or only the logits; raise `PortError` for unknown names."""
     try:
         taps = call_port(taps_in, returned, probe.config)
     except PortCallError as error:

@@ -106,8 +106,7 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
         if depth < DEPTH and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
             return {"dict": [[key, node(item, depth + 1)] for key, item in value.items()]}
         if depth < DEPTH and isinstance(value, tuple | list):
-            kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [node(item, depth + 1) for item in value]}
+            return {"tuple" if isinstance(value, tuple) else "list": [node(item, depth + 1) for item in value]}
         what, kept = "", value.value if isinstance(value, Kept) else value
         if hasattr(value, "shape") and hasattr(value, "dtype"):
             taken += math.prod(np.shape(value)) * getattr(value.dtype, "itemsize", 1)
@@ -161,10 +160,7 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
 
 
 def _chunks(
-    connection: socket.socket,
-    length: int,
-    deadline: float | None = None,
-    is_running: Callable[[], bool] = lambda: True,
+    connection: socket.socket, length: int, deadline: float | None = None, is_running: Callable[[], bool] = lambda: True
 ) -> Iterator[bytes]:
     """Receive `length` bytes, and yield them in pieces; raise the exceptions of `receive_answer`."""
     left = length
@@ -186,10 +182,7 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return the largest number of bytes of an answer's arrays: an eighth of the machine's memory.
-
-    The checker needs twice this memory, because it converts float32 to float64.
-    """
+    """Return an eighth of the machine's memory, because the checker converts an answer's float32 to float64."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 

@@ -86,7 +86,6 @@ class Worker:
         return [wire.Kept(item) if index == stays else item for index, item in enumerate(result)]
 
     def placements(self, number: int) -> Any:
-        """Return the placements that a built port declares, as JSON values."""
         declared = getattr(self.objects[number], "placements", {})
         return dict(declared) if isinstance(declared, Mapping) else shown(declared)
 
@@ -204,8 +203,7 @@ def serve(connection: socket.socket) -> None:
         except wire.Closed:
             return
         try:
-            answer = ("returned", getattr(worker, name)(*arguments))
-            parts = wire.encoded(answer, worker.keep, largest)
+            parts = wire.encoded(("returned", getattr(worker, name)(*arguments)), worker.keep, largest)
         except LoadError as error:
             parts = wire.encoded(("refused", str(error)), worker.keep, largest)
         except BaseException as error:  # noqa: BLE001 - any exception of a port, including exits, is an answer
@@ -215,8 +213,7 @@ def serve(connection: socket.socket) -> None:
 
 def _end_with(checker: int) -> None:
     """End this process after the checker has ended, even during a call. A parent process that ends sends no signal to
-    its children.
-    """
+    its children."""
     while os.getppid() == checker:
         time.sleep(1)
     os._exit(0)

@@ -147,7 +147,6 @@ def cases(name: str) -> Iterator[tuple[Claim, BackendSubject, bool]]:
 
 
 def not_compared(claim: Claim, bench: Bench) -> str | None:
-    """Return the reason why a claim cannot be tested on a bench; None if it can."""
     missing = [package for package in claim.needs if importlib.util.find_spec(package) is None]
     if missing:
         return f"{missing[0]} is not installed"

@@ -33,7 +33,6 @@ Chunks = list[tuple[int, ...]]
 
 @functools.cache
 def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
-    """Return a case with few layers: the configuration, parameters, a batch, and the oracle of the forward pass."""
     config = (CASES | UNPADDED).get(case) or preset(case).resized()
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=2)
     parameters, inputs = probe_parameters(config), mixed_inputs(config, 0, LENGTH, LENGTH)
@@ -74,8 +73,7 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
     """Yield named ways to decode. The rows get 1, 2 or 3 tokens at first, then one token at a time or other numbers of
-    tokens.
-    """
+    tokens."""
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))
@@ -83,20 +81,13 @@ def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[ClaimEvidence]:
-    """Decode a case in chunks, in each of the `ways`, and compare the logits with a forward pass.
-
-    The model is `name` or, by default, `case`.
-    """
+    """Decode a case in chunks, in each of the `ways`, and compare the logits with a forward pass of model `name`."""
     dtype = bench.subject.dtype
     config, parameters, inputs, oracle = model(name or case)
     forward, record = bench.forward(config, parameters), bench.evidence(case)
     if not config.prefixes_agree:
-        why = (
-            "angles depend on the length"
-            if config.mask_is_exact
-            else f"a mask value of {config.mask_value:g} hides nothing"
-        )
-        note = f"{why}, so the model refuses a cache"
+        weak = f"a mask value of {config.mask_value:g} hides nothing"
+        note = f"{'angles depend on the length' if config.mask_is_exact else weak}, so the model refuses a cache"
         yield record.exactly("cached", _is_refused(forward, config, inputs), False, "breaks", note)
         return
     where = sees_something(config, inputs)

@@ -46,8 +46,7 @@ def einsum(bench: Bench) -> Iterator[ClaimEvidence]:
     yield record.exactly("ij,kj->ik as printed", run("ij,kj->ik", A, B), PRODUCT, "breaks", note)
     yield record.exactly("ij,kj->ik of A and Bᵀ", run("ij,kj->ik", A, B.T), PRODUCT)
     yield record.exactly("ij,kj->ikj", run("ij,kj->ikj", A, B), ROW_BY_ROW)
-    outer = np.array(OUTER).reshape(4, 4, 4, 4)
-    yield record.exactly("ij,kl->ijkl", run("ij,kl->ijkl", A, B), outer)
+    yield record.exactly("ij,kl->ijkl", run("ij,kl->ijkl", A, B), np.array(OUTER).reshape(4, 4, 4, 4))
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)

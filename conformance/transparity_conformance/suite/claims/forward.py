@@ -105,8 +105,7 @@ FEW = (
     *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
 )
 """If a backend compiles each model, only these families are tested. Together, they have all features that no preset
-has.
-"""
+has."""
 
 
 @functools.cache

@@ -52,7 +52,6 @@ def prompted(case: str, heads: int | None = None) -> Prompted:
 
 
 def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[ClaimEvidence]:
-    """Compare the logit of each generated token with the largest logit at the token's position."""
     config, parameters, prompt, source = model
     tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
     request = Request(case, config, parameters, prompt, NEW, source)
@@ -215,9 +214,8 @@ def _beams(bench: Bench, cases: Iterable[str], ending: float = 0.0) -> Iterator[
             parameters["head.bias"][config.eos_id] += ending
         forward, reference = bench.forward(config, parameters), backend(REFERENCE)(config, parameters)
         greedy = forward.generate(prompt, NEW, source=source)
-        yield bench.evidence(case).exactly(
-            "one beam is greedy", forward.beam_search(prompt, NEW, 1, source=source)[0], greedy
-        )
+        one_beam, _ = forward.beam_search(prompt, NEW, 1, source=source)
+        yield bench.evidence(case).exactly("one beam is greedy", one_beam, greedy)
         for beams, power in ((2, 0.0), (3, 0.0), (3, 0.8), (3, 3.0)):
             tokens, scores = forward.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
             truth, expected = reference.beam_search(prompt, NEW, beams, length_penalty=power, source=source)

@@ -34,8 +34,7 @@ def part(config: TransformerConfig, scope: str) -> Arrays:
 
 
 def activations(length: int, seed: int) -> np.ndarray:
-    random = np.random.default_rng(seed)
-    return random.normal(size=(BATCH, length, CONFIG.embed_dim)).astype(np.float32)
+    return np.random.default_rng(seed).normal(size=(BATCH, length, CONFIG.embed_dim)).astype(np.float32)
 
 
 def padding(length: int) -> np.ndarray:
@@ -51,12 +50,10 @@ def _tensor(value: Any) -> Any:
 
 
 def _packed(parameters: Arrays, scope: str) -> dict[str, Any]:
-    """Return the parameters of an attention with the names and the fused layout of `torch.nn.MultiheadAttention`."""
     packed = {}
     for kind in ("weight", "bias"):
-        packed[f"in_proj_{kind}"] = _tensor(
-            np.concatenate([parameters[f"{scope}{role}.{kind}"] for role in ("query", "key", "value")])
-        )
+        roles = [parameters[f"{scope}{role}.{kind}"] for role in ("query", "key", "value")]
+        packed[f"in_proj_{kind}"] = _tensor(np.concatenate(roles))
         packed[f"out_proj.{kind}"] = _tensor(parameters[f"{scope}output.{kind}"])
     return packed
 
@@ -248,6 +245,5 @@ def jax_dot_product_attention(bench: Bench) -> Iterator[ClaimEvidence]:
     oracle = function_oracle("mixers.attention.attention", arrays | {"mask": mask}, config=scored(0.5, -1e9))
     query, key, value = (array.swapaxes(1, 2) for array in arrays.values())
     attend = jax.jit(functools.partial(jax.nn.dot_product_attention, mask=mask, scale=0.5))
-    theirs = attend(query, key, value)
-    merged = np.asarray(theirs).reshape(BATCH, QUERIES, -1)
+    merged = np.asarray(attend(query, key, value)).reshape(BATCH, QUERIES, -1)
     yield _agrees(bench, "padding", oracle, merged, "float32", FLOAT32_SOFTMAX)

@@ -115,8 +115,7 @@ NAMES = ("query", "key", "value", "log_decay", "beta", "state")
 
 def _drawn() -> Arrays:
     """Return random inputs for two rows and three heads, with normalized keys and queries, and with strong and weak
-    decays.
-    """
+    decays."""
     random = np.random.default_rng(3)
     query, key = (random.normal(size=(2, 3, LENGTH, 5)) for _ in range(2))
     unit = {name: x / np.linalg.norm(x, axis=-1, keepdims=True) for name, x in (("query", query), ("key", key))}

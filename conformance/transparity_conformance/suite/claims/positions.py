@@ -27,9 +27,8 @@ def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
     for buckets, farthest in pairs:
         distances = np.arange(-3 * farthest, 3 * farthest + 1)
         for both in (False, True):
-            record = bench.evidence(
-                f"{buckets} buckets up to distance {farthest}, {'both directions' if both else 'only the past'}"
-            )
+            way = "both directions" if both else "only the past"
+            record = bench.evidence(f"{buckets} buckets up to distance {farthest}, {way}")
             truth = [_bucket(int(distance), buckets, farthest, both) for distance in distances]
             yield record.exactly("buckets", bucket_of(distances, buckets, farthest, both=both), truth)
 

@@ -92,7 +92,6 @@ def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterat
 
 @functools.cache
 def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
-    """Return the configuration, the parameters, the inputs and the oracle of a preset or another case."""
     config = ALL[case]
     parameters = probe_parameters(config)
     inputs = {name: value[:ROWS] for name, value in mixed_inputs(config).items()}

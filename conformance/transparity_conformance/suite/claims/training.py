@@ -36,8 +36,7 @@ def loss_agrees(
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
 def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
     """The loss is the mean of −log softmax over all targets except padding. Expected values come from scalar code."""
-    random = np.random.default_rng(0)
-    logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
+    logits = (3 * np.random.default_rng(0).normal(size=(3, 4, 7))).astype(np.float32)
     targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
     for pad_id in (0, 4, None):
         surprises = [
@@ -57,8 +56,7 @@ def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
 def label_smoothing(bench: Bench) -> Iterator[ClaimEvidence]:
     """The loss with label smoothing follows its formula, and ignores padding. Expected values come from scalar code."""
-    random = np.random.default_rng(1)
-    logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
+    logits = (3 * np.random.default_rng(1).normal(size=(3, 4, 7))).astype(np.float32)
     targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
     for share in (0.1, 0.5, 1.0):
         surprises = []
@@ -100,7 +98,6 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
 
 
 def derivatives_of(config: TransformerConfig, layers: int, rows: int | None = None) -> tuple[Derivatives, Arrays]:
-    """Return the derivatives and the parameters of a model with at most `layers` decoder layers, on `rows` rows."""
     layers = min(config.num_decoder_layers, layers)
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=layers)
     parameters, inputs = probe_parameters(config, 6), {name: x[:rows] for name, x in mixed_inputs(config).items()}
@@ -108,7 +105,6 @@ def derivatives_of(config: TransformerConfig, layers: int, rows: int | None = No
 
 
 def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare the gradients of the backend's model with derivatives along random directions."""
     forward, tokens = bench.forward(ours.config, parameters), dict[str, Any](ours.inputs)
     _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, masks=ours.masks, **tokens)
     actual, record = ours.along(gradients), bench.evidence(case)
@@ -147,8 +143,7 @@ def dropped(case: str) -> tuple[Derivatives, Arrays]:
     """For a preset with one layer per stack, return the derivatives under fixed dropout masks, and the parameters."""
     config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
     parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
-    lengths = lengths_of(config, inputs)
-    batch = len(inputs[config.input_names[0]])
+    batch, lengths = len(inputs[config.input_names[0]]), lengths_of(config, inputs)
     masks = dropout_masks(config, np.random.default_rng(9), batch, **lengths)
     return Derivatives(config, parameters, inputs, masks=masks), parameters
 
@@ -197,8 +192,7 @@ TRAINED["adamw, of recurrences"] = (RECURRENCES, TRAININGS["adamw"])
 
 @functools.cache
 def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
-    random = np.random.default_rng(3)
-    drawn = random.integers(0, config.vocab_size, (STEPS, 3, 5))
+    drawn = np.random.default_rng(3).integers(0, config.vocab_size, (STEPS, 3, 5))
     return tuple({"tokens": tokens[:, :-1], "targets": tokens[:, 1:]} for tokens in drawn)
 
 

@@ -71,7 +71,7 @@ def _rounded_weights(results: Results) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Return a lower precision whose budgets cover all errors. It represents the logits and all wrong values exactly.
+    """Return a lower precision whose budgets cover all errors. It represents the last and all wrong values exactly.
 
     Under `torch.autocast`, for example, matrix products are in bfloat16. Norms and residuals, which are right, are not.
     """

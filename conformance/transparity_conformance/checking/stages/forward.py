@@ -294,7 +294,10 @@ def explain_at_other_size(evidence: Evidence) -> None:
     seen = {*taps, *(tap for call in recorded.calls.values() for tap in call.taps)}
     guessed = tuple(each for each in told if not is_seen(each, seen, probe))
     if changes_right_answers(evidence.ran.probes, guessed, arguments.dtype):
-        found = dataclasses.replace(found, faults=tuple(fault.unexplained for fault in found.faults))
+        made = [told_in(dataclasses.replace(found, faults=(fault,)), probe) for fault in found.faults]
+        certain = [bool(each) and all(is_seen(one, seen, probe) for one in each) for each in made]
+        faults = zip(found.faults, certain, strict=True)
+        found = dataclasses.replace(found, faults=tuple(it if sure else it.unexplained for it, sure in faults))
     evidence.report = report
     if any(fault.causes or fault.source for fault in found.faults):
         kept = tuple(fault for fault in report.faults if fault.where != "logits" or fault.causes)

@@ -15,7 +15,7 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""The steps of the golden-section search. They narrow its interval to 1/300 of the grid's spacing."""
+"""The steps of the golden-section search. They narrow its interval to 1/160 of the grid's spacing."""
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 

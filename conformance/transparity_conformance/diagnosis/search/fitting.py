@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,9 +16,10 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""The steps of the golden-section search. They narrow its interval to 1/160 of the grid's spacing."""
+"""The number of first steps of the golden-section search. They narrow its interval to 1/300 of the grid's spacing."""
 
-GOLDEN = (math.sqrt(5) - 1) / 2
+STEPS = 40
+"""The number of all steps. Together, they narrow the interval to 1/(2 × 10⁸) of the grid's spacing."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 """(family of faults that differ in a number, taps at which the fault acts)."""
@@ -71,60 +73,34 @@ def made_at(config: TransformerConfig, fault: Fault, site: str, ranks: int = 1) 
 
 
 def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> float | None:
-    """Find the positive number that minimizes `function`: the best of a grid, then refined. Return None if all values
-    on the grid are equal, or if the refined value is hardly better."""
+    """Find the positive number that minimizes `function`: the best of a grid, refined by golden-section search. Return
+    None if all values on the grid are equal, or if the refined value is hardly better."""
     values = [function(number) for number in grid]
     if not np.nanmin(values) < np.nanmax(values):
         return None
-    refined = refinements(function, grid, int(np.nanargmin(values)))
-    number, least = next(refined)
+    refined = golden_section(function, grid, int(np.nanargmin(values)))
+    least = list(itertools.islice(refined, PROMISING + 1))[-1][1]
     if least > max(min(values) / IMPROVED, float(np.nanmedian(values)) / BELOW_MEDIAN):
         return None
-    return [(number, least), *refined][-1][0]
+    return list(itertools.islice(refined, STEPS - PROMISING))[-1][0]
 
 
-def refinements(function: Callable[[float], float], grid: Sequence[float], best: int) -> Iterator[tuple[float, float]]:
-    """Yield ever better numbers near the `best` number of a grid, each with its value of `function`.
-
-    The first number comes from a golden-section search over the logarithm of the number, which is positive. The others
-    come from parabolas, as long as the value falls.
-    """
-    values: dict[float, float] = {}
-
-    def at(logarithm: float) -> float:
-        number = math.exp(logarithm)
-        values[number] = function(number)
-        return values[number]
-
+def golden_section(
+    function: Callable[[float], float], grid: Sequence[float], best: int
+) -> Iterator[tuple[float, float]]:
+    """Yield ever better numbers near the `best` number of a grid, each with the smallest value of `function` so far.
+    The search is over the logarithm of the number, which is positive."""
     low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
-    inner, outer = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-    at_inner, at_outer = at(inner), at(outer)
-    for _ in range(PROMISING):
+    ratio = (math.sqrt(5) - 1) / 2
+    inner, outer = high - ratio * (high - low), low + ratio * (high - low)
+    at_inner, at_outer = function(math.exp(inner)), function(math.exp(outer))
+    while True:
+        yield math.exp((low + high) / 2), min(at_inner, at_outer)
         if at_inner < at_outer:
             high, outer, at_outer = outer, inner, at_inner
-            inner = high - GOLDEN * (high - low)
-            at_inner = at(inner)
+            inner = high - ratio * (high - low)
+            at_inner = function(math.exp(inner))
         else:
             low, inner, at_inner = inner, outer, at_outer
-            outer = low + GOLDEN * (high - low)
-            at_outer = at(outer)
-    number = min(values, key=values.__getitem__)
-    while True:
-        yield number, values[number]
-        better = _vertex(values)
-        values[better] = function(better)
-        if not values[better] < values[number]:
-            return
-        number = better
-
-
-def _vertex(values: Mapping[float, float]) -> float:
-    """Return the number at the vertex of the parabola through the squares of the three smallest values, or the nearest
-    of their numbers.
-
-    A root mean square has a kink at its minimum if the minimum is 0. Its square is a parabola there.
-    """
-    (a, fa), (b, fb), (c, fc) = ((x, y * y) for x, y in sorted(values.items(), key=lambda item: item[1])[:3])
-    left, right = (a - b) * (fa - fc), (a - c) * (fa - fb)
-    vertex = a if left == right else a - ((a - b) * left - (a - c) * right) / (2 * (left - right))
-    return min(max(vertex, min(a, b, c)), max(a, b, c))
+            outer = low + ratio * (high - low)
+            at_outer = function(math.exp(outer))

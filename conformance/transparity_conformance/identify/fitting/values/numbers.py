@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from transparity_conformance.diagnosis.search.fitting import refinements
+from transparity_conformance.diagnosis.search.fitting import golden_section
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 SAME = epsilon("float32") ** 0.5
@@ -67,7 +68,7 @@ def factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
 
 
 def minimize(error: Callable[[float], float], low: float, high: float) -> float:
-    """Return the number between `low` > 0 and `high` with the least error, by a grid and refinements."""
+    """Return the number between `low` > 0 and `high` with the least error, by a grid and golden-section search."""
     grid = np.geomspace(low, high, 400).tolist()
     best = int(np.argmin([error(value) for value in grid]))
-    return list(refinements(error, grid, best))[-1][0]
+    return list(itertools.islice(golden_section(error, grid, best), 70))[-1][0]

@@ -151,7 +151,7 @@ def in_parts(means: str) -> Callable[..., Any]:
             rows = np.array_split(np.arange(len(targets)), micro_batches)
             parts = [forward.loss_and_gradients(targets[i], **{n: x[i] for n, x in tokens.items()}) for i in rows]
             counts = np.array([(targets[i] != config.pad_id).sum() for i in rows])
-            even = np.full(micro_batches, 1 / micro_batches)
+            even = np.full(micro_batches, 1.0 if "added" in means else 1 / micro_batches)
             share = {what: even if what in means else counts / counts.sum() for what in ("losses", "gradients")}
             loss = sum(part * each for part, (each, _) in zip(share["losses"], parts, strict=True))
             scale = 2 if checkpointing and means == "checkpointing" else 1
@@ -183,6 +183,8 @@ def test_options_that_a_port_does_not_offer_are_not_mentioned() -> None:
     [
         ("losses and gradients", {"gradients.micro_batches.loss"}, "loss-per-micro-batch"),
         ("gradients", {"gradients.micro_batches"}, "loss-per-micro-batch"),
+        ("gradients added", {"gradients.micro_batches"}, "loss-per-micro-batch"),
+        ("losses and gradients added", {"gradients.micro_batches.loss"}, "loss-per-micro-batch"),
         ("checkpointing", {"gradients.checkpointing"}, "gradient-scale"),
     ],
 )

@@ -74,8 +74,8 @@ MODULES = {
     "arithmetic.changes": {"dropped"},
 }
 """Names that only the frameworks have, by file. These functions share parameters, return a mask with its kind, apply
-given dropout masks, or are compiled. PyTorch also has functions `…_parts`, which return the modules of an input or a
-head; NumPy receives the parameters of these modules."""
+given dropout masks, or are compiled. PyTorch also has functions `…_parts`, which return the modules of an input;
+NumPy receives the parameters of these modules."""
 
 
 MODULE_ARGUMENTS = {

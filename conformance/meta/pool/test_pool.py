@@ -31,7 +31,9 @@ from meta.trial import Measure
 from transparity_conformance.capabilities.faults import FAULTS
 from transparity_conformance.report.report import Cause, Divergence, Report
 
-OF_CAPABILITIES = [fault for subject, faults in FAULTS.items() if subject != "sharding" for fault in faults]
+OF_CAPABILITIES = [
+    fault for subject, faults in FAULTS.items() if subject not in ("sharding", "micro-batches") for fault in faults
+]
 
 ROWS = list(pool().values())
 

@@ -83,6 +83,8 @@ def compare_capability(
         if missing and way.is_optional:
             continue
         reason = why_not(way, forward, verdicts) or missing
+        if way.is_optional and found.faults:
+            reason = "the result without this option is wrong"
         found += not_compared(f"{way.claim}: {reason}") if reason else _compare_way(row, way, port, forward)
     return found
 

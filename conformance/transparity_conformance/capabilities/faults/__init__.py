@@ -179,21 +179,32 @@ def averaged_in_parts(name: str, part: str, count: int) -> list[SimulatedFault]:
             name,
             f"each {part} averages the loss over its own {parts}, and the loss is the mean of these {count} means, "
             f"despite different numbers of targets{says}",
-            partial(_mean_of_means, split, count, empty),
+            partial(_of_parts, _mean, split, count, empty),
         )
         for parts, split in PARTS.items()
         for empty, says in ((0.0, ""), (math.nan, ", and the mean of no targets is NaN"))
     ]
 
 
-def _mean_of_means(
-    split: Split, count: int, empty: float, logits: np.ndarray, targets: np.ndarray, pad_id: int | None
+def _mean(values: list[Any]) -> Any:
+    return sum(values) / values[0].dtype.type(len(values))
+
+
+def _of_parts(
+    combine: Callable[[list[Any]], Any],
+    split: Split,
+    count: int,
+    empty: float,
+    logits: np.ndarray,
+    targets: np.ndarray,
+    pad_id: int | None,
 ) -> np.ndarray:
+    """Return the loss of a port that averages the losses of each part, and combines these means by `combine`."""
     means = [
         cross_entropy(x, y, pad_id) if (y != pad_id).any() else logits.dtype.type(empty)
         for x, y in zip(split(logits, count), split(targets, count), strict=True)
     ]
-    return np.asarray(sum(means) / logits.dtype.type(count))
+    return np.asarray(combine(means))
 
 
 def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
@@ -255,15 +266,27 @@ _EXAMPLE = Sharding(2, {"*": Placement("sharded")})
 
 OF_TWO_RANKS = (*loss_faults(_EXAMPLE), *optimizer_faults(_EXAMPLE))
 
-MICRO_BATCH_FAULTS = averaged_in_parts("loss-per-micro-batch", "micro-batch", 2)
+MICRO_BATCH_FAULTS = (
+    *averaged_in_parts("loss-per-micro-batch", "micro-batch", 2),
+    *(
+        SimulatedFault("loss-per-micro-batch", says, partial(_of_parts, combine, PARTS[rows], 2, 0.0))
+        for says, combine in (
+            ("the mean losses of the micro-batches are added, not averaged", sum),
+            ("only the last micro-batch counts", lambda means: means[-1]),
+        )
+        for rows in ("rows", "interleaved rows")
+    ),
+)
+"""Faults of two micro-batches."""
 
 FAULTS = {
     "beams": BEAM_FAULTS,
     "cache": CACHE_FAULTS,
     "generation": (*GREEDY_FAULTS, *RAGGED_FAULTS),
     "loss": LOSS_FAULTS,
+    "micro-batches": MICRO_BATCH_FAULTS,
     "optimization": OPTIMIZER_FAULTS,
     "sampling": SAMPLING_FAULTS,
-    "sharding": (*MICRO_BATCH_FAULTS, *OF_TWO_RANKS),
+    "sharding": OF_TWO_RANKS,
 }
-"""The known faults by subject. The faults of sharding are for two ranks, or for two micro-batches."""
+"""The known faults by subject. The faults of sharding are for two ranks."""

@@ -107,7 +107,15 @@ def judge_gradients(
     says = f"{claim}: {len(wrong)} of {len(shares)} are wrong; {first} is the first one in the backward pass"
     return CapabilityResult(
         claims=(ClaimResult(claim, "diverges", errors[worst], budgets[worst], worst),),
-        faults=(Divergence(f"gradient.{first}", errors[first], budgets[first], causes, probe=probe.name),),
+        faults=(
+            Divergence(
+                f"{'gradient' if claim == 'gradients' else claim}.{first}",
+                errors[first],
+                budgets[first],
+                causes,
+                probe=probe.name,
+            ),
+        ),
         notes=(says,),
     )
 
@@ -262,13 +270,13 @@ def _judge_one(
     forward = _passed(key, probe, forward)
     unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
     by_reason = {why: [name for name, reason in unknown.items() if reason == why] for why in unknown.values()}
-    found, loss = not_compared(*(f"gradients: {some(names)}: {why}" for why, names in by_reason.items())), None
+    is_plain, loss = way.claim == "gradients", None
+    found = not_compared(*(f"gradients: {some(names)}: {why}" for why, names in by_reason.items() if is_plain))
     if set(unknown) >= set(filter(is_learned, probe.parameters)):
         return found
     if key not in forward.probes and f"{key}/loss_and_gradients" in answers:
-        found += not_compared(
-            "loss_and_gradients: its loss is not compared, because the model is large; only the result of `loss` is"
-        )
+        says = "its loss is not compared, because the model is large; only the result of `loss` is"
+        found += not_compared(*[f"loss_and_gradients: {says}"] * is_plain)
     elif f"{key}/loss_and_gradients" in answers:
         of_loss, loss = _judge_loss(way, key, answers, forward)
         found += of_loss
@@ -281,10 +289,10 @@ def _judge_one(
         return judge_gradients(given, probe, loss, forward, by_rank, unknown, at_once=at_once, claim=way.claim)
 
     of_gradients = judged(loss or cross_entropy)
-    explaining = (each for each in way.faults if of_gradients.faults and not judged(each.simulate).faults)
-    if fault := next(explaining, None):
-        ((first,), cause) = of_gradients.faults, cause_of(fault, 1.0)
-        of_gradients = dataclasses.replace(of_gradients, faults=(dataclasses.replace(first, causes=(cause,)),))
+    for first in (each for each in of_gradients.faults if not each.causes):
+        explaining = (fault for fault in way.faults if not judged(fault.simulate).faults)
+        causes = tuple(cause_of(fault, 1.0) for fault in explaining)[:1]
+        of_gradients = dataclasses.replace(of_gradients, faults=(dataclasses.replace(first, causes=causes),))
     return found + of_gradients
 
 
@@ -310,7 +318,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """The keyword arguments of each claim about an option that must not change the gradients."""
 
-FAULTS = {"gradients.micro_batches": MICRO_BATCH_FAULTS}
+FURTHER: dict[str, dict[str, Any]] = {
+    "gradients.micro_batches": {
+        "faults": MICRO_BATCH_FAULTS,
+        "why_not": lambda probe, dtype: "gradients of a large model are compared on one row" if probe.is_large else "",
+    }
+}
 
 
 def _way(claim: str, **further: Any) -> Way:
@@ -325,14 +338,8 @@ GRADIENTS = Capability(
     ways=(
         _way("gradients", requests=lambda probes: dict([first_of(probes)]), further=_further_requests),
         *(
-            _way(
-                claim,
-                requests=lambda probes: {},
-                keywords=tuple(options),
-                faults=FAULTS.get(claim, ()),
-                is_optional=True,
-            )
-            for claim, options in OPTIONS.items()
+            _way(claim, requests=lambda probes: {}, keywords=tuple(each), is_optional=True, **FURTHER.get(claim, {}))
+            for claim, each in OPTIONS.items()
         ),
     ),
     ask=_ask,

@@ -14,6 +14,8 @@ from transparity_conformance.report.report import Report
 CAPABILITIES = {
     "loss": "loss",
     "gradients": "gradients",
+    "gradients.micro_batches": "gradients from micro-batches",
+    "gradients.checkpointing": "gradients with checkpointing",
     "loss_and_gradients": "gradients",
     "generate": "generation",
     "beam_search": "beam search",
@@ -91,7 +93,7 @@ class CheckView:
         taps = dict.fromkeys(item.tap for item in self.report.measured)
         forward = "the logits" if list(taps) == ["logits"] else count(len(taps), "activation")
         where = f" at {self.report.coverage.inputs}" if self.report.coverage.inputs else ""
-        heads = dict.fromkeys(claim.id.partition(".")[0] for claim in self.report.claims)
+        heads = (name for claim in self.report.claims for name in (claim.id.partition(".")[0], claim.id))
         others = dict.fromkeys(CAPABILITIES[head] for head in heads if head in CAPABILITIES)
         return "; ".join(filter(None, [f"{forward}{where}" if taps else "", ", ".join(others)]))
 

@@ -180,6 +180,11 @@ class TextOnly(torch.nn.Module):
         return self.inside(input_ids=input_ids, attention_mask=attention_mask).logits
 
 
+class TextWithoutMask(TextOnly):
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(input_ids)
+
+
 def test_a_port_without_images_is_compared_on_texts() -> None:
     model = build(config_of("llava"))
     report = check(TextOnly(copy.deepcopy(model)), against=model)
@@ -187,6 +192,23 @@ def test_a_port_without_images_is_compared_on_texts() -> None:
     assert "images or audio: the port takes no pixel_values" in report.not_compared
     assert "3 × 11, padded on the left" in {each.probe for each in report.measured}
     assert len(report.coverage.lengths) > 10
+    others = check(TextWithoutMask(copy.deepcopy(model)), against=model, budget=0).not_compared
+    assert [each for each in others if "takes no" in each] == [
+        "images or audio: the port takes no pixel_values",
+        "3 × 11, padded on the left: the port takes no attention_mask",
+        "2 × 17, padded on the right: the port takes no attention_mask",
+    ]
+
+
+class ImagesByAnotherName(TextOnly):
+    def forward(self, input_ids: Any, attention_mask: Any = None, images: Any = None) -> torch.Tensor:
+        return super().forward(input_ids, attention_mask)
+
+
+def test_images_that_a_port_takes_by_another_name_are_not_left_out() -> None:
+    model = build(config_of("llava"))
+    with pytest.raises(TransparityError, match=r"takes .*images.*; expected pixel_values among them"):
+        check(ImagesByAnotherName(copy.deepcopy(model)), against=model)
 
 
 class WithoutImagesWrong(torch.nn.Module):

@@ -103,8 +103,13 @@ class Source:
 def _text_of(inputs: Inputs, length: int) -> Inputs:
     """Remove images and audio, and all but the last `length` tokens of the text. The tokens before are placeholders."""
     shape = next(iter(inputs.values())).shape
-    text = {name: value for name, value in inputs.items() if not any(part in name for part in OF_FEATURES)}
+    text = {name: value for name, value in inputs.items() if not is_of_features(name)}
     return {name: value[:, -length:] if value.shape[:2] == shape else value for name, value in text.items()}
+
+
+def is_of_features(text: str) -> bool:
+    """Return whether a text, such as the name of an input, contains a word of `OF_FEATURES`."""
+    return any(word in text for word in OF_FEATURES)
 
 
 def is_only_ids(inputs: Inputs) -> bool:
@@ -266,22 +271,27 @@ def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
     return {name: inputs for name, inputs in probes.items() if name == first or is_padded(inputs)}
 
 
-def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
-    """Return the probes that a port accepts, and a message for every probe that it does not accept. If the port takes
-    no mask, remove masks that hide nothing. The port may have another name for the first input.
+def taken(
+    probes: Mapping[str, Inputs], signature: inspect.Signature | None, are_drawn: bool = True
+) -> tuple[dict[str, Inputs], list[str]]:
+    """Return the probes to compare, and a message for every probe that is left out. If the port takes no mask, remove
+    masks that hide nothing. The port may have another name for the first input.
 
-    If every probe has another input that the port lacks, return all probes. A call then raises an error that names this
-    input."""
+    A probe is left out only if the checker drew it, and the port lacks only masks, images or audio. If the port has an
+    argument such as `images` that no probe has, no probe is left out for its images or audio. A call with an input that
+    the port lacks raises an error that names the input."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)
+    is_renamed = any(map(is_of_features, names.difference(*probes.values())))
     found: dict[str, Inputs] = {}
     left_out, needed = [], set[str]()
     for name, inputs in probes.items():
         needless = {each for each in inputs if each not in names and "mask" in each and bool(np.all(inputs[each]))}
         lacking = [each for each in [*inputs][1:] if each not in names | needless]
-        if lacking:
-            left_out.append(f"{name}: the port takes no {lacking[0]}")
+        required = [each for each in lacking if "mask" not in each and (is_renamed or not is_of_features(each))]
+        if lacking and are_drawn and not required:
+            left_out.append(f"{name}: the port takes no {max(lacking, key=is_of_features)}")
             needed.update(each for each in lacking if "mask" not in each)
         else:
             found[name] = {each: value for each, value in inputs.items() if each not in needless}

@@ -15,7 +15,7 @@ import transformers
 
 from transparity.errors import TransparityError
 from transparity_conformance import check
-from transparity_conformance.against.probes import GIVE, source_of, undrawn
+from transparity_conformance.against.probes import GIVE, probes_of, source_of, undrawn
 from transparity_conformance.against.small.build import build, class_of, example_inputs, made_small, read_config
 from transparity_conformance.against.small.inputs import tensors
 
@@ -241,7 +241,11 @@ def test_images_are_drawn_without_a_method_of_the_class_that_extracts_features(m
     text = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 16}
     model = build(config_of(model_type, **({"text_config": text} if model_type == "janus" else {})))
     assert "pixel_values" in example_inputs(model)
-    assert source_of(model).of_text() is not None
+    text = source_of(model).of_text()
+    assert text is not None
+    assert text.of_text() is None
+    assert not [name for name, value in text.draw(11, 2, 0).items() if value.dtype == np.float64]
+    assert {"2 × 16, one token", "3 × 11, padded on the left"} <= probes_of(text).keys()
 
 
 def test_the_class_is_the_one_that_the_configuration_names_else_that_of_the_first_auto_mapping() -> None:

@@ -21,7 +21,7 @@ from transparity_conformance.against.probes import (
     Source,
     is_configured,
     is_of_features,
-    is_only_ids,
+    is_only_text,
     length_of,
     probes_of,
     read_inputs,
@@ -290,7 +290,7 @@ def _report(
     reference = sides.reference
     signature = signature_of(sides.forward)
     given, left_out = taken(probes, signature, are_drawn=source is not None)
-    takes_text = bool(given) and all(is_only_ids(each) for each in given.values())
+    takes_text = bool(given) and all(is_only_text(each) for each in given.values())
     if takes_text and source is not None and (text := source.of_text()) is not None:
         source, (given, others) = text, taken(probes_of(text), signature)
         reasons = dict.fromkeys(each.partition(": ")[2] for each in left_out)

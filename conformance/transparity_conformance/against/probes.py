@@ -94,7 +94,7 @@ class Source:
         """Return a source of the same texts without their images or audio. Return None if the texts have neither, or if
         the model does not run without them."""
         length, batch = TEXTS[0]
-        if not self.is_text or is_only_ids(self.draw(length, batch, 0)):
+        if not self.is_text or is_only_text(self.draw(length, batch, 0)):
             return None
         source = dataclasses.replace(self, draw=lambda length, *given: _text_of(self.draw(length, *given), length))
         return source if self.accepts(source.draw(length, batch, 0)) else None
@@ -112,9 +112,9 @@ def is_of_features(text: str) -> bool:
     return any(word in text for word in OF_FEATURES)
 
 
-def is_only_ids(inputs: Inputs) -> bool:
+def is_only_text(inputs: Inputs) -> bool:
     """Return whether the inputs have no images or audio, whose placeholder tokens stand at the start of the text."""
-    return all(value.dtype.kind in "iu" for value in inputs.values())
+    return not any(map(is_of_features, inputs))
 
 
 def source_of(model: Any) -> Source:
@@ -147,7 +147,7 @@ def probes_of(source: Source) -> dict[str, Inputs]:
         if length <= source.longest:
             found[source.title(length, batch)] = source.draw(length, batch, number)
     length, batch = min(REPEATED[0], source.longest), REPEATED[1]
-    if source.is_text and is_only_ids(text := source.draw(length, batch, length)):
+    if source.is_text and is_only_text(text := source.draw(length, batch, length)):
         tokens = next(iter(text))
         found[f"{batch} × {length}, one token"] = {**text, tokens: np.repeat(text[tokens][:, :1], length, 1)}
     for side, (length, batch) in PADDED.items() if source.is_text else ():
@@ -236,7 +236,7 @@ def without_mask(inputs: Inputs) -> Inputs:
 def padded(inputs: Inputs, side: str) -> Inputs | None:
     """Hide some positions in all rows except the last. Return None if the inputs have no mask, or if the hidden
     positions would be placeholder tokens of images or audio."""
-    if "attention_mask" not in inputs or (side == "left" and not is_only_ids(inputs)):
+    if "attention_mask" not in inputs or (side == "left" and not is_only_text(inputs)):
         return None
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask) - 1):

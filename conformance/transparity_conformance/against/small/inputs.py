@@ -80,7 +80,7 @@ class _Inputs:
         if "input_ids" in self.names:
             yield from self._with_features()
         if self.main == "input_ids":
-            boxes = [{"bbox": beside["bbox"] / np.float32(EDGE)}] if "bbox" in beside else []
+            boxes = [{"bbox": np.divide(beside["bbox"], EDGE, dtype=np.float32)}] if "bbox" in beside else []
             has_images = "pixel_values" in self.names and self._method(FEATURES["pixel_values"][0]) is None
             images = [*self._images(), {}] if has_images else [{}]  # without placeholder tokens in the text
             for shape, form, image in itertools.product(self._rows(), [*boxes, {}], images):

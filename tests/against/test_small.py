@@ -6,6 +6,7 @@ import copy
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -231,9 +232,9 @@ def test_images_that_cannot_be_drawn_are_told() -> None:
     model = build(config_of("layoutlmv3"), "LayoutLMv3ForSequenceClassification")
     probes = {"": example_inputs(model)}
     assert "pixel_values" not in probes[""]
-    assert undrawn(model, probes) == [
-        f"pixel_values: the checker found no pixel_values that the reference accepts; {GIVE}"
-    ]
+    assert undrawn(model, probes) == [f"pixel_values: the checker drew no pixel_values; {GIVE}"]
+    takes_videos: Any = SimpleNamespace(config=model.config, forward=lambda input_ids, pixel_values_videos: None)
+    assert undrawn(takes_videos, probes) == [f"pixel_values_videos: the checker drew no pixel_values_videos; {GIVE}"]
 
 
 @pytest.mark.parametrize("model_type", ["janus", "udop"])
@@ -241,11 +242,11 @@ def test_images_are_drawn_without_a_method_of_the_class_that_extracts_features(m
     text = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 16}
     model = build(config_of(model_type, **({"text_config": text} if model_type == "janus" else {})))
     assert "pixel_values" in example_inputs(model)
-    text = source_of(model).of_text()
-    assert text is not None
-    assert text.of_text() is None
-    assert not [name for name, value in text.draw(11, 2, 0).items() if value.dtype == np.float64]
-    assert {"2 × 16, one token", "3 × 11, padded on the left"} <= probes_of(text).keys()
+    texts = source_of(model).of_text()
+    assert texts is not None
+    assert texts.of_text() is None
+    assert not [name for name, value in texts.draw(11, 2, 0).items() if value.dtype == np.float64]
+    assert {"2 × 16, one token", "3 × 11, padded on the left"} <= probes_of(texts).keys()
 
 
 def test_the_class_is_the_one_that_the_configuration_names_else_that_of_the_first_auto_mapping() -> None:

@@ -215,14 +215,14 @@ def _runs(model: Any, inputs: Inputs) -> bool:
 
 
 def undrawn(model: Any, probes: Mapping[str, Inputs]) -> list[str]:
-    """Return a message for each kind of image or audio that a `transformers` model takes, but that no probe has."""
+    """Return a message for each input in `MEDIA` that a `transformers` model takes, but that no probe has."""
     if not is_configured(model):
         return []
-    from transparity_conformance.against.small.inputs import FEATURES
+    from transparity_conformance.against.small.inputs import MEDIA
 
     drawn = {name for inputs in probes.values() for name in inputs}
-    lacking = [name for name in FEATURES if name in inspect.signature(model.forward).parameters.keys() - drawn]
-    return [f"{name}: the checker found no {name} that the reference accepts; {GIVE}" for name in lacking]
+    lacking = [name for name in MEDIA if name in inspect.signature(model.forward).parameters.keys() - drawn]
+    return [f"{name}: the checker drew no {name}; {GIVE}" for name in lacking]
 
 
 def without_mask(inputs: Inputs) -> Inputs:

@@ -29,7 +29,10 @@ SAMPLES, FIRST, LAST = 4000, 3, 111
 EDGE = 32
 """The width and height of a page. Boxes of words are given in whole numbers, or in fractions of the page."""
 
-MAIN = ("input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values", "inputs")
+MEDIA = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
+"""The inputs that are images, videos or audio."""
+
+MAIN = ("input_ids", *MEDIA, "inputs")
 
 
 def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.against.test_check import THEIRS, against_theirs, replaced
+from tests.looping import for_each
 
+from transparity_conformance.against.edits.edit import At
 from transparity_conformance.against.edits.fitted import _fitted_cap
+from transparity_conformance.against.edits.numbers import _slices
+from transparity_conformance.listening.program import record_program
 from transparity_conformance.report.check.findings import findings
 from transparity_conformance.report.report import Report
 
@@ -362,6 +368,22 @@ def test_one_answer_of_another_shape_is_a_fault_beside_wrong_numbers(tmp_path: P
     assert NUMBER in scale.causes[0].says
     assert SHAPE in shape.causes[0].says
     assert [each["share"] for each in report.as_dict()["taps"] if each["probe"].startswith("2")] == ["inf"]
+
+
+@for_each(
+    ("first", "says", "count"), [(-3, "elements 3 to 5", 2), (3, "elements 3 to 5", 2), (-64, "elements 0 to 5", 0)]
+)
+def test_each_slice_of_another_place_has_other_elements(first: int, says: str, count: int) -> None:
+    x = torch.arange(12.0, dtype=torch.float64).reshape(2, 6)
+    program = record_program(torch.nn.Identity(), {"x": x}, lambda: x[:, first:] * 2)
+    step = next(each for each in program.steps if "slice" in each.name and each.args[1] == 1)
+    flow: Any = None
+    at = At(program, flow, step)
+    edits = [*_slices(at)]
+    assert all(says in edit.says for edit in edits)
+    made = [change(program.values) for edit in edits if (change := edit.make(at))]
+    assert len(made) == count
+    assert not any(torch.equal(each, at.value) for each in made)
 
 
 def test_another_epsilon_is_not_called_a_cap() -> None:

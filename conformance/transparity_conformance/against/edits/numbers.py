@@ -137,17 +137,24 @@ elements outside of the slice."""
 def _slices(at: At) -> Iterator[Edit]:
     if len(at.step.args) not in (3, 4):  # without an axis or a start, or with a distance between elements
         return
-    size, first = at.value.shape[at.step.args[1]], at.step.args[2]
+    size, first = at.value.shape[at.step.args[1]], _first_of(at)
     for where, place in PLACES.items():
         says = f"takes {size} elements ({where}) instead of elements {first} to {first + size - 1} in `{at.line}`"
         yield Edit("number", says, functools.partial(_sliced, place=place), rank=1)
 
 
+def _first_of(at: At) -> int:
+    """Return the first element of a slice. A negative start counts from the end, as in Python."""
+    _, axis, first, *_ = at.step.args
+    whole = at.program.values[at.step.inputs[0]].shape[axis]
+    return max(first + whole, 0) if first < 0 else int(first)
+
+
 def _sliced(at: At, place: Callable[[int, int], int]) -> Change | None:
     """Return a change that slices as many elements from another place; None if there are too few elements."""
-    _, axis, first, *_ = at.step.args
+    axis, first = at.step.args[1], _first_of(at)
     whole, size = at.program.values[at.step.inputs[0]].shape[axis], at.value.shape[axis]
-    new = place(first % whole, whole - size)
+    new = place(first, whole - size)
     if new == first or not 0 <= new <= whole - size:
         return None
     return at.with_arguments(lambda args, _: [args[0], axis, new, new + size])

@@ -101,6 +101,16 @@ ONE_LAYER = replaced(
     },
 )
 
+ONE_GATE = replaced(
+    THEIRS,
+    {
+        "forward(self, x):\n        h = self.norm(x)": "forward(self, x, swaps=False):\n        h = self.norm(x)",
+        "h = nn.functional.silu(self.gate(h)) * self.up(h)": """gate, up = self.gate, self.up
+        gate, up = (up, gate) if swaps else (gate, up)
+        h = nn.functional.silu(gate(h)) * up(h)""",
+    },
+)
+
 WINDOW = replaced(THEIRS, {".tril()": ".tril().triu(-8)"})
 
 IN_ORDER = replaced(
@@ -186,7 +196,14 @@ MISTAKES: dict[str, Mistake] = {
     "operand": one("weights @ v", "weights @ k", "where the reference passes"),
     "function": one("functional.silu", "functional.relu", "applies ReLU"),
     "swapped gate": one(
-        "silu(self.gate(h)) * self.up(h)", "silu(self.up(h)) * self.gate(h)", "swaps the parameters of"
+        "silu(self.gate(h)) * self.up(h)", "silu(self.up(h)) * self.gate(h)", "swaps the parameters of gate and up"
+    ),
+    "swapped gate in one layer": one(
+        "layer(x)",
+        "layer(x, layer is self.layers[1])",
+        "swaps the parameters of layers.1.gate and layers.1.up",
+        ONE_GATE,
+        "if swaps",
     ),
     "end of a slice": one("[:, : x.shape[1]]", "[:, -x.shape[1] :]", "(the last) instead of elements 0 to", SHIFTED),
     "half of a function": Mistake(

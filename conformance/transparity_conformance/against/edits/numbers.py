@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from transparity_conformance.against.edits.edit import (
     result_of,
     short,
 )
-from transparity_conformance.listening.program import Change, Over, Values, executed, filled
+from transparity_conformance.listening.program import Change, Values, executed, filled
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
@@ -195,7 +196,7 @@ def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
     """Return a change that inserts the port's own rounded values, because the port may round ties differently."""
 
     def changed(values: Values) -> Any:
-        now = Over({}, values)
+        now = ChainMap({}, values)
         for index in at.step.inputs if also_operands else ():
             if now[index].is_floating_point():
                 now[index] = _of_the_port(at, now[index], dtype)

@@ -189,6 +189,8 @@ class Layers:
 
 
 LONGEST_PERIOD = 4
+"""The limit to which `shorter` reduces even periods. A small model keeps two layers of each kind. A period of 4
+therefore gives 8 layers, half of `LONGEST`."""
 
 
 def shorter(period: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import torch
 from tests.against.test_check import THEIRS, against_theirs, replaced
 from tests.looping import for_each
 
-from transparity_conformance.against.edits.edit import At
+from transparity_conformance.against.edits.edit import At, Edit
 from transparity_conformance.against.edits.fitted import _fitted_cap
 from transparity_conformance.against.edits.numbers import _slices
+from transparity_conformance.against.search import EditSearch, Explanation
 from transparity_conformance.listening.program import record_program
 from transparity_conformance.report.check.findings import findings
 from transparity_conformance.report.report import Report
@@ -401,6 +403,20 @@ def test_each_slice_of_another_place_has_other_elements(first: int, says: str, c
     made = [change(program.values) for edit in edits if (change := edit.make(at))]
     assert len(made) == count
     assert not any(torch.equal(each, at.value) for each in made)
+
+
+def test_an_edit_that_only_a_new_tolerance_explains_is_measured_beside_one_that_agrees() -> None:
+    def explanation(agrees: bool, lost: list[int]) -> Explanation:
+        after: Any = SimpleNamespace(agrees=agrees, lost=lost, values={0: torch.zeros(1)})
+        step: Any = SimpleNamespace(func="aten.mul.Tensor")
+        return Explanation(Edit("number", "", lambda at: None), step, [0], 1, after)
+
+    right: Any = SimpleNamespace(agrees=True, lost=[])
+    search: Any = SimpleNamespace(
+        program=SimpleNamespace(answer=0), comparer=SimpleNamespace(measured=lambda after: right)
+    )
+    found = [explanation(True, [1]), explanation(False, [1, 2])]
+    assert EditSearch._ranked(search, found)[0].after is right
 
 
 def test_another_epsilon_is_not_called_a_cap() -> None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.against.test_check import THEIRS, against_theirs, replaced
+from tests.looping import for_each
 
+from transparity_conformance.against.edits.edit import At, Edit
 from transparity_conformance.against.edits.fitted import _fitted_cap
+from transparity_conformance.against.edits.numbers import _slices
+from transparity_conformance.against.search import EditSearch, Explanation
+from transparity_conformance.listening.program import record_program
 from transparity_conformance.report.check.findings import findings
 from transparity_conformance.report.report import Report
 
@@ -92,6 +100,16 @@ ONE_LAYER = replaced(
     {
         "forward(self, x):": "forward(self, x, no_norm=False):",
         "h = self.norm2(x)": "h = x if no_norm else self.norm2(x)",
+    },
+)
+
+ONE_GATE = replaced(
+    THEIRS,
+    {
+        "forward(self, x):\n        h = self.norm(x)": "forward(self, x, swaps=False):\n        h = self.norm(x)",
+        "h = nn.functional.silu(self.gate(h)) * self.up(h)": """gate, up = self.gate, self.up
+        gate, up = (up, gate) if swaps else (gate, up)
+        h = nn.functional.silu(gate(h)) * up(h)""",
     },
 )
 
@@ -180,7 +198,14 @@ MISTAKES: dict[str, Mistake] = {
     "operand": one("weights @ v", "weights @ k", "where the reference passes"),
     "function": one("functional.silu", "functional.relu", "applies ReLU"),
     "swapped gate": one(
-        "silu(self.gate(h)) * self.up(h)", "silu(self.up(h)) * self.gate(h)", "swaps the parameters of"
+        "silu(self.gate(h)) * self.up(h)", "silu(self.up(h)) * self.gate(h)", "swaps the parameters of gate and up"
+    ),
+    "swapped gate in one layer": one(
+        "layer(x)",
+        "layer(x, layer is self.layers[1])",
+        "swaps the parameters of layers.1.gate and layers.1.up",
+        ONE_GATE,
+        "if swaps",
     ),
     "end of a slice": one("[:, : x.shape[1]]", "[:, -x.shape[1] :]", "(the last) instead of elements 0 to", SHIFTED),
     "half of a function": Mistake(
@@ -362,6 +387,36 @@ def test_one_answer_of_another_shape_is_a_fault_beside_wrong_numbers(tmp_path: P
     assert NUMBER in scale.causes[0].says
     assert SHAPE in shape.causes[0].says
     assert [each["share"] for each in report.as_dict()["taps"] if each["probe"].startswith("2")] == ["inf"]
+
+
+@for_each(
+    ("first", "says", "count"), [(-3, "elements 3 to 5", 2), (3, "elements 3 to 5", 2), (-64, "elements 0 to 5", 0)]
+)
+def test_each_slice_of_another_place_has_other_elements(first: int, says: str, count: int) -> None:
+    x = torch.arange(12.0, dtype=torch.float64).reshape(2, 6)
+    program = record_program(torch.nn.Identity(), {"x": x}, lambda: x[:, first:] * 2)
+    step = next(each for each in program.steps if "slice" in each.name and each.args[1] == 1)
+    flow: Any = None
+    at = At(program, flow, step)
+    edits = [*_slices(at)]
+    assert all(says in edit.says for edit in edits)
+    made = [change(program.values) for edit in edits if (change := edit.make(at))]
+    assert len(made) == count
+    assert not any(torch.equal(each, at.value) for each in made)
+
+
+def test_an_edit_that_only_a_new_tolerance_explains_is_measured_beside_one_that_agrees() -> None:
+    def explanation(agrees: bool, lost: list[int]) -> Explanation:
+        after: Any = SimpleNamespace(agrees=agrees, lost=lost, values={0: torch.zeros(1)})
+        step: Any = SimpleNamespace(func="aten.mul.Tensor")
+        return Explanation(Edit("number", "", lambda at: None), step, [0], 1, after)
+
+    right: Any = SimpleNamespace(agrees=True, lost=[])
+    search: Any = SimpleNamespace(
+        program=SimpleNamespace(answer=0), comparer=SimpleNamespace(measured=lambda after: right)
+    )
+    found = [explanation(True, [1]), explanation(False, [1, 2])]
+    assert EditSearch._ranked(search, found)[0].after is right
 
 
 def test_another_epsilon_is_not_called_a_cap() -> None:

@@ -64,6 +64,18 @@ def test_a_request_that_cannot_be_met_is_one_sentence(given: dict[str, Any]) -> 
         check(Model(same), against=Model(same), **given)
 
 
+class WithFurther(Model):
+    def forward(self, tokens: Tensor, token_type_ids: Any = None, attention_mask: Any = None) -> Any:
+        return super().forward(tokens)
+
+
+@for_each("name", ["token_type_ids", "attention_mask"])
+def test_an_input_of_the_user_that_the_port_lacks_is_named(name: str) -> None:
+    inputs = [{**INPUTS[0], name: INPUTS[0]["tokens"] % 5}, *INPUTS]
+    with pytest.raises(TransparityError, match=rf"expected {name} among them"):
+        check(Model(same), against=WithFurther(same), inputs=inputs)
+
+
 def test_a_missing_folder_is_one_sentence() -> None:
     load = lambda folder: Model(same)
     with pytest.raises(TransparityError, match=r"^--checkpoint is missing, which is no folder; expected"):

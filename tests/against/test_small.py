@@ -6,6 +6,7 @@ import copy
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import transformers
 
 from transparity.errors import TransparityError
 from transparity_conformance import check
-from transparity_conformance.against.probes import GIVE, source_of, undrawn
+from transparity_conformance.against.probes import GIVE, probes_of, source_of, undrawn
 from transparity_conformance.against.small.build import build, class_of, example_inputs, made_small, read_config
 from transparity_conformance.against.small.inputs import tensors
 
@@ -180,6 +181,11 @@ class TextOnly(torch.nn.Module):
         return self.inside(input_ids=input_ids, attention_mask=attention_mask).logits
 
 
+class TextWithoutMask(TextOnly):
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(input_ids)
+
+
 def test_a_port_without_images_is_compared_on_texts() -> None:
     model = build(config_of("llava"))
     report = check(TextOnly(copy.deepcopy(model)), against=model)
@@ -187,6 +193,23 @@ def test_a_port_without_images_is_compared_on_texts() -> None:
     assert "images or audio: the port takes no pixel_values" in report.not_compared
     assert "3 × 11, padded on the left" in {each.probe for each in report.measured}
     assert len(report.coverage.lengths) > 10
+    others = check(TextWithoutMask(copy.deepcopy(model)), against=model, budget=0).not_compared
+    assert [each for each in others if "takes no" in each] == [
+        "images or audio: the port takes no pixel_values",
+        "3 × 11, padded on the left: the port takes no attention_mask",
+        "2 × 17, padded on the right: the port takes no attention_mask",
+    ]
+
+
+class ImagesByAnotherName(TextOnly):
+    def forward(self, input_ids: Any, attention_mask: Any = None, images: Any = None) -> torch.Tensor:
+        return super().forward(input_ids, attention_mask)
+
+
+def test_images_that_a_port_takes_by_another_name_are_not_left_out() -> None:
+    model = build(config_of("llava"))
+    with pytest.raises(TransparityError, match=r"takes .*images.*; expected pixel_values among them"):
+        check(ImagesByAnotherName(copy.deepcopy(model)), against=model)
 
 
 class WithoutImagesWrong(torch.nn.Module):
@@ -209,9 +232,9 @@ def test_images_that_cannot_be_drawn_are_told() -> None:
     model = build(config_of("layoutlmv3"), "LayoutLMv3ForSequenceClassification")
     probes = {"": example_inputs(model)}
     assert "pixel_values" not in probes[""]
-    assert undrawn(model, probes) == [
-        f"pixel_values: the checker found no pixel_values that the reference accepts; {GIVE}"
-    ]
+    assert undrawn(model, probes) == [f"pixel_values: the checker drew no pixel_values; {GIVE}"]
+    takes_videos: Any = SimpleNamespace(config=model.config, forward=lambda input_ids, pixel_values_videos: None)
+    assert undrawn(takes_videos, probes) == [f"pixel_values_videos: the checker drew no pixel_values_videos; {GIVE}"]
 
 
 @pytest.mark.parametrize("model_type", ["janus", "udop"])
@@ -219,7 +242,11 @@ def test_images_are_drawn_without_a_method_of_the_class_that_extracts_features(m
     text = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 16}
     model = build(config_of(model_type, **({"text_config": text} if model_type == "janus" else {})))
     assert "pixel_values" in example_inputs(model)
-    assert source_of(model).of_text() is not None
+    texts = source_of(model).of_text()
+    assert texts is not None
+    assert texts.of_text() is None
+    assert not [name for name, value in texts.draw(11, 2, 0).items() if value.dtype == np.float64]
+    assert {"2 × 16, one token", "3 × 11, padded on the left"} <= probes_of(texts).keys()
 
 
 def test_the_class_is_the_one_that_the_configuration_names_else_that_of_the_first_auto_mapping() -> None:

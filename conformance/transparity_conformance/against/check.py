@@ -20,7 +20,8 @@ from transparity_conformance.against.probes import (
     Answer,
     Source,
     is_configured,
-    is_only_ids,
+    is_of_features,
+    is_only_text,
     length_of,
     probes_of,
     read_inputs,
@@ -288,11 +289,12 @@ def _report(
     """Compare a port with a reference. If the forward passes agree, also compare other calls, such as generation."""
     reference = sides.reference
     signature = signature_of(sides.forward)
-    given, left_out = taken(probes, signature)
-    takes_text = bool(given) and all(is_only_ids(each) for each in given.values())
+    given, left_out = taken(probes, signature, are_drawn=source is not None)
+    takes_text = bool(given) and all(is_only_text(each) for each in given.values())
     if takes_text and source is not None and (text := source.of_text()) is not None:
-        source, given = text, taken(probes_of(text), signature)[0]
-        left_out = [f"images or audio: {reason}" for reason in {each.partition(": ")[2] for each in left_out}]
+        source, (given, others) = text, taken(probes_of(text), signature)
+        reasons = dict.fromkeys(each.partition(": ")[2] for each in left_out)
+        left_out = [*(f"images or audio: {reason}" for reason in reasons if is_of_features(reason)), *others]
     left_out += undrawn(reference.model, probes) if source is not None else []
     if given:
         reference.check(next(iter(given.values())))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
-from transparity_conformance.listening.program import Change, Over, Program, Step, Values
+from transparity_conformance.listening.program import Change, Program, Step, Values
 
 START = -1
 """The index of an artificial value that dominates all inputs."""
@@ -92,7 +93,7 @@ class DataFlow:
         """Run the steps from `start` to `end` with `value` in place of `start`. Skip a view whose input has another
         size than in the program."""
         # A segment of a later layer may read values that this run has not computed; use the values of the recorded run.
-        now = Over({start: value}, values, self.program.values)
+        now = ChainMap({start: value}, values, self.program.values)
         for step in self.between(start, end):
             given = now[step.inputs[0]]
             if "view" in step.name and given.numel() != self.program.values[step.output].numel():

@@ -94,7 +94,7 @@ class Source:
         """Return a source of the same texts without their images or audio. Return None if the texts have neither, or if
         the model does not run without them."""
         length, batch = TEXTS[0]
-        if not self.is_text or is_only_ids(self.draw(length, batch, 0)):
+        if not self.is_text or is_only_text(self.draw(length, batch, 0)):
             return None
         source = dataclasses.replace(self, draw=lambda length, *given: _text_of(self.draw(length, *given), length))
         return source if self.accepts(source.draw(length, batch, 0)) else None
@@ -103,13 +103,18 @@ class Source:
 def _text_of(inputs: Inputs, length: int) -> Inputs:
     """Remove images and audio, and all but the last `length` tokens of the text. The tokens before are placeholders."""
     shape = next(iter(inputs.values())).shape
-    text = {name: value for name, value in inputs.items() if not any(part in name for part in OF_FEATURES)}
+    text = {name: value for name, value in inputs.items() if not is_of_features(name)}
     return {name: value[:, -length:] if value.shape[:2] == shape else value for name, value in text.items()}
 
 
-def is_only_ids(inputs: Inputs) -> bool:
+def is_of_features(text: str) -> bool:
+    """Return whether a text, such as the name of an input, contains a word of `OF_FEATURES`."""
+    return any(word in text for word in OF_FEATURES)
+
+
+def is_only_text(inputs: Inputs) -> bool:
     """Return whether the inputs have no images or audio, whose placeholder tokens stand at the start of the text."""
-    return all(value.dtype.kind in "iu" for value in inputs.values())
+    return not any(map(is_of_features, inputs))
 
 
 def source_of(model: Any) -> Source:
@@ -142,7 +147,7 @@ def probes_of(source: Source) -> dict[str, Inputs]:
         if length <= source.longest:
             found[source.title(length, batch)] = source.draw(length, batch, number)
     length, batch = min(REPEATED[0], source.longest), REPEATED[1]
-    if source.is_text and is_only_ids(text := source.draw(length, batch, length)):
+    if source.is_text and is_only_text(text := source.draw(length, batch, length)):
         tokens = next(iter(text))
         found[f"{batch} × {length}, one token"] = {**text, tokens: np.repeat(text[tokens][:, :1], length, 1)}
     for side, (length, batch) in PADDED.items() if source.is_text else ():
@@ -210,14 +215,14 @@ def _runs(model: Any, inputs: Inputs) -> bool:
 
 
 def undrawn(model: Any, probes: Mapping[str, Inputs]) -> list[str]:
-    """Return a message for each kind of image or audio that a `transformers` model takes, but that no probe has."""
+    """Return a message for each input in `MEDIA` that a `transformers` model takes, but that no probe has."""
     if not is_configured(model):
         return []
-    from transparity_conformance.against.small.inputs import FEATURES
+    from transparity_conformance.against.small.inputs import MEDIA
 
     drawn = {name for inputs in probes.values() for name in inputs}
-    lacking = [name for name in FEATURES if name in inspect.signature(model.forward).parameters.keys() - drawn]
-    return [f"{name}: the checker found no {name} that the reference accepts; {GIVE}" for name in lacking]
+    lacking = [name for name in MEDIA if name in inspect.signature(model.forward).parameters.keys() - drawn]
+    return [f"{name}: the checker drew no {name}; {GIVE}" for name in lacking]
 
 
 def without_mask(inputs: Inputs) -> Inputs:
@@ -231,7 +236,7 @@ def without_mask(inputs: Inputs) -> Inputs:
 def padded(inputs: Inputs, side: str) -> Inputs | None:
     """Hide some positions in all rows except the last. Return None if the inputs have no mask, or if the hidden
     positions would be placeholder tokens of images or audio."""
-    if "attention_mask" not in inputs or (side == "left" and not is_only_ids(inputs)):
+    if "attention_mask" not in inputs or (side == "left" and not is_only_text(inputs)):
         return None
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask) - 1):
@@ -266,22 +271,27 @@ def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
     return {name: inputs for name, inputs in probes.items() if name == first or is_padded(inputs)}
 
 
-def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
-    """Return the probes that a port accepts, and a message for every probe that it does not accept. If the port takes
-    no mask, remove masks that hide nothing. The port may have another name for the first input.
+def taken(
+    probes: Mapping[str, Inputs], signature: inspect.Signature | None, are_drawn: bool = True
+) -> tuple[dict[str, Inputs], list[str]]:
+    """Return the probes to compare, and a message for every probe that is left out. If the port takes no mask, remove
+    masks that hide nothing. The port may have another name for the first input.
 
-    If every probe has another input that the port lacks, return all probes. A call then raises an error that names this
-    input."""
+    A probe is left out only if the checker drew it, and the port lacks only masks, images or audio. If the port has an
+    argument such as `images` that no probe has, no probe is left out for its images or audio. A call with an input that
+    the port lacks raises an error that names the input."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)
+    is_renamed = any(map(is_of_features, names.difference(*probes.values())))
     found: dict[str, Inputs] = {}
     left_out, needed = [], set[str]()
     for name, inputs in probes.items():
         needless = {each for each in inputs if each not in names and "mask" in each and bool(np.all(inputs[each]))}
         lacking = [each for each in [*inputs][1:] if each not in names | needless]
-        if lacking:
-            left_out.append(f"{name}: the port takes no {lacking[0]}")
+        required = [each for each in lacking if "mask" not in each and (is_renamed or not is_of_features(each))]
+        if lacking and are_drawn and not required:
+            left_out.append(f"{name}: the port takes no {max(lacking, key=is_of_features)}")
             needed.update(each for each in lacking if "mask" not in each)
         else:
             found[name] = {each: value for each, value in inputs.items() if each not in needless}

@@ -143,8 +143,7 @@ class EditSearch:
         if found and found[0].after.agrees and not found[0].after.lost:
             return found  # no explanation is better
         measured: dict[Any, Comparison] = {}  # edits with the same result have the same rounding errors
-        best = [each for each in found if each.worth == found[0].worth]
-        for place, each in enumerate(best):
+        for place, each in enumerate(found):
             same = *each.after.lost, each.after.values[self.program.answer].numpy().tobytes()
             if each.after.agrees or (same not in measured and len(measured) == MEASURED):
                 continue

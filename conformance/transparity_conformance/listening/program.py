@@ -13,7 +13,8 @@ import heapq
 import itertools
 import math
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -30,24 +31,8 @@ from transparity_conformance.listening.pytorch import (
 
 _SOURCES = Sources()
 
-Values = dict[int, Any]
-
-
-class Over(Values):
-    """Own values over other values, which are not copied; an index is looked up in the first dict that has it."""
-
-    def __init__(self, own: Values, *below: Values) -> None:
-        super().__init__(own)
-        self.below = below
-
-    def __missing__(self, index: int) -> Any:
-        for each in self.below:
-            try:
-                return each[index]
-            except KeyError:
-                continue
-        raise KeyError(index)
-
+Values = MutableMapping[int, Any]
+"""Values by index. A `ChainMap` puts new values before older values, which it neither copies nor modifies."""
 
 PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm"))
 """Operations that multiply matrices. The matrices are the last two operands."""
@@ -111,7 +96,7 @@ class Step:
 
     def result(self, values: Values) -> Any:
         """Return the first result, or the tensor that the step modifies in place; leave `values` unchanged."""
-        now = Over({}, values)
+        now = ChainMap({}, values)
         self.run(now, None)
         return now[self.output]
 
@@ -223,7 +208,7 @@ class Program:
             changes: the changes of the earlier run.
         """
         first = self.steps[number]
-        now = Over({}, values)
+        now = ChainMap({}, values)
         if isinstance(made, tuple | list):
             first.put(now, made)
         else:
@@ -422,7 +407,7 @@ class Recorder:
         with torch.no_grad(), float64_defaults(), decomposed(), dispatched(self.run):
             program.answer = self.index_of(run(call))
         program.parameters = frozenset(index for index, name in program.names.items() if name in learned)
-        program.values |= program.given
+        program.values.update(program.given)
         return program
 
     def index_of(self, tensor: Any) -> int:

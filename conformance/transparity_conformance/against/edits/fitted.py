@@ -151,7 +151,9 @@ def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
         return float(np.abs(made - theirs[::every]).max())
 
     some = ours.size // 16 + 1
-    if apart(cap * np.tanh(ours[::some] / cap), some) > 4 * allowed:  # a quick test, which rejects most pairs
+    # The quick test rejects most pairs. If another cap fits, its largest element differs by at most `allowed` from the
+    # largest element with `cap`. Smaller elements depend less on the cap, so `cap` is at most 2 · `allowed` off.
+    if apart(cap * np.tanh(ours[::some] / cap), some) > 2 * allowed:
         return None
     work.count(ours.size)
 

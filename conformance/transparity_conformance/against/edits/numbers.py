@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from transparity_conformance.against.edits.edit import (
     result_of,
     short,
 )
-from transparity_conformance.listening.program import Change, Over, Values, executed, filled
+from transparity_conformance.listening.program import Change, Values, executed, filled
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
@@ -137,17 +138,24 @@ elements outside of the slice."""
 def _slices(at: At) -> Iterator[Edit]:
     if len(at.step.args) not in (3, 4):  # without an axis or a start, or with a distance between elements
         return
-    size, first = at.value.shape[at.step.args[1]], at.step.args[2]
+    size, first = at.value.shape[at.step.args[1]], _first_of(at)
     for where, place in PLACES.items():
         says = f"takes {size} elements ({where}) instead of elements {first} to {first + size - 1} in `{at.line}`"
         yield Edit("number", says, functools.partial(_sliced, place=place), rank=1)
 
 
+def _first_of(at: At) -> int:
+    """Return the first element of a slice. A negative start counts from the end, as in Python."""
+    _, axis, first, *_ = at.step.args
+    whole = at.program.values[at.step.inputs[0]].shape[axis]
+    return max(first + whole, 0) if first < 0 else int(first)
+
+
 def _sliced(at: At, place: Callable[[int, int], int]) -> Change | None:
     """Return a change that slices as many elements from another place; None if there are too few elements."""
-    _, axis, first, *_ = at.step.args
+    axis, first = at.step.args[1], _first_of(at)
     whole, size = at.program.values[at.step.inputs[0]].shape[axis], at.value.shape[axis]
-    new = place(first % whole, whole - size)
+    new = place(first, whole - size)
     if new == first or not 0 <= new <= whole - size:
         return None
     return at.with_arguments(lambda args, _: [args[0], axis, new, new + size])
@@ -188,7 +196,7 @@ def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
     """Return a change that inserts the port's own rounded values, because the port may round ties differently."""
 
     def changed(values: Values) -> Any:
-        now = Over({}, values)
+        now = ChainMap({}, values)
         for index in at.step.inputs if also_operands else ():
             if now[index].is_floating_point():
                 now[index] = _of_the_port(at, now[index], dtype)

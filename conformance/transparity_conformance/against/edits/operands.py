@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from transparity_conformance.against.edits.edit import (
     short,
     with_item,
 )
-from transparity_conformance.listening.program import Change, Over, Program, Ref, Step, Values, executed, filled
+from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 from transparity_conformance.oracle.budgets import epsilon
 
 MOST = 24
@@ -116,7 +117,7 @@ def _swapping(at: At, one: Other, other: Other) -> Change | None:
         return None
 
     def changed(values: Values) -> Any:
-        now = Over({index: values[new] for index, new in swapped.items() if new is not None}, values)
+        now = ChainMap({index: values[new] for index, new in swapped.items() if new is not None}, values)
         return executed(step.func, filled(step.args, now), filled(step.kwargs, now), None)
 
     return changed

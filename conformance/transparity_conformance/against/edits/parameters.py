@@ -46,11 +46,17 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
         mine, theirs = module.rpartition(".")[2], other.rpartition(".")[2]
         says = f"uses the parameters of {other} for {module} in `{at.line}`"
         rename = functools.partial(_in_sibling, names={mine: theirs})
-        make = functools.partial(_with_parameters, rename=functools.partial(rename, names={mine: theirs, theirs: mine}))
-        swap = Edit("parameter", f"swaps the parameters of {theirs} and {mine}", make, rank=2, is_everywhere=True)
-        yield Edit("parameter", says, functools.partial(_with_parameters, rename=rename), rank=2, wider=(swap,))
+        swaps = _swap(mine, theirs, _in_sibling), _swap(module, other, _in_module)
+        yield Edit("parameter", says, functools.partial(_with_parameters, rename=rename), rank=2, wider=swaps)
     if short(at.step) == "native_layer_norm":
         yield from _other_norms(at, context.numbers)
+
+
+def _swap(one: str, other: str, renamed: Callable[..., str]) -> Edit:
+    """Return the edit that swaps the parameters of two modules, given in any order; `renamed` selects the modules."""
+    one, other = sorted((one, other))
+    make = functools.partial(_with_parameters, rename=functools.partial(renamed, names={one: other, other: one}))
+    return Edit("parameter", f"swaps the parameters of {one} and {other}", make, rank=2, is_everywhere=True)
 
 
 def _other_norms(at: At, numbers: Sequence[float]) -> Iterator[Edit]:
@@ -140,6 +146,12 @@ def _in_sibling(name: str, names: Mapping[str, str]) -> str:
     owner, _, leaf = name.rpartition(".")
     parent, dot, module = owner.rpartition(".")
     return f"{parent}{dot}{names.get(module, module)}.{leaf}" if dot or module else name
+
+
+def _in_module(name: str, names: Mapping[str, str]) -> str:
+    """In a parameter's name, replace the full path of the module by its path in `names`."""
+    owner, dot, leaf = name.rpartition(".")
+    return f"{names.get(owner, owner)}{dot}{leaf}"
 
 
 def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:

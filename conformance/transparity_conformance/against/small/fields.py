@@ -185,10 +185,12 @@ class Layers:
         if "layer_types" in self.fields and re.search("att|window", name):
             return True
         lists = [list(value) for _, value in self.fields.values() if is_list(value) and len(value) == count]
-        return any(each[period:] == each[:-period] and len({*map(str, each)}) > 1 for each in lists)
+        return period < count and any(each[period:] == each[:-period] and len({*map(str, each)}) > 1 for each in lists)
 
 
 LONGEST_PERIOD = 4
+"""The limit to which `shorter` reduces even periods. A small model keeps two layers of each kind. A period of 4
+therefore gives 8 layers, half of `LONGEST`."""
 
 
 def shorter(period: int) -> int:

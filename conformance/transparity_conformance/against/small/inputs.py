@@ -29,7 +29,10 @@ SAMPLES, FIRST, LAST = 4000, 3, 111
 EDGE = 32
 """The width and height of a page. Boxes of words are given in whole numbers, or in fractions of the page."""
 
-MAIN = ("input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values", "inputs")
+MEDIA = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
+"""The inputs that are images, videos or audio."""
+
+MAIN = ("input_ids", *MEDIA, "inputs")
 
 
 def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
@@ -80,7 +83,7 @@ class _Inputs:
         if "input_ids" in self.names:
             yield from self._with_features()
         if self.main == "input_ids":
-            boxes = [{"bbox": beside["bbox"] / np.float32(EDGE)}] if "bbox" in beside else []
+            boxes = [{"bbox": np.divide(beside["bbox"], EDGE, dtype=np.float32)}] if "bbox" in beside else []
             has_images = "pixel_values" in self.names and self._method(FEATURES["pixel_values"][0]) is None
             images = [*self._images(), {}] if has_images else [{}]  # without placeholder tokens in the text
             for shape, form, image in itertools.product(self._rows(), [*boxes, {}], images):

@@ -21,7 +21,6 @@ from transparity_conformance.against.small.fields import (
     kind_of,
     mapped,
     of_kind,
-    shorter,
     sizes,
 )
 
@@ -184,7 +183,7 @@ class _Part:
         elif kind in OF_LAYERS:
             return self.layers.new(kind, value)
         elif kind == "offset" and is_size(period := self.fields.get(name.replace("offset", "period"), ("", 0))[1]):
-            return value * shorter(period) // period
+            return value * self.layers.new("period", period) // period
         if kind in ("width", "inner") and max(sizes(value), default=0) < NARROWEST:
             return value
         return mapped(value, lambda each: self._small(kind, self._mixer(name), each))

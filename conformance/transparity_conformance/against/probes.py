@@ -277,9 +277,9 @@ def taken(
     """Return the probes to compare, and a message for every probe that is left out. If the port takes no mask, remove
     masks that hide nothing. The port may have another name for the first input.
 
-    A probe is left out only if the checker drew it, and the port lacks only masks, images or audio. If the port has an
-    argument such as `images` that no probe has, no probe is left out for its images or audio. A call with an input that
-    the port lacks raises an error that names the input."""
+    A probe is left out if the port lacks only masks or, for inputs that the checker drew, only masks, images or audio.
+    If the port has an argument such as `images` that no probe has, no probe is left out for its images or audio. A call
+    with an input that the port lacks raises an error that names the input."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)
@@ -290,7 +290,7 @@ def taken(
         needless = {each for each in inputs if each not in names and "mask" in each and bool(np.all(inputs[each]))}
         lacking = [each for each in [*inputs][1:] if each not in names | needless]
         required = [each for each in lacking if "mask" not in each and (is_renamed or not is_of_features(each))]
-        if lacking and are_drawn and not required:
+        if lacking and not required and (are_drawn or all("mask" in each for each in lacking)):
             left_out.append(f"{name}: the port takes no {max(lacking, key=is_of_features)}")
             needed.update(each for each in lacking if "mask" not in each)
         else:

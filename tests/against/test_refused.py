@@ -69,11 +69,20 @@ class WithFurther(Model):
         return super().forward(tokens)
 
 
-@for_each("name", ["token_type_ids", "attention_mask"])
-def test_an_input_of_the_user_that_the_port_lacks_is_named(name: str) -> None:
-    inputs = [{**INPUTS[0], name: INPUTS[0]["tokens"] % 5}, *INPUTS]
-    with pytest.raises(TransparityError, match=rf"expected {name} among them"):
-        check(Model(same), against=WithFurther(same), inputs=inputs)
+def with_input(name: str) -> list[dict[str, Any]]:
+    """Return `INPUTS` after a call with a further input, in which some elements are 0."""
+    return [{**INPUTS[0], name: INPUTS[0]["tokens"] % 2}, *INPUTS]
+
+
+def test_an_input_of_the_user_that_the_port_lacks_is_named() -> None:
+    with pytest.raises(TransparityError, match=r"expected token_type_ids among them"):
+        check(Model(same), against=WithFurther(same), inputs=with_input("token_type_ids"))
+
+
+def test_a_call_with_a_mask_that_the_port_does_not_take_is_listed_as_not_compared() -> None:
+    report = check(Model(same), against=WithFurther(same), inputs=with_input("attention_mask"))
+    assert report.verdict == "agrees"
+    assert any("the port takes no attention_mask" in says for says in report.not_compared)
 
 
 def test_a_missing_folder_is_one_sentence() -> None:

@@ -105,19 +105,10 @@ def judge_gradients(
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
     causes = (*found.of_ranks(forward.sharding.ranks, by_rank), *found.causes(actual))[:1]
     says = f"{claim}: {len(wrong)} of {len(shares)} are wrong; {first} is the first one in the backward pass"
-    return CapabilityResult(
-        claims=(ClaimResult(claim, "diverges", errors[worst], budgets[worst], worst),),
-        faults=(
-            Divergence(
-                f"{'gradient' if claim == 'gradients' else claim}.{first}",
-                errors[first],
-                budgets[first],
-                causes,
-                probe=probe.name,
-            ),
-        ),
-        notes=(says,),
-    )
+    result = ClaimResult(claim, "diverges", errors[worst], budgets[worst], worst)
+    where = f"{'gradient' if claim == 'gradients' else claim}.{first}"
+    fault = Divergence(where, errors[first], budgets[first], causes, probe=probe.name)
+    return CapabilityResult((result,), (fault,), notes=(says,))
 
 
 def _together(

@@ -191,5 +191,22 @@ def test_options_that_a_port_does_not_offer_are_not_mentioned() -> None:
 def test_options_that_change_the_gradients_are_named(means: str, claims: set[str], cause: str) -> None:
     report = check(in_parts(means), preset="notes-lm")
     assert {claim.id for claim in report.claims if claim.verdict == "diverges"} == claims
+    assert {claim.id for claim in report.claims} >= OPTIONAL  # one wrong option does not hide the other one
     (fault,) = report.faults
     assert [each.mistake for each in fault.causes] == [cause], fault
+
+
+def test_options_are_not_compared_if_the_gradients_without_them_are_wrong() -> None:
+    def build(config: TransformerConfig, parameters: Gradients) -> Offering:
+        right = in_parts("")(config, parameters)
+
+        def said(targets: np.ndarray, *, micro_batches: int = 1, checkpointing: bool = False, **tokens: Any) -> Any:
+            loss, gradients = right.loss_and_gradients(targets, **tokens)
+            return loss, {name: 2 * value for name, value in gradients.items()}
+
+        return Offering(right, loss_and_gradients=said)
+
+    report = check(build, preset="notes-lm")
+    assert [claim.id for claim in report.claims if claim.verdict == "diverges"] == ["gradients"]
+    for name in ("micro_batches", "checkpointing"):
+        assert f"gradients.{name}: the result without this option is wrong" in report.not_compared

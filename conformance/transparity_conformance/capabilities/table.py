@@ -79,12 +79,9 @@ def compare_capability(
     found = not_compared(*[too_far] * far)
     for way in row.ways:
         verdicts = {claim.id: claim.verdict for claim in found.claims}
-        missing = _not_taken(port.forward, row, way)
-        if missing and way.is_optional:
+        if way.is_optional and _not_taken(port.forward, row, way):
             continue
-        reason = why_not(way, forward, verdicts) or missing
-        if way.is_optional and found.faults:
-            reason = "the result without this option is wrong"
+        reason = why_not(way, forward, verdicts) or _not_taken(port.forward, row, way)
         found += not_compared(f"{way.claim}: {reason}") if reason else _compare_way(row, way, port, forward)
     return found
 
@@ -92,6 +89,8 @@ def compare_capability(
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
     if way.requires and verdicts.get(way.requires) != "agrees":
         return "greedy generation is wrong, and this depends on it"
+    if way.is_optional and any(verdict == "diverges" and "." not in claim for claim, verdict in verdicts.items()):
+        return "the result without this option is wrong"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)
 
 

@@ -234,9 +234,8 @@ def _shapes(key: str, probe: Probe) -> Shapes:
 
 def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
     targets, tokens = loss_inputs(probe)
-    loss, gradients, *unknown = call_port(
-        port.forward.loss_and_gradients, targets, **tokens, **OPTIONS.get(way.claim, {})
-    )
+    options = {name: OPTIONS[name] for name in way.keywords}
+    loss, gradients, *unknown = call_port(port.forward.loss_and_gradients, targets, **tokens, **options)
     named = {f"{key}/gradient.{name}": as_numbers(value) for name, value in dict(gradients).items()}
     replicas: Mapping[str, Any] = getattr(port.forward, "replicas", dict)()
     named |= {f"{key}/by_rank.{name}": np.stack(values) for name, values in replicas.items() if name in gradients}
@@ -261,7 +260,7 @@ def _judge_one(
     forward = _passed(key, probe, forward)
     unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
     by_reason = {why: [name for name, reason in unknown.items() if reason == why] for why in unknown.values()}
-    is_plain, loss = way.claim == "gradients", None
+    is_plain, loss = not way.is_optional, None
     found = not_compared(*(f"gradients: {some(names)}: {why}" for why, names in by_reason.items() if is_plain))
     if set(unknown) >= set(filter(is_learned, probe.parameters)):
         return found
@@ -293,7 +292,7 @@ def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
 
 def _judge_loss(way: Way, key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
     """Judge the loss that the port returned with the gradients; return the result, and the loss function if known."""
-    claim = "loss_and_gradients" if way.claim == "gradients" else f"{way.claim}.loss"
+    claim = f"{way.claim}.loss" if way.is_optional else "loss_and_gradients"
     if not has_a_loss(key, forward):
         return judge_losses(claim, {}, forward)
     try:
@@ -303,22 +302,16 @@ def _judge_loss(way: Way, key: str, answers: Answers, forward: ForwardPass) -> t
         return not_compared(f"{claim}: raised {describe_error(error)} on the probe {key}"), None
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "gradients.micro_batches": {"micro_batches": 2},
-    "gradients.checkpointing": {"checkpointing": True},
-}
-"""The keyword arguments of each claim about an option that must not change the gradients."""
-
-FURTHER: dict[str, dict[str, Any]] = {
-    "gradients.micro_batches": {
-        "faults": MICRO_BATCH_FAULTS,
-        "why_not": lambda probe, dtype: "gradients of a large model are compared on one row" if probe.is_large else "",
-    }
-}
+OPTIONS = {"micro_batches": 2, "checkpointing": True}
+"""Keyword arguments of ports, with the compared value, that must not change the gradients."""
 
 
 def _way(claim: str, **further: Any) -> Way:
     return Way(claim, here=lambda forward: {key: _cut(probe) for key, probe in [first_of(forward.probes)]}, **further)
+
+
+def _option(name: str, **further: Any) -> Way:
+    return _way(f"gradients.{name}", requests=lambda probes: {}, keywords=(name,), is_optional=True, **further)
 
 
 GRADIENTS = Capability(
@@ -328,10 +321,12 @@ GRADIENTS = Capability(
     purpose="the gradients of the first probe's loss with respect to every parameter",
     ways=(
         _way("gradients", requests=lambda probes: dict([first_of(probes)]), further=_further_requests),
-        *(
-            _way(claim, requests=lambda probes: {}, keywords=tuple(each), is_optional=True, **FURTHER.get(claim, {}))
-            for claim, each in OPTIONS.items()
+        _option(
+            "micro_batches",
+            faults=MICRO_BATCH_FAULTS,
+            why_not=lambda probe, dtype: "gradients of a large model are compared on one row" * probe.is_large,
         ),
+        _option("checkpointing"),
     ),
     ask=_ask,
     shapes=_shapes,

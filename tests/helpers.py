@@ -1,4 +1,4 @@
-"""Shared helpers: run our command or Python, expect errors of one sentence, and write small checkpoints."""
+"""Shared helpers: read tables, run our command or Python, expect errors of one sentence, write small checkpoints."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,11 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.cli import app
 from transparity_conformance.oracle.probes import probe_parameters
+
+
+def table(test: str, name: str) -> dict[str, Any]:
+    """Read a TOML file beside a test."""
+    return tomllib.loads(Path(test).with_name(name).read_text(encoding="utf-8"))
 
 
 def invoke(*arguments: Any) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.helpers import invoke
+from tests.helpers import invoke, table
 
 from transparity_conformance import check
 from transparity_conformance.against.compare import without_consequences
@@ -20,55 +21,21 @@ from transparity_conformance.against.edits.edit import Edit
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
-THEIRS = """
-import torch
-from torch import nn
+MODELS: dict[str, str] = {}
+"""Models by name."""
 
 
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.norm2 = nn.RMSNorm(16, eps=1e-5), nn.RMSNorm(16, eps=1e-5)
-        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
-        self.up, self.gate, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
-
-    def heads(self, x):
-        return x.unflatten(-1, (4, 4)).transpose(1, 2)
-
-    def attention(self, x):
-        q, k, v = self.heads(self.query(x)), self.heads(self.key(x)), self.heads(self.value(x))
-        scores = q @ k.mT * 0.5
-        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-        scores = scores.masked_fill(~seen, float("-inf"))
-        weights = scores.softmax(-1)
-        context = weights @ v
-        return self.out(context.transpose(1, 2).flatten(-2))
-
-    def forward(self, x):
-        h = self.norm(x)
-        x = x + self.attention(h)
-        h = self.norm2(x)
-        h = nn.functional.silu(self.gate(h)) * self.up(h)
-        return x + self.down(h)
+def replaced(text: str, edits: Iterable[Sequence[str]]) -> str:
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    return text
 
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(32, 16)
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-        self.norm = nn.RMSNorm(16, eps=1e-5)
-        generator = torch.Generator().manual_seed(0)
-        for parameter in self.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.data = 1 + 0.3 * noise if parameter.ndim == 1 else noise / parameter.shape[-1] ** 0.5
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.norm(x) @ self.embedding.weight.T
-"""
+MISTAKES = table(__file__, "mistakes.toml")
+for _name, _row in MISTAKES["models"].items():
+    MODELS[_name] = _row["text"] if "text" in _row else replaced(MODELS[_row.get("like", "theirs")], _row["edits"])
+THEIRS = MODELS["theirs"]
 
 INPUTS = [
     {"tokens": np.random.default_rng(n).integers(0, 32, shape)} for n, shape in enumerate([(2, 7), (1, 1), (3, 12)])
@@ -166,13 +133,6 @@ FUSED = {
 """Edits that rename and reorder tensors, and pack three tensors in one."""
 
 
-def replaced(text: str, edits: dict[str, str]) -> str:
-    for old, new in edits.items():
-        assert old in text
-        text = text.replace(old, new)
-    return text
-
-
 def checked_with(text: str, folder: Path, theirs: str = THEIRS) -> Any:
     written(folder, "port", text)
     written(folder, "theirs", theirs)
@@ -185,7 +145,7 @@ def test_tensors_with_other_names_are_paired_by_what_the_port_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = checked_with(replaced(THEIRS, FUSED), tmp_path)
+    result = checked_with(replaced(THEIRS, FUSED.items()), tmp_path)
     assert result.exit_code == 0, result.output
     assert "matched only by their order" not in " ".join(result.output.split())
 
@@ -224,7 +184,7 @@ def test_a_tensor_that_is_fused_from_tensors_of_unequal_sizes_is_paired_with_the
     is_port: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    fused = replaced(THREE_MAPS, ONE_MAP)
+    fused = replaced(THREE_MAPS, ONE_MAP.items())
     one, other = (fused, THREE_MAPS) if is_port else (THREE_MAPS, fused)
     result = checked_with(one, tmp_path, other)
     assert result.exit_code == 0, result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +29,7 @@ INPUTS = [
     {"tokens": np.random.default_rng(n).integers(0, 37, shape)} for n, shape in enumerate([(2, 7), (1, 1), (3, 12)])
 ]
 
-NNX = {
-    "np.": "jnp.",
-    "jnp.load": "np.load",
-    "import numpy as np": "import jax.numpy as jnp\nimport numpy as np\nfrom flax import nnx",
-    "class Layer:": "class Layer(nnx.Module):",
-    "class Model:": "class Model(nnx.Module):",
-    "name, value)": "name, nnx.Param(jnp.asarray(value)))",
-    'weights["embedding"]': 'nnx.Param(jnp.asarray(weights["embedding"]))',
-    'weights["norm"]': 'nnx.Param(jnp.asarray(weights["norm"]))',
-    "[Layer(each) for each in layers]": "nnx.List([Layer(each) for each in layers])",
-}
-"""Replacements that turn the NumPy decoder into one in flax.nnx."""
-
-FAULTS: dict[str, dict[str, tuple[str, str]]] = {
-    "number": {"": ("/ 6**0.5", "/ 6")},
-    "function": {
-        "pytorch": ("functional.silu", "functional.relu"),
-        "numpy": ("x / (1 + np.exp(-x))", "np.maximum(x, 0)"),
-        "nnx": ("x / (1 + jnp.exp(-x))", "jnp.maximum(x, 0)"),
-        "functions": ("jax.nn.silu", "jax.nn.relu"),
-    },
-    "operand": {"": ("weights @ v", "weights @ k")},
-    "mask": {"pytorch": ("dtype=torch.bool))", "dtype=torch.bool), 1)"), "": (", bool))", ", bool), 1)")},
-    "left out": {"functions": ('h = rms(x, layer["norm2"])', "h = x"), "": ("h = self.rms(x, self.norm2)", "h = x")},
-    "sign": {"": ("a * cos - b * sin", "a * cos + b * sin")},
-}
-"""Replacements in a decoder's text by fault and framework; the empty name means all other frameworks."""
+REPLACED = tomllib.loads((DECODERS / "faults.toml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def text_of(framework: str) -> str:
     text = (DECODERS / f"decoder_{'numpy' if framework == 'nnx' else framework}.py").read_text(encoding="utf-8")
-    for old, new in NNX.items() if framework == "nnx" else ():
+    for old, new in REPLACED["nnx"] if framework == "nnx" else ():
         assert old in text
         text = text.replace(old, new)
     return text
@@ -98,8 +73,8 @@ def test_right_ports_of_every_framework_agree(reference: str, folder: Path) -> N
 
 def row_of(fault: str, framework: str) -> tuple[str, str, int]:
     """Return the replaced text, its replacement, and the number of its line."""
-    rows = FAULTS[fault]
-    old, new = rows[framework if framework in rows else ""]
+    rows = REPLACED["faults"][fault]
+    old, new = rows.get(framework) or rows["others"]
     lines = text_of(framework).splitlines()
     return old, new, next(number for number, line in enumerate(lines, 1) if old in line)
 

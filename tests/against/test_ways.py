@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.helpers import table
 
 from transparity_conformance import check
 from transparity_conformance.against.probes import Answer, Source
@@ -40,129 +41,9 @@ def test_a_fault_without_an_edit_is_named_only_if_it_explains_every_call(
     assert len(tried) == count
 
 
-THEIRS = """
-from types import SimpleNamespace
-
-import torch
-from torch import nn
-from transformers import PretrainedConfig
-
-
-class Model(nn.Module):
-    main_input_name = "input_ids"
-
-    def __init__(self):
-        super().__init__()
-        self.config = PretrainedConfig(vocab_size=61, max_position_embeddings=29, sliding_window=6)
-        self.embedding, self.positions = nn.Embedding(61, 16), nn.Embedding(29, 16)
-        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
-        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 24), nn.Linear(24, 16)
-
-    def attention(self, x, past, mask):
-        keys, values = self.key(x), self.value(x)
-        begin = 0
-        if past is not None:
-            begin = past[0].shape[1]
-            keys, values = torch.cat([past[0], keys], 1), torch.cat([past[1], values], 1)
-        scores = self.query(x) @ keys.mT / 4
-        far = torch.arange(x.shape[1])[:, None] + begin - torch.arange(keys.shape[1])
-        hidden = (far < 0) | (far >= 6)
-        if mask is not None:
-            hidden = hidden | (mask[:, None] == 0)
-        weights = scores.masked_fill(hidden, -1e9).softmax(-1)
-        return self.out(weights @ values), (keys, values)
-
-    def forward(self, input_ids, attention_mask=None, past_key_values=None, use_cache=False, labels=None):
-        begin = 0 if past_key_values is None else past_key_values[0].shape[1]
-        x = self.embedding(input_ids)
-        x = x + self.positions(torch.arange(input_ids.shape[1]) + begin)
-        context, past = self.attention(self.norm(x), past_key_values, attention_mask)
-        x = x + context
-        x = x + self.down(nn.functional.silu(self.up(x)))
-        logits = x @ self.embedding.weight.T
-        loss = None
-        if labels is not None:
-            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        return SimpleNamespace(logits=logits, past_key_values=past if use_cache else None, loss=loss)
-
-    def generate(self, tokens, count, attention_mask=None):
-        for _ in range(count):
-            chosen = self(tokens).logits[:, -1].argmax(-1)
-            tokens = torch.cat([tokens, chosen[:, None]], 1)
-        return tokens
-"""
-
-FAULTS = {
-    "a key is forgotten beyond the window": (
-        "keys, values = torch.cat([past[0], keys], 1), torch.cat([past[1], values], 1)",
-        (
-            "keys = torch.cat([past[0] * (torch.arange(begin) != begin - 5)[:, None], keys], 1); "
-            "values = torch.cat([past[1], values], 1)"
-        ),
-        "step",
-    ),
-    "the position of a step": (
-        "x = x + self.positions(torch.arange(input_ids.shape[1]) + begin)",
-        "x = x + self.positions(torch.arange(input_ids.shape[1]) + max(begin - 1, 0))",
-        "step",
-    ),
-    "a gradient is cut": (
-        "x = x + self.down(nn.functional.silu(self.up(x)))",
-        "x = x + self.down(nn.functional.silu(self.up(x.detach())))",
-        "gradients",
-    ),
-    "padding counts in the loss": ("labels[:, 1:].flatten())", "labels[:, 1:].flatten().clamp(min=0))", "loss"),
-    "a buffer is kept": (
-        "x = self.embedding(input_ids)",
-        "x = self.embedding(input_ids) + getattr(self, 'kept', 0.0); self.kept = 0.1 * x.detach().mean((0, 1))",
-        "",
-    ),
-    "a length": (
-        "x = self.embedding(input_ids)",
-        "x = self.embedding(input_ids) * (1.01 if input_ids.shape[1] > 20 else 1)",
-        "forward.reach",
-    ),
-    "a batch": (
-        "x = self.embedding(input_ids)",
-        "x = self.embedding(input_ids) * (1.01 if len(input_ids) > 7 else 1)",
-        "forward.reach",
-    ),
-    "a text that repeats one token": (
-        "x = self.embedding(input_ids)",
-        "x = self.embedding(input_ids) * (1.01 if input_ids.unique().numel() < 3 < input_ids.shape[1] else 1)",
-        "",
-    ),
-    "a loss that is a mean over rows": (
-        "loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())",
-        (
-            "rows = zip(logits[:, :-1], labels[:, 1:]); "
-            "loss = torch.stack([nn.functional.cross_entropy(*row) for row in rows]).mean()"
-        ),
-        "loss",
-    ),
-    "generation": (
-        "chosen = self(tokens).logits[:, -1].argmax(-1)",
-        "chosen = (self(tokens).logits[:, -1] * torch.arange(61)).argmax(-1)",
-        "generate",
-    ),
-    "a state after a backward pass": (
-        "logits = x @ self.embedding.weight.T",
-        (
-            "logits = x @ self.embedding.weight.T * (1.01 if getattr(self, 'kept', False) else 1); "
-            "self.kept = getattr(self, 'kept', False) or torch.is_grad_enabled()"
-        ),
-        "repeats",
-    ),
-    "a state that a large batch sets and a short text shows": (
-        "x = self.embedding(input_ids)",
-        (
-            "x = self.embedding(input_ids) * (1.01 if getattr(self, 'kept', 0) and input_ids.shape[1] == 4 else 1); "
-            "self.kept = max(getattr(self, 'kept', 0), len(input_ids) > 12)"
-        ),
-        "repeats",
-    ),
-}
-"""The replaced text, its replacement, and the claim that must diverge (empty: the forward pass), by fault."""
+MODEL = table(__file__, "ways.toml")
+THEIRS: str = MODEL["text"]
+FAULTS: dict[str, dict[str, str]] = MODEL["faults"]
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 
@@ -184,7 +65,7 @@ def checked(folder: Path, old: str = "", new: str = "", theirs: str = THEIRS) ->
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_that_a_forward_pass_does_not_show_is_told_with_its_line(kind: str, tmp_path: Path) -> None:
-    old, new, claim = FAULTS[kind]
+    old, new, claim = (FAULTS[kind].get(name, "") for name in ("old", "new", "claim"))
     report = checked(tmp_path, old, new)
     assert report.verdict == "diverges"
     assert [each.id for each in report.claims if each.verdict == "diverges"] == [claim] * bool(claim)
@@ -195,9 +76,8 @@ def test_a_fault_that_a_forward_pass_does_not_show_is_told_with_its_line(kind: s
 
 @pytest.mark.parametrize("kind", ["the position of a step", "a length", "a batch"])
 def test_without_a_configuration_other_sizes_and_steps_show_a_fault(kind: str, tmp_path: Path) -> None:
-    old, new, claim = FAULTS[kind]
-    report = checked(tmp_path, old, new, THEIRS.replace(CONFIGURATION, ""))
-    assert [each.id for each in report.claims if each.verdict == "diverges"] == [claim]
+    report = checked(tmp_path, FAULTS[kind]["old"], FAULTS[kind]["new"], THEIRS.replace(CONFIGURATION, ""))
+    assert [each.id for each in report.claims if each.verdict == "diverges"] == [FAULTS[kind]["claim"]]
 
 
 WAYS = ["forward.reach", "step", "generate", "loss", "gradients", "repeats"]

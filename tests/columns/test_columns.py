@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from tests.helpers import table
 from tests.looping import for_each
 
 import transparity_flax.transformer as flax_model
@@ -29,30 +30,6 @@ COLUMNS = {
     "pytorch": ROOT / "backends/transparity_pytorch",
     "flax": ROOT / "backends/transparity_flax",
 }
-TABLES = {"shapes"}
-"""Files that contain only assignments."""
-
-SHARDED = ["parallel.sharding", "parallel.training", "parallel.port"]
-"""Files for several ranks, which NumPy lacks."""
-
-OWN_CONTENTS = {"fast.fast_linear", "port", "harness"}
-"""Files that every column has, with different contents."""
-
-WITHOUT_TWIN = {
-    # functions that the frameworks provide; threads for the rows of a batch
-    "numpy": {"arithmetic.functional", "fast.threads"},
-    # parameters of the framework; recurrences in chunks; kernels recorded for a GPU
-    "pytorch": {
-        "state.parameters",
-        "state.tied",
-        "mixers.recurrence",
-        "decoding.replayed",
-        "fast.graphs",
-        *SHARDED,
-    },
-    # parameter names of the framework; a key for compiled programs; several devices for the rows of a batch
-    "flax": {"state.parameters", "fast.structure", "fast.sharding", *SHARDED},
-}
 
 
 def files_of(column: str) -> set[str]:
@@ -60,71 +37,10 @@ def files_of(column: str) -> set[str]:
     return {".".join(path.parts) for path in paths if path.name != "__init__"}
 
 
-MIRRORED = files_of("numpy") - OWN_CONTENTS - WITHOUT_TWIN["numpy"]
+KNOWN = table(__file__, "columns.toml")
+DIFFERENT: dict[str, list[str]] = KNOWN["different"]
 
-MODULES = {
-    "mixers.attention": {"attention_projections"},
-    "mixers.recurrence": {"recurrence", "chunk_decays", "in_chunks", "in_a_row"},
-    "norms.norm": {"initial_gain"},
-    "norms.heads": {"query_key_norms"},
-    "heads.logits": {"tied_logits"},
-    "state.context": {"mask"},
-    "decoding.steps": {"compiled_prefill"},
-    "training.optimization": {"optimizer_of", "optimizer_step"},
-    "arithmetic.changes": {"dropped"},
-}
-"""Names that only the frameworks have, by file. These functions share parameters, return a mask with its kind, apply
-given dropout masks, or are compiled. PyTorch also has functions `…_parts`, which return the modules of an input;
-NumPy receives the parameters of these modules."""
-
-
-MODULE_ARGUMENTS = {
-    "module",
-    "layer",
-    "model",
-    "linear",
-    "norm",
-    "convolution",
-    "projection",
-    "table",
-    "split",
-}
-"""Arguments in place of NumPy's configuration and parameters: modules, and in JAX a model that is `split`."""
-
-DIFFERENT = {
-    "flax rotary.tables.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
-    "flax positions.in_attention.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
-    "flax inputs.embedding.embed": ("+reader", "a decoder receives the shared table as an argument"),
-    "pytorch transformer.stack": ("-name", "a module knows its name"),
-    "flax transformer.stack": ("-name +reader", "a module knows its name; a decoder receives the shared table"),
-    "pytorch transformer.transformer": (
-        "+inputs +source +target +tokens +pixels",
-        "inputs may be positional, as in other models; torch.export names dynamic shapes by arguments",
-    ),
-    "flax transformer.transformer": ("+inputs", "inputs may be positional, as in other models of the framework"),
-    "mixers.attention.self_attention": ("-projections", "a subclass overrides its projections"),
-    "inputs.frames.convolved": ("-stride", "the convolution is a module with its own stride"),
-    "pytorch mixers.recurrence.causal_convolution": (
-        "-weight -bias",
-        "the convolution is a module with its own parameters",
-    ),
-    "pytorch arithmetic.fused.applies": (
-        "+softcap +query",
-        "the kernel has no softcap, and is slow for one query on a GPU",
-    ),
-    "flax arithmetic.fused.applies": (
-        "+softcap +dtype",
-        "the kernel has no softcap, and XLA lacks products of some dtypes",
-    ),
-    "arithmetic.fused.attention": ("-softcap", "kernels have no softcap"),
-    "pytorch training.optimization.train": ("+local", "each rank may have a share of the parameters"),
-    "flax training.optimization.train": ("-differentiate +loss_of +start", "parameters may be on several devices"),
-    "flax training.loss.loss_and_gradients": ("+loss_of", "rows that fill several devices do not count"),
-    "pytorch decoding.steps.next_logits": ("+step", "a step may be recorded for a GPU"),
-    "pytorch decoding.generation.generate": ("+step", "a step may be recorded for a GPU"),
-    "pytorch decoding.beams.beam_search": ("+step", "a step may be recorded for a GPU"),
-}
-"""Additional (+) and missing (-) arguments of a framework's functions compared with NumPy's, and the reason."""
+MIRRORED = files_of("numpy") - {*KNOWN["own_contents"], *KNOWN["without_twin"]["numpy"]}
 
 
 @functools.cache
@@ -178,7 +94,7 @@ def replaced(specified: list[str], found: list[str]) -> list[str]:
     rest = [name for name in specified if name not in ("config", "parameters")]
     if begin is None or len(found) == begin or found[begin] in rest[begin : begin + 1]:
         return found
-    is_module = found[begin] in MODULE_ARGUMENTS
+    is_module = found[begin] in KNOWN["module_arguments"]
     return found[:begin] + found[begin + is_module :]
 
 
@@ -195,7 +111,7 @@ def test_functions_of_a_file_have_the_same_arguments_and_defaults_in_the_same_or
         specified, given = arguments(node), arguments(found[name])
         if specified is None or given is None:
             continue  # a named tuple, or a module without its own call
-        changed, _ = DIFFERENT.get(f"{column} {file}.{name}") or DIFFERENT.get(f"{file}.{name}") or ("", "")
+        changed, _ = DIFFERENT.get(f"{column} {file}.{name}") or DIFFERENT.get(f"{file}.{name}") or ["", ""]
         changes = changed.split()
         rest = [it for it in specified if it not in ("config", "parameters") and f"-{it}" not in changes]
         assert [it for it in replaced(specified, given) if f"+{it}" not in changes] == rest, name
@@ -206,25 +122,9 @@ def test_functions_of_a_file_have_the_same_arguments_and_defaults_in_the_same_or
 @for_each("column", ["pytorch", "flax"])
 def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -> None:
     specified = names("numpy", file)
-    assert specified or file in TABLES, f"the reference's {file}.py defines nothing"
+    assert specified or file in KNOWN["only_assignments"], f"the reference's {file}.py defines nothing"
     found = [name for name in names(column, file) if not name.endswith("_parts")]
-    assert [name for name in found if name not in MODULES.get(file, ())] == specified
-
-
-TEXTBOOK = [
-    "transformer",
-    "masks",
-    "inputs.embedding",
-    "inputs.tokens",
-    "positions.learned",
-    "layers.sequential",
-    "mixers.attention",
-    "feed_forward",
-    "norms.norm",
-    "heads.logits",
-    "state.context",
-]
-"""The files that a forward pass of the paper's model goes through, without primitives and shapes."""
+    assert [name for name in found if name not in KNOWN["only_in_frameworks"].get(file, ())] == specified
 
 
 def statements(file: Path) -> set[int]:
@@ -265,7 +165,7 @@ def lines_that_run(column: str) -> set[tuple[str, int]]:
 
 @for_each("column", list(COLUMNS))
 def test_the_papers_model_runs_three_quarters_of_a_textbook_of_650_lines(column: str) -> None:
-    files = [COLUMNS[column].joinpath(*name.split(".")).with_suffix(".py") for name in TEXTBOOK]
+    files = [COLUMNS[column].joinpath(*name.split(".")).with_suffix(".py") for name in KNOWN["textbook"]]
     assert sum(len(file.read_text().splitlines()) for file in files) <= 650
     every = {(str(file), line) for file in files for line in statements(file)}
     assert len(every & lines_that_run(column)) >= 0.75 * len(every)
@@ -273,7 +173,7 @@ def test_the_papers_model_runs_three_quarters_of_a_textbook_of_650_lines(column:
 
 @for_each("column", ["pytorch", "flax"])
 def test_a_column_holds_the_mirrored_files_and_no_others(column: str) -> None:
-    assert files_of(column) == {*MIRRORED, *OWN_CONTENTS} | WITHOUT_TWIN[column]
+    assert files_of(column) == {*MIRRORED, *KNOWN["own_contents"], *KNOWN["without_twin"][column]}
 
 
 def _missing(monkeypatch: pytest.MonkeyPatch, module: str) -> None:

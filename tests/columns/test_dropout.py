@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers import table
 from tests.looping import for_each
 
 from transparity.config import TransformerConfig
@@ -19,23 +20,7 @@ from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_numpy.arithmetic.changes import dropping
 from transparity_numpy.transformer import transformer
 
-PLACES = {
-    "walkthrough": """encoder.embedding encoder.layers.0.self_attention_norm decoder.embedding
-        decoder.layers.0.self_attention_norm decoder.layers.0.cross_attention_norm""",
-    "notes-lm": """decoder.layers.0.self_attention.weights decoder.layers.0.self_attention.output
-        decoder.layers.0.feed_forward.output""",
-    "notes-attention": """decoder.layers.0.self_attention.weights decoder.layers.0.self_attention.output
-        decoder.layers.0.feed_forward.output""",
-    "shared-heads": """encoder.embedding encoder.layers.0.self_attention_norm encoder.layers.0.feed_forward_norm
-        decoder.embedding decoder.layers.0.self_attention_norm decoder.layers.0.cross_attention_norm
-        decoder.layers.0.feed_forward_norm""",
-    "pre-norm": """encoder.embedding encoder.layers.0.self_attention.weights encoder.layers.0.self_attention.output
-        encoder.layers.0.feed_forward.hidden encoder.layers.0.feed_forward.output decoder.embedding
-        decoder.layers.0.self_attention.weights decoder.layers.0.self_attention.output
-        decoder.layers.0.cross_attention.weights decoder.layers.0.cross_attention.output
-        decoder.layers.0.feed_forward.hidden decoder.layers.0.feed_forward.output""",
-}
-PLACES["translation"] = PLACES["shared-heads"]
+PLACES = table(__file__, "columns.toml")["dropped"]
 BACKENDS = [name for name in installed() if name != REFERENCE]
 
 
@@ -50,7 +35,7 @@ def masks_of(config: TransformerConfig) -> dict[str, np.ndarray]:
 
 @for_each("case", PLACES)
 def test_a_preset_drops_where_its_document_does(case: str) -> None:
-    assert sorted(masks_of(small(case))) == sorted(PLACES[case].split())
+    assert sorted(masks_of(small(case))) == PLACES[case]
 
 
 def test_masks_keep_their_share() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_origin
 
 import numpy as np
 import pytest
+from tests.helpers import table
 from tests.looping import for_each
 
 from transparity import TransformerConfig, preset
@@ -23,6 +24,7 @@ SWITCHES = [name for name, kind in FIELD_TYPES.items() if kind is bool]
 NUMBERS = [name for name, kind in FIELD_TYPES.items() if kind is float]
 OPTIONAL = [name for name, kind in FIELD_TYPES.items() if kind == int | None and not name.endswith("_id")]
 LISTS = [name for name, kind in FIELD_TYPES.items() if kind == tuple[float, ...]]
+REFUSED: dict[str, list[tuple[Any, str]]] = table(__file__, "fields.toml")["refused"]
 CAPS = [name for name, kind in FIELD_TYPES.items() if kind == float | None]
 
 
@@ -64,86 +66,17 @@ def test_a_value_that_a_field_cannot_have(field: str, value: Any, says: str) -> 
     assert field not in CHOICES or getattr(CONFIG, field) in message, "the message must list the choices"
 
 
-@for_each(
-    ("fields", "says"),
-    [
-        ({"norm_eps": -1e-5}, "norm_eps is -1e-05; it should be a finite number ≥ 0."),
-        ({"norm_momentum": 1.1}, "norm_momentum is 1.1; it should be between 0 and 1."),
-        ({"mask_value": 1}, "mask_value is 1.0; it should be 0 or less (−inf allowed)."),
-        ({"dropout": 1}, "dropout is 1.0; it should be at least 0 and less than 1."),
-        ({"embed_dim": 26}, "embed_dim is 26, which 3 heads (num_heads) do not divide evenly; 24 would be right."),
-        ({"embed_dim": 25, "num_heads": 5}, "embed_dim is 25, but sinusoidal positions pair each sine with a cosine"),
-        ({"num_key_value_heads": 2}, "num_key_value_heads is 2, which does not divide the 3 heads (num_heads) evenly"),
-        ({"projection": "shared-per-head", "num_key_value_heads": 1}, "projection is 'shared-per-head', which splits"),
-        ({"projection": "shared-per-head", "attention_head_dim": 4}, "projection is 'shared-per-head', which splits"),
-        ({"positions": "rotary", "attention_head_dim": 5}, "head_dim is 5, but rotary positions rotate pairs"),
-        ({"positions": "rotary", "rotary_dim": 3}, "rotary_dim is 3, but rotary positions rotate pairs of a head's 8"),
-        (
-            {"positions": "rotary", "rotary_dim": 10},
-            "rotary_dim is 10, but rotary positions rotate pairs of a head's 8",
-        ),
-        (
-            {"position_count": "visible"},
-            "position_offset is 0; expected at least 1, because with position_count 'visible', padding has",
-        ),
-        ({"rotary_slow_turns": 4.0}, "rotary_slow_turns is 4.0; it should be less than rotary_fast_turns"),
-        (
-            {"positions": "rotary", "rotary_scaling": "yarn", "rope_theta": 1},
-            "rope_theta is 1, but rotary_scaling 'yarn'",
-        ),
-        (
-            {"positions": "rotary", "rotary_scaling": "longrope"},
-            "rotary_short_factors has 0 numbers, but rotary_scaling",
-        ),
-        ({"positions": "rotary", "relative_bias": True}, "relative_bias is true and positions is 'rotary';"),
-        ({"positions": "relative", "relative_buckets": 3}, "relative_buckets is 3 and relative_max_distance is 128;"),
-        (
-            {"positions": "relative", "relative_max_distance": 8},
-            "relative_buckets is 32 and relative_max_distance is 8;",
-        ),
-        ({"shared_embedding": True}, "shared_embedding is true, source_vocab_size is 37 and target_vocab_size is 31"),
-        ({"num_token_types": 2}, "num_token_types is 2, which only an encoder-only model has"),
-        ({"head": "hidden"}, "head is 'hidden', which only an encoder-only model has"),
-        ({"head": "classes"}, "head is 'classes', which needs a single stack, but architecture is 'encoder-decoder'"),
-        (
-            {"attention_norm": False, "norm_position": "post-branch"},
-            "attention_norm is false, norm_position is 'post-branch' and branches is 'sequential'; a layer",
-        ),
-        (
-            {"head_transform": True, "norm": "batch"},
-            "head_transform is true, head is 'logits' and norm is 'batch'; the transform",
-        ),
-        ({"source_vocab_size": None}, "source_vocab_size is missing: the architecture 'encoder-decoder' needs it."),
-        ({"target_vocab_size": None}, "target_vocab_size is missing: the architecture 'encoder-decoder' needs it."),
-        ({"pad_id": 31}, "pad_id is 31, outside the vocabulary of 31 tokens."),
-        ({"bos_id": 99}, "bos_id is 99, outside the vocabulary of 31 tokens."),
-        ({"eos_id": -1}, "eos_id is -1; it should be between 0 and"),
-    ],
-)
+@for_each(("fields", "says"), REFUSED["fields"])
 def test_fields_that_do_not_go_together_or_are_out_of_range(fields: dict[str, Any], says: str) -> None:
-    assert refusal(**fields).startswith(says)
+    given = {name: None if value == "null" else value for name, value in fields.items()}
+    assert refusal(**given).startswith(says)
 
 
 def test_the_quoted_value_is_short() -> None:
     assert len(refusal(norm="x" * 10_000)) < 150
 
 
-@for_each(
-    ("text", "says"),
-    [
-        ("", "The configuration is not JSON"),
-        ("{", "The configuration is not JSON"),
-        ("[" * 100_000, "The configuration is not JSON"),
-        ("[]", "The configuration is of type list; expected an object of fields."),
-        ("{}", "architecture is missing; it should be one of encoder-decoder, decoder, encoder."),
-        ('{"architecture": "decoder", "heads": 3}', "A configuration has no field 'heads'; "),
-        ('{"architecture": "decoder", "target_vocab_size": NaN}', "target_vocab_size is nan"),
-        (
-            '{"architecture": "decoder", "architecture": "encoder"}',
-            "The configuration is not JSON: a field is repeated",
-        ),
-    ],
-)
+@for_each(("text", "says"), [*REFUSED["texts"], ("[" * 100_000, "The configuration is not JSON")])
 def test_json_that_is_no_configuration(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         TransformerConfig.from_json(text)
@@ -178,24 +111,7 @@ def test_a_lone_stack_shares_no_embedding() -> None:
         dataclasses.replace(decoder, source_vocab_size=7, target_vocab_size=7, shared_embedding=True)
 
 
-@for_each(
-    ("overrides", "says"),
-    [
-        ("full", "layer_overrides is 'full'; it should be {kind: {field: value}}"),
-        ({"full": 3}, "layer_overrides is {'full': 3}; it should be {kind: {field: value}}"),
-        (
-            {"full": {"norm": "rms"}},
-            "layer_overrides has 'norm' for layers of the kind 'full'; expected a field in which layers may differ",
-        ),
-        ({"other": {"rope_theta": 5.0}}, "layer_overrides has the kind 'other', which is not in layer_types (full"),
-        ({"full": {"rope_theta": -1}}, "layer_overrides for layers of the kind 'full' is not valid: rope_theta is -1"),
-        (
-            {"full": {"positions": "alibi"}},
-            "layer_overrides changes positions from 'sinusoidal' to 'alibi' for layers of the kind 'full'",
-        ),
-        ({"full": {"sliding_window": 3}}, "layer_overrides has a sliding_window of 3 for layers of"),
-    ],
-)
+@for_each(("overrides", "says"), REFUSED["overrides"])
 def test_layers_that_cannot_differ_like_this(overrides: Any, says: str) -> None:
     assert refusal(layer_types=["full"], layer_overrides=overrides).startswith(says)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from tests.helpers import table
 from tests.looping import for_each
 
 from transparity import PRESETS, TransformerConfig, departures, preset
@@ -79,37 +80,7 @@ def test_what_a_document_does_by_mistake_is_said() -> None:
 PAPER = dataclasses.replace(preset("pre-norm"), norm="layer", norm_position="post", memory_norm=False, final_norm=False)
 
 
-DEPARTS: dict[str, list[Any]] = {
-    "activation": ["gelu", "gelu-tanh", "gelu-quick", "silu"],
-    "attention_softcap": [30.0],
-    "attention_head_dim": [32],
-    "attention_multiplier": [0.5],
-    "attention_scale": ["embed_dim", "none"],
-    "embedding_multiplier": [3.0],
-    "embedding_norm": [True],
-    "embedding_scale": ["none"],
-    "feed_forward_bias": [False],
-    "feed_forward_dim": [7],
-    "final_norm": [True],
-    "gated": [True],
-    "head_multiplier": [0.5],
-    "head_transform": [True],
-    "final_softcap": [30.0],
-    "mask_value": [-1.0],
-    "memory_norm": [True],
-    "norm": ["layer-unbiased", "batch", "rms"],
-    "norm_bias": [False],
-    "norm_position": ["pre", "sandwich", "post-branch"],
-    "num_key_value_heads": [1],
-    "positions": ["learned", "rotary", "relative", "alibi", "none"],
-    "projection": ["shared-per-head"],
-    "query_key_norm": [True],
-    "relative_bias": [True],
-    "residual_multiplier": [0.4],
-    "target_mask": ["causal"],
-    "sinusoidal_timescales": ["inclusive"],
-    "sliding_window": [3],
-}
+DEPARTS: dict[str, list[Any]] = table(__file__, "fields.toml")["departs"]
 
 
 @for_each(("field", "value"), [(field, value) for field in DEPARTS for value in DEPARTS[field]])

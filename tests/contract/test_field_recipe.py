@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import inspect
 import re
+import tomllib
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -38,47 +39,13 @@ READ_FOR_ALL = ("inputs.py", "training.py")
 READ_BY_A_ROW = {"num_frames"}
 """Fields that only the row of a variant in `parts/` reads, for every column: the form of an input."""
 
-NO_FAULT = {
-    "feed_forward_bias": "the fault `bias-dropped` depends on the bias parameter itself",
-    "qkv_bias": "the fault `bias-dropped` depends on the bias parameter itself",
-    "key_bias": "a key bias adds the same number to all scores of a query, so no weight changes",
-    "output_bias": "the fault `bias-dropped` depends on the bias parameter itself",
-    "convolution_bias": "the fault `bias-dropped` depends on the bias parameter itself",
-    "recurrent_bias": "the fault `bias-dropped` depends on the bias parameter itself",
-    "recurrent_key_dim": "the field is a size, so the weights do not fit a port with another value",
-    "recurrent_value_dim": "the field is a size, so the weights do not fit a port with another value",
-    **dict.fromkeys(
-        ("source_vocab_size", "target_vocab_size"), "the field is a size; `vocabulary-padded` depends on the logits"
-    ),
-    "num_frames": "the field is a size, so the inputs do not fit a port with another value",
-    "num_classes": "the field is a size, so the weights do not fit a port with another value",
-    "head_transform_bias": "the fault `bias-dropped` depends on the bias parameter itself",
-    "router_bias": "the fault `bias-dropped` depends on the bias parameter itself",
-    "norm_momentum": "verdicts concern evaluation, which does not update running statistics",
-    "dropout": "`dropout-active` is found by repetition (diagnosis/judge.py), not in the catalogue",
-    "dropout_at": "`dropout-active` is found by repetition (diagnosis/judge.py), not in the catalogue",
-    "bos_id": "every prompt for generation begins with this token",
-}
-"""Fields without a fault in the catalogue, with the reason."""
+KNOWN_FILE = "tests/contract/fields.toml"
+KNOWN = tomllib.loads((ROOT / KNOWN_FILE).read_text(encoding="utf-8"))
+NO_FAULT, IN_NO_CASE = KNOWN["no_fault"], KNOWN["in_no_case"]
 
 CASES_FILE = "conformance/transparity_conformance/oracle/cases.json"
 CONFIGURATIONS = [*(preset.config for preset in PRESETS.values()), *CASES.values()]
 
-IN_NO_CASE = {
-    "norm_eps": "drawn configurations vary the field",
-    "attention_norm": "a case sets the field for one kind of layer",
-    "patch_size": "a separate case covers the encoder of images",
-    "image_channels": "the encoder of images uses the default; the family ViT is tested with one channel",
-    "patch_bias": "a separate case covers CLIP's encoder of images",
-    "class_token": "a separate case covers the encoder of images",
-    "mel_bins": "a separate case covers the encoder of audio",
-    "num_frames": "a separate case covers the encoder of audio",
-    "encoder_positions": "a separate case covers the encoder of audio",
-    "sinusoidal_timescales": "a separate case covers the encoder of audio",
-    "key_bias": "a separate case covers the encoder of audio",
-    "norm_momentum": "only training reads the field, and drawn configurations vary it",
-}
-"""Fields that have their default value in every preset and case, with the reason."""
 
 each_field = for_each("field", FIELD_TYPES)
 
@@ -176,7 +143,7 @@ def test_a_field_has_another_value_in_a_preset_or_a_case(field: str) -> None:
     default = next(each.default for each in dataclasses.fields(TransformerConfig) if each.name == field)
     others = [config for config in CONFIGURATIONS if getattr(config, field) != default]
     if field in IN_NO_CASE:
-        assert not others, f"{field} has another value in a case, so remove it from IN_NO_CASE"
+        assert not others, f"{field} has another value in a case, so remove it from `in_no_case` of {KNOWN_FILE}"
     else:
         assert others, (
             f"{CASES_FILE}: give {field} another value than {default!r} in a case, so that its faults are tested"
@@ -186,8 +153,8 @@ def test_a_field_has_another_value_in_a_preset_or_a_case(field: str) -> None:
 @each_field
 def test_a_field_has_a_fault(field: str) -> None:
     if mentions("".join(map(text_of, FAULTS)), field):
-        assert field not in NO_FAULT, f"{field} has a fault, so remove it from NO_FAULT"
+        assert field not in NO_FAULT, f"{field} has a fault, so remove it from `no_fault` of {KNOWN_FILE}"
     else:
         assert field in NO_FAULT, (
-            f"{FAULTS[0]}: add a fault of {field}, or add to NO_FAULT the reason why none is possible"
+            f"{FAULTS[0]}: add a fault of {field}, or add to `no_fault` of {KNOWN_FILE} the reason why none is possible"
         )

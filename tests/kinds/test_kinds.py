@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.helpers import table
 
 from transparity_conformance import check
 from transparity_conformance.checkpoints.examples import example_config
@@ -19,7 +19,7 @@ from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.report.report import Report
 
 TEXT = Path(__file__).with_name("ports.py").read_text(encoding="utf-8")
-ROWS: list[dict[str, str]] = tomllib.loads(Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8"))["wrong"]
+ROWS: list[dict[str, str]] = table(__file__, "kinds.toml")["wrong"]
 
 SYSTEMS = {
     "plain": dataclasses.replace(CASES["llama"], max_length=64, pad_id=None, bos_id=None, eos_id=None),

@@ -159,45 +159,56 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(
-    project: Path, *arguments: str, where: str = ".", program: tuple[str, ...] = ("-m", "pytest")
-) -> tuple[set[str], str]:
+RUNS = """
+import json, os, sys, pytest
+for where, arguments in json.loads(sys.argv.pop()):
+    os.chdir(where)
+    print("RUN", flush=True)
+    ended = pytest.main([*sys.argv[1:], *arguments])
+sys.exit(ended)
+"""
+
+
+def run(project: Path, *asked: tuple[str, list[str]], program: str = RUNS) -> list[tuple[set[str], str]]:
+    """Run pytest for each folder and arguments, all in one process; return the folders with tests and the output."""
     unused = [f"-pno:{plugin}" for plugin in ("cacheprovider", "transparity", "hypothesispytest", "jaxtyping", "anyio")]
-    command = [sys.executable, *program, "-rA", *unused, *arguments]
-    process = subprocess.run(command, cwd=project / where, capture_output=True, text=True, check=False)
-    said = process.stdout + process.stderr
-    return {folder for folder in FOLDERS if f"test_in_{Path(folder).name}.py::test_it" in said}, said
+    command = [sys.executable, "-c", program, "-rA", *unused, json.dumps(asked)]
+    process = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    outputs = [output + process.stderr for output in process.stdout.split("RUN\n")[1:]]
+    named = [{folder for folder in FOLDERS if f"test_in_{Path(folder).name}.py::test_it" in each} for each in outputs]
+    return list(zip(named, outputs, strict=True))
 
 
-def test_without_it_benchmarks_are_not_collected(project: Path) -> None:
-    assert run(project)[0] == {"conformance", "tests"}
+COLLECTED: list[tuple[str, list[str], set[str]]] = [
+    (".", [], {"conformance", "tests"}),
+    (".", ["--benchmark"], {"benchmarks"}),
+    (".", ["conformance", "tests"], {"conformance", "tests"}),
+    (".", [CHECKPOINTS], {CHECKPOINTS}),
+    (".", [f"{CHECKPOINTS}/test_in_checkpoints.py::test_it"], {CHECKPOINTS}),
+    (".", [CHECKPOINTS, "-n", "1"], {CHECKPOINTS}),
+    (CHECKPOINTS, ["test_in_checkpoints.py"], {CHECKPOINTS}),
+]
+"""The folder in which pytest runs, its arguments, and the folders whose tests it runs."""
 
 
-def test_with_it_benchmarks_alone_are_collected(project: Path) -> None:
-    assert run(project, "--benchmark")[0] == {"benchmarks"}
-
-
-def test_real_weights_are_tried_where_they_are_named(project: Path) -> None:
-    assert run(project, "conformance", "tests")[0] == {"conformance", "tests"}
-    assert run(project, CHECKPOINTS)[0] == {CHECKPOINTS}
-    assert run(project, f"{CHECKPOINTS}/test_in_checkpoints.py::test_it")[0] == {CHECKPOINTS}
-    assert run(project, "test_in_checkpoints.py", where=CHECKPOINTS)[0] == {CHECKPOINTS}
-    assert run(project, CHECKPOINTS, "-n", "1")[0] == {CHECKPOINTS}
+def test_benchmarks_and_real_weights_are_collected_only_on_request(project: Path) -> None:
+    ran = run(project, *((where, arguments) for where, arguments, _ in COLLECTED))
+    assert [folders for folders, _ in ran] == [folders for *_, folders in COLLECTED], ran
 
 
 def test_without_pytest_benchmark_one_sentence_says_what_to_install(project: Path) -> None:
     (project / "benchmarks/plugin.py").write_text("raise ModuleNotFoundError('pytest_benchmark')\n")
-    passed, said = run(project, "--benchmark", "-p", "no:benchmark")
+    ((passed, said),) = run(project, (".", ["--benchmark", "-p", "no:benchmark"]))
     assert passed == set()
     assert said.strip() == 'ERROR: --benchmark needs pytest-benchmark: python -m pip install ".[benchmark]"'
 
 
-WITHOUT = "import sys, pytest; sys.modules['transparity'] = None; sys.exit(pytest.main(sys.argv[1:]))"
+WITHOUT = f"import sys; sys.modules['transparity'] = None\n{RUNS}"
 
 
 def test_without_the_project_one_sentence_says_what_to_install(project: Path) -> None:
     (project / "tests/conftest.py").write_text("import transparity\n")
-    passed, said = run(project, "--benchmark", program=("-c", WITHOUT))
+    ((passed, said),) = run(project, (".", ["--benchmark"]), program=WITHOUT)
     assert passed == set()
     install = 'python -m pip install ".[hub,benchmark]"'
     assert said.strip() == f"ERROR: the project is not installed: {install}; tests need more (CONTRIBUTING.md)"

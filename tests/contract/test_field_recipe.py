@@ -70,7 +70,6 @@ def words_for(field: str) -> frozenset[str]:
     return frozenset(words)
 
 
-@cache
 def text_of(folder: str, *names: str) -> str:
     """Return the text of a folder's Python and TOML files, or only of the files `names`."""
     every = [path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".toml")]
@@ -80,15 +79,16 @@ def text_of(folder: str, *names: str) -> str:
 
 
 @cache
-def mentioned(text: str) -> frozenset[str]:
-    """Return the attributes, quoted words and keywords in a text."""
+def mentioned(*places: tuple[str, ...]) -> frozenset[str]:
+    """Return the attributes, quoted words and keywords in the text of each place, as `text_of` reads it."""
+    text = "\n".join(text_of(*place) for place in places)
     return frozenset(
         word for form in (r"\.(\w++)", r"[\"'](\w++)(?=[\"'])", r"\b(\w++)=") for word in re.findall(form, text)
     )
 
 
-def mentions(text: str, field: str) -> bool:
-    return not mentioned(text).isdisjoint(words_for(field))
+def mentions(field: str, *places: tuple[str, ...]) -> bool:
+    return not mentioned(*places).isdisjoint(words_for(field))
 
 
 @each_field
@@ -134,8 +134,7 @@ def test_a_column_reads_every_field(column: str, field: str) -> None:
     # NumPy's functions depend on which parameters exist; the frameworks' modules create them
     with_parts = column.endswith("numpy") or field in READ_BY_A_ROW
     contract = (*READ_FOR_ALL, *PARTS) if with_parts else READ_FOR_ALL
-    text = text_of(column) + text_of(CONTRACT, *contract)
-    assert mentions(text, field), f"{column}/SUBJECT.py: no file reads {field}"
+    assert mentions(field, (column,), (CONTRACT, *contract)), f"{column}/SUBJECT.py: no file reads {field}"
 
 
 @each_field
@@ -152,7 +151,7 @@ def test_a_field_has_another_value_in_a_preset_or_a_case(field: str) -> None:
 
 @each_field
 def test_a_field_has_a_fault(field: str) -> None:
-    if mentions("".join(map(text_of, FAULTS)), field):
+    if mentions(field, *((folder,) for folder in FAULTS)):
         assert field not in NO_FAULT, f"{field} has a fault, so remove it from `no_fault` of {KNOWN_FILE}"
     else:
         assert field in NO_FAULT, (

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from tests.fitting import small_vision
-from tests.fitting.test_models import mamba2, whisper
-from tests.helpers import invoke
+from tests.fitting.test_models import of_hub
+from tests.helpers import invoke, table
 
 from meta.adapting.measure import ALIKE, GPT2, LLAMA, PORTS, broken
 from meta.adapting.measure import adapted as measured
@@ -65,23 +65,7 @@ def test_a_port_is_matched_without_a_question_and_proved_by_its_logits(name: str
     assert contradicting(result.adapter.lines) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "parameter", "line"),
-    [
-        ("logits-bias", "self_attention.query.weight", "blocks.{i}.attn.query.weight"),
-        ("gpt2-conv1d", "self_attention.key.weight", "transformer.h.{i}.attn.c_attn.weight.T[N*H:2*N*H]"),
-        ("lecture", "self_attention.query.weight", "blocks.{i}.sa.heads.{n}.query.weight.view(-1, D)"),
-        (
-            "meta-llama",
-            "self_attention.key.weight",
-            "layers.{i}.attention.wk.weight.view(K, H/2, 2, -1).permute(0, 2, 1, 3)",
-        ),
-        ("qwen3-in-turn", "feed_forward.up.weight", "model.layers.{i}.mlp.fc1.weight.view(F, 2, -1)[:, 1]"),
-        ("neox", "self_attention.value.bias", "layers.{i}.attention.query_key_value.bias.view(N, 3, H, -1)[:, 2]"),
-        ("falcon", "self_attention.key.weight", "h.{i}.query_key_value.weight.view(K, N/K+2, H, -1)[:, N/K]"),
-        ("phi3", "self_attention.value.weight", "layers.{i}.self_attn.qkv_proj.weight[N*H+K*H:N*H+K*H+K*H]"),
-    ],
-)
+@pytest.mark.parametrize(("name", "parameter", "line"), table(__file__, "layouts.toml")["layouts"])
 def test_a_layout_is_written_as_one_would_write_it(name: str, parameter: str, line: str) -> None:
     assert lines_of(name)[f"decoder.layers.{{i}}.{parameter}"] == line
 
@@ -160,6 +144,9 @@ def test_a_bias_that_the_port_has_not_is_named() -> None:
     assert not result.is_settled
 
 
+WHISPER = functools.partial(of_hub, "Whisper")
+
+
 def own(make: Callable[[], Any], **fields: Any) -> Adapted:
     return adapt(make, dataclasses.replace(fit(make).config, **fields))
 
@@ -175,8 +162,8 @@ def own(make: Callable[[], Any], **fields: Any) -> Adapted:
             "to_patch.weight.view(-1, P, P, C).permute(0, 3, 1, 2)",
         ),
         (small_vision.PlainViT, "encoder.position_embedding.weight", "pos.view(-1, D)"),
-        (whisper, "encoder.first_convolution.weight", "model.encoder.conv1.weight.view(-1, 3*M)"),
-        (whisper, "encoder.second_convolution.weight", "model.encoder.conv2.weight.view(-1, 3*D)"),
+        (WHISPER, "encoder.first_convolution.weight", "model.encoder.conv1.weight.view(-1, 3*M)"),
+        (WHISPER, "encoder.second_convolution.weight", "model.encoder.conv2.weight.view(-1, 3*D)"),
     ],
 )
 def test_the_front_of_a_model_of_images_or_audio_is_matched(make: Any, parameter: str, line: str) -> None:
@@ -191,7 +178,10 @@ adapted_once = functools.cache(own)
 
 @pytest.mark.long
 def test_the_packed_maps_of_mamba_2_are_matched() -> None:
-    lines, mixer = (result := own(mamba2)).adapter.lines, "backbone.layers.{i}.mixer"
+    lines, mixer = (
+        (result := own(functools.partial(of_hub, "Mamba-2 of transformers"))).adapter.lines,
+        "backbone.layers.{i}.mixer",
+    )
     assert result.is_proved, result
     scope = "decoder.layers.{i}.recurrence"
     assert lines[f"{scope}.gate.weight"] == f"{mixer}.in_proj.weight[0:R*V]"

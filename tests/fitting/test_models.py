@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import transformers as hub
 from tests.fitting import decoders, forms, small_vision
 from tests.fitting.decoders import CONFIG
+from tests.helpers import table
 
 from meta.adapting import arrays, encoders
 from meta.adapting.measure import CONFIGS
@@ -30,7 +31,7 @@ class Found:
     make: Callable[[], Any]
     fields: Mapping[str, Any]
     template: str | None = None
-    differs: tuple[str, ...] | None = None
+    differs: Collection[str] | None = None
     """The fields that may differ from the template; None permits any."""
     is_confirmed: bool = True
     is_whole: bool = False
@@ -59,72 +60,27 @@ def rows(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
 TRANSLATION = CONFIGS["torch-transformer"]
 ARRAYS = dataclasses.replace(CONFIG, pad_id=None, norm_eps=1e-5)
 SMALL: dict[str, Any] = {"source_vocab_size": 37, "target_vocab_size": 37, "max_length": 40, "feed_forward_dim": 40}
-SIZES: dict[str, Any] = {"vocab_size": 53, "hidden_size": 24, "num_hidden_layers": 2}
-LLAMA = SIZES | {"intermediate_size": 44, "num_attention_heads": 4, "num_key_value_heads": 2}
-MOE = SIZES | {"num_attention_heads": 3, "max_position_embeddings": 64, "eos_token_id": 1, "intermediate_size": 20}
-IMAGES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
-TEXTS = IMAGES | {"vocab_size": 37, "max_position_embeddings": 29, "bos_token_id": 1, "projection_dim": 7}
-IMAGES |= {"image_size": 6, "patch_size": 2}
-OF_HUB = ("padding", "attention_multiplier", "attention_softcap", "final_softcap")
-EXPERTS = ("num_experts", "experts_per_token", "normalize_topk", "feed_forward_dim", "gated", "activation")
 RECURRENT = ("recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim", "convolution_width")
 PATCHES = ("patch_size", "image_channels", "class_token", "max_length", "pooling")
-WHISPER = {"mel_bins": 5, "num_frames": 14, "max_length": 11, "positions": "learned", "encoder_positions": "sinusoidal"}
-WHISPER |= {"sinusoidal_timescales": "inclusive"}
 
 
-def mixtral(**fields: Any) -> Any:
-    more = {"num_local_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 3, "sliding_window": None}
-    return hub.MixtralForCausalLM(hub.MixtralConfig(**MOE, **more, **fields))
+HUB: dict[str, dict[str, Any]] = table(__file__, "hub.toml")
 
 
-def qwen3_moe(**fields: Any) -> Any:
-    sizes: dict[str, Any] = MOE | {"intermediate_size": 28, "moe_intermediate_size": 20, "num_experts": 6}
-    sizes |= {"head_dim": 10, "num_experts_per_tok": 3, "num_key_value_heads": 1}
-    return hub.Qwen3MoeForCausalLM(hub.Qwen3MoeConfig(**sizes, **fields))
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if value == "null" else value for name, value in values.items()}
 
 
-def qwen3_next(model: Any = hub.Qwen3NextForCausalLM, **fields: Any) -> Any:
-    sizes: dict[str, Any] = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 3, "intermediate_size": 44}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "partial_rotary_factor": 0.4}
-    sizes |= {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 5}
-    sizes |= {"linear_value_head_dim": 7, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
-    sizes |= {"full_attention_interval": 2, "layer_types": None, "shared_expert_intermediate_size": 28}
-    return model(hub.Qwen3NextConfig(**sizes | fields))
-
-
-def mamba2() -> Any:
-    sizes: dict[str, Any] = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "num_heads": 4}
-    more: dict[str, Any] = {"head_dim": 12, "state_size": 5, "n_groups": 2, "time_step_limit": [0.4, 0.9]}
-    return hub.Mamba2ForCausalLM(hub.Mamba2Config(**sizes, **more, chunk_size=8))
-
-
-def t5() -> Any:
-    config = hub.T5Config(vocab_size=53, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_heads=3)
-    return hub.T5ForConditionalGeneration(config)
-
-
-def gemma2() -> Any:
-    more = {"head_dim": 8, "sliding_window": 5, "attn_implementation": "eager", "layer_types": None}
-    return hub.Gemma2ForCausalLM(hub.Gemma2Config(**LLAMA, **more))
-
-
-def pooled_clip(end: int) -> Any:
-    return hub.CLIPTextModelWithProjection(hub.CLIPTextConfig(**TEXTS, eos_token_id=end))
+def of_hub(name: str, kind: Any = None, **fields: Any) -> Any:
+    """Return a model of transformers with the configuration of a row, with random weights."""
+    kind = kind or getattr(hub, HUB[name]["class"])
+    return kind(kind.config_class(**plain(HUB[name]["config"]) | fields))
 
 
 def classes_of_gpt2() -> Any:
     sizes = {"vocab_size": 37, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 40, "num_labels": 5}
     model = hub.GPT2ForSequenceClassification(hub.GPT2Config(**sizes, pad_token_id=3))
     return lambda ids: model(ids).logits
-
-
-def whisper(model: Any = hub.WhisperForConditionalGeneration) -> Any:
-    sizes: dict[str, Any] = {"encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
-    sizes |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "vocab_size": 37, "d_model": 24}
-    sizes |= {"num_mel_bins": 5, "max_source_positions": 7, "max_target_positions": 11, "decoder_start_token_id": 35}
-    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 36)
-    return model(hub.WhisperConfig(**sizes, **tokens))
 
 
 def of_maps(*, bias: bool) -> Found:
@@ -151,22 +107,6 @@ MODELS: dict[str, Found] = {
         is_confirmed=False,
         remarks=("The decoder masks rows of scores (queries) at the token 5, instead of columns (keys)",),
     ),
-    "Mixtral": Found(mixtral, rows(EXPERTS, (5, 2, True, 20, True, "silu")), is_whole=True),
-    "Qwen3-MoE": Found(qwen3_moe, rows(EXPERTS, (6, 3, False, 20, True, "silu")), is_whole=True),
-    "OLMoE": Found(
-        lambda: hub.OlmoeForCausalLM(hub.OlmoeConfig(**MOE, num_experts=5, num_experts_per_tok=3)),
-        rows(EXPERTS, (5, 3, False, 20, True, "silu")),
-        is_whole=True,
-    ),
-    "GPT-2": Found(
-        lambda: hub.GPT2LMHeadModel(hub.GPT2Config(vocab_size=53, n_embd=24, n_layer=2, n_head=3)),
-        {},
-        differs=OF_HUB,
-        is_whole=True,
-    ),
-    "Llama": Found(lambda: hub.LlamaForCausalLM(hub.LlamaConfig(**LLAMA)), {}, differs=OF_HUB, is_whole=True),
-    "T5": Found(t5, {}, differs=OF_HUB, is_whole=True),
-    "Gemma 2": Found(gemma2, {}, differs=OF_HUB, is_whole=True),
     "a plain ViT": Found(
         small_vision.PlainViT,
         rows((*PATCHES, "head", "num_classes"), (2, 3, False, 16, "mean", "classes", 5)),
@@ -175,27 +115,12 @@ MODELS: dict[str, Found] = {
     "a ViT of timm": Found(
         small_vision.TimmViT, rows((*PATCHES, "pooler"), (2, 1, True, 10, "first", "none")), is_whole=True
     ),
-    "CLIP, images": Found(
-        lambda: hub.CLIPVisionModelWithProjection(hub.CLIPVisionConfig(**IMAGES, projection_dim=7)),
-        {},
-        template="clip_vision_model",
-        differs=("head",),
-        is_whole=True,
-    ),
-    "CLIP, texts": Found(
-        lambda: hub.CLIPTextModel(hub.CLIPTextConfig(**TEXTS, eos_token_id=36)),
-        {},
-        template="clip_text_model",
-        differs=("padding", "head_bias"),
-        is_whole=True,
-    ),
     "any number of patches": Found(
         small_vision.UnplacedViT, {"positions": "none"}, untold={"max_length": "the module takes any number of patches"}
     ),
 }
 
 LONG: dict[str, Found] = {
-    "ViT": Found(lambda: hub.ViTModel(hub.ViTConfig(**IMAGES)), {}, template="vit", differs=(), is_whole=True),
     "another scale": dataclasses.replace(
         drawn(num_heads=4, attention_scale="embed_dim"),
         untold={"attention_scale": "head_dim with the multiplier 0.5 is equivalent"},
@@ -222,35 +147,8 @@ LONG: dict[str, Found] = {
     ),
     "maps by themselves": of_maps(bias=False),
     "maps with biases": of_maps(bias=True),
-    "Mamba-2 of transformers": Found(
-        mamba2,
-        {"time_step_min": 0.4, "time_step_max": 0.9, "recurrent_key_heads": 2},
-        "mamba2",
-        differs=("padding",),
-        is_whole=True,
-    ),
-    "Qwen3-Next, dense": Found(
-        lambda: qwen3_next(mlp_only_layers=[0, 1, 2]),
-        {"attention_gate": True, "query_key_norm": True, "rotary_dim": 4}
-        | {"layer_types": ("linear_attention", "full_attention")}
-        | rows(RECURRENT, (4, 2, 5, 7, 4)),
-        is_whole=True,
-    ),
-    "the end token is pooled": Found(
-        lambda: pooled_clip(36),
-        {"head": "classes", "pooling": "eos", "num_classes": 7, "head_bias": False, "eos_id": 36},
-        is_whole=True,
-    ),
-    "the largest token is pooled": Found(
-        lambda: pooled_clip(2),
-        {"head": "classes", "pooling": "largest", "num_classes": 7, "head_bias": False, "eos_id": None},
-        is_whole=True,
-    ),
     "the last token is pooled": Found(
         classes_of_gpt2, {"head": "classes", "pooling": "last", "pad_id": 3, "num_classes": 5}, is_whole=True
-    ),
-    "Whisper": Found(
-        whisper, WHISPER | {"key_bias": False, "tied_head": True}, "whisper", differs=("pad_id",), is_whole=True
     ),
     "a usual eps": Found(lambda: decoders.rms(1e-6), {"norm_eps": 1e-6}),
     **{f"eps {eps}": Found(functools.partial(decoders.rms, eps), {"norm_eps": eps}) for eps in (1e-7, 1e-8, 3e-9)},
@@ -265,6 +163,14 @@ LONG: dict[str, Found] = {
     "rows second, norms first": Found(lambda: decoders.RowsSecond(norm_first=True), {"norm_position": "pre"}),
     "rows second, GELU": Found(lambda: decoders.RowsSecond(activation="gelu"), {"activation": "gelu"}),
 }
+
+for name, row in HUB.items():
+    rest = {key: row[key] for key in ("template", "differs", "is_whole") if key in row}
+    fields = {
+        key: tuple(each) if isinstance(each, list) else each for key, each in plain(row.get("fields", {})).items()
+    }
+    found = Found(functools.partial(of_hub, name), fields, **rest)
+    (LONG if row.get("is_long") else MODELS)[name] = found
 
 EVERY = [
     *(pytest.param(row, id=name) for name, row in MODELS.items()),
@@ -292,7 +198,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "half": (forms.Half, PortError, "build it with dtype float32"),
     "two towers": (forms.Pair, PortError, r"takes images \(pixel_values\) and token ids .* each tower separately"),
     "another activation": (
-        lambda: whisper(forms.ReluWhisper),
+        lambda: of_hub("Whisper", forms.ReluWhisper),
         FitError,
         "expected Whisper's: two convolutions of width 3 with strides 1 and 2, bias and GELU",
     ),
@@ -307,7 +213,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 
 REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
     "some experts": (
-        lambda: qwen3_moe(mlp_only_layers=[0]),
+        lambda: of_hub("Qwen3-MoE", mlp_only_layers=[0]),
         FitError,
         "Layers differ in the settings of their experts, or some have none",
     ),
@@ -315,11 +221,15 @@ REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
     "a wider result": (decoders.narrow, FitError, "Layer 1 of the decoder does not end with a feed-forward"),
     "scaled positions": (decoders.scaled, PortError, r"wpe\.weight are multiplied by 0\.25 before they are added"),
     "no correction": (
-        lambda: qwen3_next(forms.HalfCorrected, mlp_only_layers=[0, 1, 2]),
+        lambda: of_hub("Qwen3-Next, dense", forms.HalfCorrected),
         FitError,
         r"neither a gated delta network .* nor Mamba-2: neither rule",
     ),
-    "a router": (qwen3_next, FitError, r"gate\.weight is a router of 5 experts that are not recognized"),
+    "a router": (
+        lambda: of_hub("Qwen3-Next, dense", mlp_only_layers=[]),
+        FitError,
+        r"gate\.weight is a router of 5 experts that are not recognized",
+    ),
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.helpers import invoke, refused
+from tests.helpers import invoke, refused, table
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
@@ -324,25 +324,7 @@ def test_the_gradients_of_a_wrong_loss_are_held_to_that_loss(
     assert verdicts(report)["gradients"] == "agrees"
 
 
-LEFT_OUT = {
-    "/loss$": ["loss: the port did not write the tensor"],
-    "text/loss$": ["loss: the port did not write the tensor for 'text'"],
-    "generate.0/": ["generate: the port did not write the tensor for 'beyond max_length'"],
-    "generate.uniforms.0/": ["generate.uniforms: the port did not write the tensor"],
-    "beam_search.0/scores": ["beam_search: the port did not write 1 of 2 tensors (scores)"],
-    "train.1/": ["train: the port did not write any tensor for 'adamw, warmed up'"],
-    "/gradient.": ["gradients: the port did not write any tensor"],
-    "/step.": ["step: the port did not write any tensor"],
-    "/step.in_uneven": ["step: the port did not write any tensor for 'in uneven chunks'"],
-    "/step.one_by_one.3": ["step: the port did not write 1 of 7 tensors (step.one_by_one.3) for 'one by one'"],
-    "mixed/logits": [
-        *(
-            f"{claim}: too little of the forward pass was compared"
-            for claim in ("gradients", "generate", "beam_search", "step", "train", "adapted")
-        ),
-        "probe mixed: the port returned no logits",
-    ],
-}
+LEFT_OUT: dict[str, list[str]] = table(__file__, "refused.toml")["left_out"]
 
 
 @pytest.mark.parametrize("left_out", LEFT_OUT)
@@ -426,8 +408,7 @@ def test_without_a_section_its_tensors_do_not_belong_there(tmp_path: Path) -> No
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert f"{actual} has the unexpected tensor 'mixed/loss'" in " ".join(result.stderr.split())
     with refused(
-        BundleError,
-        "A bundle has no section 'caches'; expected one of loss, gradients, generation, beams, steps",
+        BundleError, "A bundle has no section 'caches'; expected one of loss, gradients, generation, beams, steps"
     ):
         export_bundle(SMALL, tmp_path, sections=["caches"])
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.helpers import exported, invoke, run_python
+from tests.helpers import exported, invoke, run_python, table
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
@@ -206,19 +206,6 @@ def test_how_a_checkpoint_is_cut_into_files_makes_no_difference(written: Path, t
     assert compared(written, answers, tmp_path / "a", tmp_path)["verdict"] == "agrees"
 
 
-MISTAKES = {
-    "compare {bundle} {answers}": "contains no weights; give the checkpoint for which it was written",
-    "compare {bundle} {bundle} --checkpoint {checkpoint}": "is a folder; expected one safetensors file",
-    "compare {bundle} {answers} --checkpoint {checkpoint}": "has the unexpected tensor",
-    "compare {plain} {answers} --checkpoint {checkpoint}": "contains its own weights; leave out --checkpoint",
-    "compare {damaged} {answers} --checkpoint {checkpoint}": "inputs.safetensors was changed",
-    "compare {bundle} {answers} --checkpoint {other}": "the values of 'model.layers.1.mlp.up_proj.weight' differ",
-    "export --checkpoint {checkpoint} {checkpoint}": "has other files in it",
-    "export --checkpoint {checkpoint} new --loss": "leave out the other options",
-    "export --layers 0 new": "leave out the other options",
-}
-
-
 def test_a_mistake_is_one_sentence(written: Path, tmp_path: Path) -> None:
     places = {"bundle": written / "bundle", "checkpoint": written / "checkpoint", "plain": tmp_path / "plain"}
     places["answers"] = save({"mixed/logit": np.zeros(1, np.float32)}, tmp_path / "a")
@@ -230,7 +217,7 @@ def test_a_mistake_is_one_sentence(written: Path, tmp_path: Path) -> None:
     tensors = load_file(weights)
     tensors["model.layers.1.mlp.up_proj.weight"].flat[-1] += 1
     save(tensors, weights)
-    for command, says in MISTAKES.items():
+    for command, says in table(__file__, "refused.toml")["commands"].items():
         ended = invoke(*[word.format(**places) for word in command.split()])
         assert ended.exit_code == 2 and says in ended.stderr, (command, ended.stderr)
         assert len(ended.stderr.strip().splitlines()) == 1

@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tests.bundles.test_bundle_sections import SMALL
 from tests.contract.test_hostile_files import LIES, entry, header
+from tests.helpers import table
 
 from transparity.errors import TransparityError
 from transparity_conformance.exchange import manifest as manifests
@@ -191,37 +192,12 @@ FILES: dict[str, Row] = {
     ),
 }
 
-NO_SECTIONS: list[Any] = [{"loss": None}, {"loss": []}, {"loss": 5}, {"loss": "x"}]
+TABLE = table(__file__, "refused.toml")
 
-PLACES: list[tuple[str, Any, str]] = [
-    ("format", 2, f"{TYPE}format: "),
-    ("format", True, f"{TYPE}format: expected 'int', got 'bool'; export the bundle again."),
-    ("name", 5, f"{TYPE}name: "),
-    ("name", "gpt", "There is no preset 'gpt'"),
-    ("dtype", "int8", f"{TYPE}dtype: invalid enum value 'int8'"),
-    ("extra", 1, "unknown field 'extra'"),
-    ("sha256", {}, "it lists hashes of the files ['manifest.json']"),
-    ("sha256", 5, f"{TYPE}sha256: "),
-    ("sha256 more", "", "it lists hashes of the files"),
-    ("checkpoint", 5, f"{TYPE}checkpoint: "),
-    ("probes", {}, f"{TYPE}probes: "),
+PLACES: list[tuple[str, Any, str]] = [(place, json.loads(value), says) for place, value, says in TABLE["manifest"]]
+PLACES += [
     ("probes", dict.fromkeys(map("p{}".format, range(17)), PROBE), f"{TYPE}probes: "),
     ("probes", {"../x": PROBE}, f"{TYPE}key in probes: "),
-    ("dtype", "\ud800", "is not the manifest of a bundle"),
-    ("probes", {"one": {"for": "", "inputs": {}, "taps": {}}}, "unexpected tensor"),
-    ("probes one inputs", {}, "unexpected tensor"),
-    ("probes one inputs target", [7, 1], "has the shape [8, 1]; expected [7, 1]"),
-    ("probes one inputs target", [8, -1], f"{TYPE}probes[...].inputs[...][1]: "),
-    ("probes one inputs target", [8, 1.0], f"{TYPE}probes[...].inputs[...][1]: "),
-    ("probes one inputs target", [8, True], f"{TYPE}probes[...].inputs[...][1]: "),
-    ("probes one taps", {}, "the probe one does not fit the configuration"),
-    ("probes one taps logits", [8, 1, 30], "the probe one does not fit the configuration"),
-    ("probes one for", "\x1b[2J", f"{TYPE}probes[...].for: "),
-    *(("probes one budgets logits", value, f"{TYPE}probes[...].budgets[...]: ") for value in (-1, True, "1", None)),
-    ("probes one budgets logits", 1e400, ""),
-    ("capabilities", [], f"{TYPE}capabilities: "),
-    ("capabilities", {"caches": {}}, f"{TYPE}key in capabilities: "),
-    *(("capabilities", value, f"{TYPE}capabilities[...]: ") for value in NO_SECTIONS),
 ]
 
 MANIFESTS: dict[str, Row] = {f"{place} = {str(value)[:40]}": (put(place, value), says) for place, value, says in PLACES}
@@ -258,26 +234,6 @@ def writes(name: str, value: np.ndarray) -> Change:
     return lambda folder: save_file({name: value}, folder / ACTUAL)
 
 
-FLOATS = "expected F64 or F32 or F16 or BF16."
-
-STRANGE: list[tuple[str, np.ndarray, str]] = [
-    ("one/logit", np.zeros((8, 1, 31)), "the unexpected tensor 'one/logit'; the nearest name is"),
-    ("one/logits", np.zeros((8, 31)), "has the shape [8, 31]; expected [8, 1, 31]."),
-    ("one/logits", np.zeros((8, 31, 1)), "has the shape [8, 31, 1]; expected [8, 1, 31]."),
-    ("one/logits", np.zeros((8, 1, 31), np.int32), f"has the dtype 'I32'; {FLOATS}"),
-    ("mixed/loss", np.zeros(1), "has the shape [1]; expected []."),
-    ("mixed/loss", np.array(1), f"has the dtype 'I64'; {FLOATS}"),
-    ("mixed/gradient.head.weight", np.zeros((6, 31)), "has the shape [6, 31]; expected [31, 6]."),
-    ("mixed/gradient.head.wait", np.zeros(3), "; the nearest name is"),
-    ("one/gradient.head.bias", np.zeros(31), "; the nearest name is"),
-    ("mixed/step.one_by_one.7", np.zeros((8, 1, 31)), "; the nearest name is"),
-    ("mixed/step.in_uneven_chunks.0", np.zeros((8, 1, 31)), "has the shape [8, 1, 31]; expected [8, 2, 31]."),
-    ("generate.0/tokens", np.zeros((4, 15), np.float32), "has the dtype 'F32'; expected I32 or I64."),
-    ("generate.0/tokens", np.zeros((4, 16), np.int32), "has the shape [4, 16]; expected [4, 15]."),
-    ("beam_search.0/scores", np.zeros(8, np.int32), f"has the dtype 'I32'; {FLOATS}"),
-    ("train.0/head.wait", np.zeros(3), "; the nearest name is"),
-]
-
 ANSWERS: dict[str, Row] = {
     "a large header": (file(ACTUAL, LIES["large header"]), "its header has 33554432 bytes"),
     "a larger header": (file(ACTUAL, LIES["a larger header"]), "its header has 4194304"),
@@ -287,7 +243,10 @@ ANSWERS: dict[str, Row] = {
     ),
     "a folder": (lambda folder: (folder / ACTUAL).mkdir(), "is a folder; expected one safetensors file"),
     "nothing": (lambda folder: None, "There is no file"),
-    **{f"{name} {value.shape} {value.dtype}": (writes(name, value), says) for name, value, says in STRANGE},
+    **{
+        f"{name} {shape} {dtype}": (writes(name, np.zeros(shape, dtype)), says)
+        for name, shape, dtype, says in TABLE["answers"]
+    },
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers import table
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
@@ -86,21 +87,11 @@ def test_a_right_port_agrees(name: str) -> None:
     assert (report.verdict, agreeing >= {"packed", "adapted", "adapted.rank_stabilized"}) == ("agrees", True)
 
 
-FAULTS = {
-    "visible": ("packed", "documents-mixed", "documents in a row see each other"),
-    "positions": ("packed", "documents-mixed", "positions continue from one document to the next"),
-    "visible positions": (
-        "packed",
-        "documents-mixed",
-        "documents in a row see each other, and positions continue from one document to the next",
-    ),
-    "scale": ("adapted", "adapter-scale", "the adapters are scaled by α instead of α / rank"),
-    "none": ("adapted", "adapter-scale", "the adapters are scaled by 0 instead of α / rank"),
-}
+FAULTS: dict[str, list[str]] = table(__file__, "other_logits.toml")["faults"]
 
 
 @pytest.mark.parametrize("wrong", FAULTS)
 def test_a_common_fault_is_named(wrong: str) -> None:
     first = check(functools.partial(Port, wrong=wrong), preset="notes-lm").faults[0]
     ((cause,),) = [first.causes]
-    assert (first.where, cause.mistake, cause.says) == FAULTS[wrong]
+    assert [first.where, cause.mistake, cause.says] == FAULTS[wrong]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.golden.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW, with_fields
+from tests.helpers import table
 
 import transparity_pytorch.masks
 import transparity_pytorch.mixers.attention
@@ -36,28 +37,7 @@ from transparity_conformance.report.report import Report
 from transparity_numpy.port import build as numpy_build
 from transparity_pytorch.port import build as pytorch_build
 
-UNEXERCISED = {
-    # these fields change the shapes of parameters
-    *("architecture", "source_vocab_size", "target_vocab_size", "max_length", "embed_dim", "feed_forward_dim"),
-    *("num_heads", "num_key_value_heads", "attention_head_dim", "projection", "position_offset", "num_token_types"),
-    *("relative_buckets", "num_experts", "num_classes", "q_lora_rank", "kv_lora_rank", "value_head_dim"),
-    # these fields change the shapes of inputs, or only a key bias, which has no effect on weights
-    *("mel_bins", "num_frames", "key_bias"),
-    *("recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim", "convolution_width"),
-    *("convolution_bias", "recurrent_bias"),
-    # without this field, the model lacks parameters
-    "attention_gate",
-    # a change of `layer_types` also removes this field
-    "layer_overrides",
-    # these fields are off, or another value has more parameters
-    *("feed_forward_bias", "qkv_bias", "output_bias", "head_bias", "tied_head", "shared_embedding", "norm", "head"),
-    "query_key_norm_over",
-    # only training and generation read these fields
-    *("dropout", "dropout_at", "bos_id", "eos_id"),
-    # a masked score of −1e20 has weight 0 before and after scaling
-    "mask_order",
-}
-"""Fields of presets and families for which no single change has a visible effect on the forward pass."""
+UNEXERCISED = {field for fields in table(__file__, "reach.toml")["unexercised"].values() for field in fields}
 
 
 def logits_only(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:

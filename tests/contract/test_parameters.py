@@ -26,6 +26,7 @@ from transparity_conformance.report.comparison import as_numbers
 CONFIGS = {name: preset(name).resized() for name in PRESETS}
 CONFIGS["lone encoder"] = dataclasses.replace(CONFIGS["translation"], architecture="encoder")
 CONFIGS["batch norm"] = dataclasses.replace(CONFIGS["notes-lm"], norm="batch")
+CONFIGS["tied"] = dataclasses.replace(MODELS["marian"], padding="token")
 
 each_config = for_each("config", CONFIGS.values())
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.contract.test_hostile_files import LARGE, checkpoint, refusal_at_once
-from tests.helpers import tiny
+from tests.helpers import table, tiny
 from tests.looping import for_each
 
 from transparity import TransformerConfig, initialize_parameters, preset
@@ -29,17 +29,7 @@ TINY = tiny(target_vocab_size=8, max_length=8, feed_forward_dim=4)
 LARGEST = 2**31 - 1
 
 
-TOO_LARGE: dict[str, dict[str, Any]] = {
-    "vocabulary": {"target_vocab_size": LARGEST},
-    "width": {"embed_dim": 2**20},
-    "feed-forward": {"feed_forward_dim": LARGEST},
-    "heads": {"num_heads": 2**24, "attention_head_dim": 1},
-    "learned positions": {"max_length": LARGEST},
-    "a cache": {"max_length": LARGEST, "positions": "rotary"},
-    "position offset": {"position_offset": LARGEST},
-    "buckets": {"positions": "relative", "relative_buckets": 2**30, "relative_max_distance": LARGEST},
-    "layers": {"num_decoder_layers": 10_000, "feed_forward_dim": 2**20},
-}
+TOO_LARGE: dict[str, dict[str, Any]] = table(__file__, "fields.toml")["too_large"]
 
 
 @for_each("fields", TOO_LARGE.values())

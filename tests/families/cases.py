@@ -42,3 +42,6 @@ CHANGES: dict[str, dict[str, Any]] = _TABLES["changes"]
 
 REFUSED = {what: (row["case"], row["fields"], row["says"]) for what, row in _TABLES["refused"].items()}
 """A case, its invalid fields, and a part of the error message, by description."""
+
+ONE_SENTENCE: dict[str, list[list[Any]]] = _TABLES["one_sentence"]
+"""Refused inputs and parts of the messages, by test."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.families.cases import ONE_SENTENCE
 from tests.helpers import exported
 
 from meta.pool.port import port_with
@@ -69,24 +70,10 @@ def test_generation_is_that_of_transformers(tmp_path: Path) -> None:
     assert np.array_equal(ours, tokens.numpy())
 
 
-@pytest.mark.parametrize(
-    ("config", "fields", "says"),
-    [
-        (AUDIO, {"num_frames": 7}, "num_frames is 7, but the second convolution turns two frames into one position: 8"),
-        (AUDIO, {"source_vocab_size": 9}, "source_vocab_size is 9, but with mel_bins"),
-        (AUDIO, {"padding": "attention-mask"}, "padding is 'attention-mask', but with mel_bins"),
-        (AUDIO, {"mel_bins": None}, "source_vocab_size is missing"),
-        (AUDIO, {"positions": "rotary"}, "encoder_positions is 'sinusoidal', but only an encoder-decoder"),
-        (AUDIO, {"embed_dim": 2, "num_heads": 1}, "embed_dim is 2, but sinusoidal_timescales 'inclusive'"),
-        (IMAGES, {"max_length": 11}, "max_length is 11, but a square image has a square number of patches"),
-        (IMAGES, {"pad_id": 0}, "pad_id is 0, but with patch_size"),
-        (IMAGES, {"head": "logits"}, "head is 'logits', but an image has no vocabulary"),
-        (IMAGES, {"patch_size": None, "source_vocab_size": 9}, "class_token is true, but patch_size is absent"),
-    ],
-)
-def test_an_impossible_model_is_refused(config: TransformerConfig, fields: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(("model", "fields", "says"), ONE_SENTENCE["impossible"])
+def test_an_impossible_model_is_refused(model: str, fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        dataclasses.replace(config, **fields)
+        dataclasses.replace({"audio": AUDIO, "images": IMAGES}[model], **fields)
 
 
 @pytest.mark.parametrize(

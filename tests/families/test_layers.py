@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.families.cases import ONE_SENTENCE
 from tests.helpers import exported, invoke
 
 from transparity.config import TransformerConfig
@@ -81,18 +82,7 @@ def test_a_large_vocabulary_comes_in_blocks_and_each_token_in_one(tmp_path: Path
         np.testing.assert_array_equal(joined, parameters[name])
 
 
-@pytest.mark.parametrize(
-    ("family", "layers", "message"),
-    [
-        ("llama", [2], "has no layer 2; its layers are 0 to 1."),
-        ("modernbert", None, "no embedding table can produce a layer's input: check the whole model instead."),
-        ("mpnet", None, "shares one relative bias between all layers: check the whole model instead."),
-        ("clip_text_model", None, "and the model of one layer has other token ids: check the whole model instead."),
-        ("whisper", None, "check the whole model instead."),
-        ("vit", None, "no embedding table can produce a layer's input: check the whole model instead."),
-        ("t5", None, "is an encoder-decoder; expected a model with one stack: check the whole model instead."),
-    ],
-)
+@pytest.mark.parametrize(("family", "layers", "message"), ONE_SENTENCE["layers"])
 def test_what_has_no_such_layer_is_said(family: str, layers: list[int] | None, message: str, tmp_path: Path) -> None:
     with pytest.raises(TransparityError) as raised:
         list(pieces(opened(family, tmp_path / "whole"), layers))

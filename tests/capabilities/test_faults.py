@@ -21,13 +21,7 @@ from transparity_conformance.capabilities.decoding.generation import (
     simulated_tokens,
 )
 from transparity_conformance.capabilities.decoding.steps import STEPS
-from transparity_conformance.capabilities.faults import (
-    CACHE_FAULTS,
-    FAULTS,
-    Edited,
-    SimulatedFault,
-    edited,
-)
+from transparity_conformance.capabilities.faults import CACHE_FAULTS, FAULTS, Edited, SimulatedFault, edited
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
 from transparity_conformance.capabilities.table import compare_capability

@@ -13,11 +13,7 @@ from tests.capabilities.test_faults import first_probe, found_in, generating, of
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_conformance import check
-from transparity_conformance.capabilities.decoding.generation import (
-    GENERATION,
-    simulated_beams,
-    simulated_tokens,
-)
+from transparity_conformance.capabilities.decoding.generation import GENERATION, simulated_beams, simulated_tokens
 from transparity_conformance.capabilities.decoding.teacher_forcing import (
     best_scores,
     judged,

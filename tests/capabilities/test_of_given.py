@@ -83,9 +83,15 @@ def second_best(found: Any) -> np.ndarray:
     return tokens
 
 
-def test_wrong_tokens_with_given_parameters_diverge() -> None:
-    report = checked(generate=changing(second_best))
-    assert report.verdict == "diverges" and claims(report)["generate"] == "diverges"
+@pytest.mark.parametrize(
+    ("offer", "wrong"),
+    [("generate", second_best), ("beam_search", lambda found: (found[0], found[1] * 1.001))],
+    ids=["tokens", "scores of beams"],
+)
+def test_wrong_answers_with_given_parameters_diverge(offer: str, wrong: Callable[[Any], Any]) -> None:
+    offered: dict[str, Any] = {offer: changing(wrong)}
+    report = checked(**offered)
+    assert report.verdict == "diverges" and claims(report)[offer] == "diverges"
 
 
 def test_a_near_tie_with_given_parameters_is_told_from_a_mistake() -> None:
@@ -102,11 +108,6 @@ def test_a_near_tie_with_given_parameters_is_told_from_a_mistake() -> None:
 
     report = checked(parameters=tied, generate=changing(other_of_the_two))
     assert claims(report)["generate"] == "agrees", as_text([report])
-
-
-def test_scores_of_beams_with_given_parameters_are_compared() -> None:
-    wrong = changing(lambda found: (found[0], found[1] * 1.001))
-    assert claims(checked(beam_search=wrong))["beam_search"] == "diverges"
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.01])

@@ -12,20 +12,6 @@ from safetensors.torch import load_file
 from meta.audits.loaders.llama_module import load
 
 
-def load_without_theta(folder):
-    model = load(folder)
-    half = len(model.frequencies)
-    model.frequencies = 500000.0 ** -(torch.arange(half, dtype=torch.float64) / half)
-    return model
-
-
-def load_with_o_transposed(folder):
-    model = load(folder)
-    for block in model.blocks:
-        block.attention.wo.weight.data = block.attention.wo.weight.data.T.contiguous()
-    return model
-
-
 def load_only_groups(folder):
     model = load(folder)
     if model.head.weight.shape[1] == 16:

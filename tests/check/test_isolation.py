@@ -23,12 +23,7 @@ from tests.golden.test_hostile import RIGHT, calling
 from transparity.config import TransformerConfig
 from transparity.errors import UsageError
 from transparity_conformance import check, work
-from transparity_conformance.capabilities.port_calls import (
-    PortCallError,
-    PortError,
-    call_port,
-    has_method,
-)
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, has_method
 from transparity_conformance.diagnosis.search.clock import WORK, Clock, OutOfTime
 from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.running.process.child import checked_timeout

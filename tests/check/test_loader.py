@@ -44,15 +44,6 @@ def test_a_right_loader_agrees_whatever_form_its_answers_have(name: str) -> None
     assert not [line for line in report.not_compared if "probe" in line]
 
 
-@pytest.mark.parametrize(
-    ("name", "cause"), [("load_without_theta", "rotary-base"), ("load_with_o_transposed", "weight-transpose")]
-)
-def test_a_fault_of_the_loader_diverges_by_its_cause(name: str, cause: str) -> None:
-    report = check(of(name), family="llama")
-    assert report.verdict == "diverges"
-    assert causes(report) == {cause}
-
-
 @pytest.mark.long
 def test_a_weight_that_is_drawn_with_every_load_is_named() -> None:
     (fault,) = check(of("load_with_a_drawn_head"), family="llama", audit=False).faults

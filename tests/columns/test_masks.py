@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tests.helpers import refused
+from tests.looping import for_each
 
 import transparity_numpy.arithmetic.fused
 from transparity.config import EXACT_MASK_BELOW, TransformerConfig
@@ -82,42 +83,44 @@ def test_a_cache_hides_what_the_mask_hides(backend: Backend, case: str) -> None:
     assert error <= oracle.budget("logits", "float64")
 
 
-@pytest.mark.parametrize(
-    ("mask", "says"),
-    [
-        (np.ones((2, 8), int), "attention_mask has the shape (2, 8) and dtype int64; expected (2, 9) bool."),
-        (np.ones((2, 9)), "attention_mask has the shape (2, 9) and dtype float64; expected (2, 9) bool."),
-        (np.full((2, 9), 2), "attention_mask[0, 0] is 2; expected 0 to 1."),
-        (None, "forward was given tokens; for this decoder it takes tokens, attention_mask."),
-    ],
-)
-def test_a_mask_that_is_none(backend: Backend, mask: Any, says: str) -> None:
-    config = SHIFTED["llama"]
-    with refused(InputError, says):
-        backend(config, probe_parameters(config)).logits(tokens=padded()[0], attention_mask=mask)
-
-
-def test_token_types_that_there_are_not(backend: Backend) -> None:
-    config = CASES["bert"]
-    tokens, mask = padded()
-    with refused(InputError, "token_types[0, 0] is 2; expected 0 to 1."):
-        backend(config, probe_parameters(config)).logits(
-            tokens=tokens, attention_mask=mask, token_types=np.full(tokens.shape, 2)
+TOKENS, MASK = padded()
+REFUSED: list[tuple[Any, str, dict[str, Any], str]] = [
+    *(
+        (SHIFTED["llama"], "logits", {"tokens": TOKENS, "attention_mask": mask}, says)
+        for mask, says in (
+            (MASK[:, :8], "attention_mask has the shape (2, 8) and dtype int64; expected (2, 9) bool."),
+            (MASK * 1.0, "attention_mask has the shape (2, 9) and dtype float64; expected (2, 9) bool."),
+            (MASK + 1, "attention_mask[0, 3] is 2; expected 0 to 1."),
+            (None, "forward was given tokens; for this decoder it takes tokens, attention_mask."),
         )
+    ),
+    (
+        CASES["bert"],
+        "logits",
+        {"tokens": TOKENS, "attention_mask": MASK, "token_types": MASK + 1},
+        "token_types[0, 3] is 2; expected 0 to 1.",
+    ),
+    (
+        CASES["llama"],
+        "step",
+        {"tokens": TOKENS, "attention_mask": MASK},
+        "A step of this decoder was given an attention_mask, which it does not read.",
+    ),
+    (
+        CASES["roberta"],
+        "loss",
+        {"targets": TOKENS, "tokens": TOKENS},
+        "head is 'hidden': the model has no logits, and therefore no loss.",
+    ),
+]
 
 
-def test_a_cache_that_reads_no_mask(backend: Backend) -> None:
-    config = CASES["llama"]
-    tokens, mask = padded()
-    with refused(InputError, "A step of this decoder was given an attention_mask, which it does not read."):
-        backend(config, probe_parameters(config)).step(tokens, attention_mask=mask)
-
-
-def test_features_have_no_loss(backend: Backend) -> None:
-    config = CASES["roberta"]
-    tokens = padded()[0]
-    with refused(InputError, "head is 'hidden': the model has no logits, and therefore no loss."):
-        backend(config, probe_parameters(config)).loss(tokens, tokens=tokens)
+@for_each(("config", "method", "given", "says"), REFUSED)
+def test_an_input_that_the_model_does_not_read_is_refused(
+    backend: Backend, config: TransformerConfig, method: str, given: dict[str, Any], says: str
+) -> None:
+    with refused(InputError, says):
+        getattr(backend(config, probe_parameters(config)), method)(**given)
 
 
 HEADS, HEAD_DIM = 2, 3

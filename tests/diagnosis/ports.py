@@ -16,8 +16,7 @@ Change = Callable[[TransformerConfig, str, np.ndarray], np.ndarray]
 
 
 def port(
-    change: Change = lambda config, name, value: value,
-    shown: Change = lambda config, name, value: value,
+    change: Change = lambda config, name, value: value, shown: Change = lambda config, name, value: value
 ) -> Callable[..., Any]:
     """Return the `build` of a port with changes.
 

@@ -12,7 +12,6 @@ import pytest
 from tests.diagnosis.ports import Change, port
 
 from transparity.config import TransformerConfig
-from transparity.presets import preset
 from transparity_conformance.catalogue.fault import WalkState
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
@@ -158,18 +157,6 @@ def test_steps_with_a_cache_may_follow_another_convention_too() -> None:
     assert [item.verdict for item in report.claims if item.id == "step"] == ["agrees"]
 
 
-def test_a_port_with_our_convention_has_no_such_claim() -> None:
-    report = check(weighing(lambda scores, mask, weights: weights), "pre-norm")
-    assert report.verdict == "agrees" and not claim(report)
-
-
-@pytest.mark.long
-def test_not_a_number_is_no_convention() -> None:
-    nan: Weigh = lambda scores, mask, weights: np.where(mask.any(-1, keepdims=True), weights, np.nan)
-    report = check(weighing(nan), "pre-norm", logits_only=True)
-    assert report.verdict == "diverges"
-
-
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 def test_a_lost_mask_is_not_excused_by_it(logits_only: bool) -> None:
     for only in ("encoder.layers.1.self_attention.weights", "decoder.layers.0.cross_attention.weights"):
@@ -180,9 +167,21 @@ def test_a_lost_mask_is_not_excused_by_it(logits_only: bool) -> None:
         assert report.faults[0].causes[0].mistake == "padding-ignored"
 
 
-def test_where_masked_keys_weigh_something_the_document_decides() -> None:
-    assert not preset("walkthrough").mask_is_exact
-    assert check(weighing(CONVENTIONS["zeros"]), "walkthrough", budget=0).verdict == "diverges"
+NAN: Weigh = lambda scores, mask, weights: np.where(mask.any(-1, keepdims=True), weights, np.nan)
+
+
+@pytest.mark.parametrize(
+    ("weigh", "preset", "verdict"),
+    [
+        (lambda scores, mask, weights: weights, "pre-norm", "agrees"),
+        (CONVENTIONS["zeros"], "walkthrough", "diverges"),  # masked keys have a weight in this document
+        pytest.param(NAN, "pre-norm", "diverges", marks=pytest.mark.long),
+    ],
+    ids=["ours", "walkthrough", "nan"],
+)
+def test_where_no_other_convention_is_possible_there_is_no_claim(weigh: Weigh, preset: str, verdict: str) -> None:
+    report = check(weighing(weigh), preset, logits_only=True, budget=0)
+    assert report.verdict == verdict and not claim(report)
 
 
 @pytest.mark.long

@@ -136,14 +136,10 @@ def test_a_right_port_agrees_at_every_position_of_a_long_prompt(window: int | No
     assert ("sliding_window" in report.coverage.features) == (window is not None)
 
 
-UNTESTED = ("sliding_window = 300", "window_kind = sliding")
-"""Fields that have an effect only beyond the window."""
-
-
 def test_a_window_that_only_a_long_prompt_crosses_is_untested_without_it() -> None:
-    config = dataclasses.replace(LLAMA, sliding_window=300)
-    report = check(Model, config=config, parameters=probe_parameters(config))
-    assert report.verdict == "inconclusive" and report.coverage.untested == UNTESTED
+    report = check(Model, config=WINDOW, parameters=probe_parameters(WINDOW))
+    assert report.verdict == "inconclusive"
+    assert report.coverage.untested == ("sliding_window = 300", "window_kind = sliding")
 
 
 FAR: dict[str, tuple[Callable[[Tensor], Tensor], int, str, str]] = {
@@ -165,19 +161,24 @@ def test_a_mistake_far_away_is_found_at_the_first_wrong_length_and_named(name: s
     assert found and {each.mistake for each in found} == {cause} and says in found[0].says, as_text([report])
 
 
-@pytest.mark.parametrize(("near", "first"), [(one_more, 300), (one_more_far_away, 600)])
-def test_a_window_that_is_off_by_one_diverges_from_its_first_wrong_position_on(
-    near: Callable[..., Tensor], first: int
+WINDOW = dataclasses.replace(LLAMA, sliding_window=300)
+
+
+@pytest.mark.parametrize(
+    ("config", "wrong", "first"),
+    [
+        (WINDOW, {"near": one_more}, 301),
+        (WINDOW, {"near": one_more_far_away}, 601),
+        (LLAMA, {"rotated": scaled_if(lambda length, config: length <= config.rotary_original_length)}, 401),
+    ],
+)
+def test_a_mistake_far_away_diverges_from_its_first_wrong_position_on(
+    config: TransformerConfig, wrong: dict[str, Any], first: int
 ) -> None:
-    report = checked(dataclasses.replace(LLAMA, sliding_window=300), near=near)
+    """Use windows that are off by one, and a scaling that ends at the original length."""
+    report = checked(config, **wrong)
     assert report.verdict == "diverges"
-    assert any(f"wrong from length {first + 1} on" in note for note in report.notes), report.notes
-
-
-def test_scaling_that_ends_at_the_original_length_diverges_from_there_on() -> None:
-    report = checked(LLAMA, rotated=scaled_if(lambda length, config: length <= config.rotary_original_length))
-    assert report.verdict == "diverges"
-    assert any("wrong from length 401 on" in note for note in report.notes), report.notes
+    assert any(f"wrong from length {first} on" in note for note in report.notes), report.notes
 
 
 def test_a_wrong_prompt_that_is_too_long_for_its_activations_is_told_without_a_cause() -> None:

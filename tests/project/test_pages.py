@@ -13,7 +13,6 @@ from typing import Any
 from tests.looping import for_each
 
 from transparity.presets import PRESETS
-from transparity_conformance.capabilities.table import ATTRIBUTES
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.report.audit import CAUSES
 from transparity_conformance.report.causes import meanings
@@ -179,8 +178,3 @@ def test_every_preset_and_every_family_is_on_its_page() -> None:
     assert listed
     families = re.findall(r"`([\w-]+)`", listed[1])
     assert sorted(families) == sorted(FAMILIES), f"docs/families.md: {sorted({*families} ^ {*FAMILIES})}"
-
-
-def test_every_capability_is_on_its_page() -> None:
-    listed = re.findall(r"(?m)^\| `(\w+)\(", read("docs/checking.md"))
-    assert sorted(listed) == sorted(ATTRIBUTES)

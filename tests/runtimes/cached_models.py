@@ -75,13 +75,7 @@ class Llama(torch.nn.Module):
 
 
 def export(
-    folder: Path,
-    path: Path,
-    *,
-    masked: bool = True,
-    cached: bool = False,
-    fixed: bool = False,
-    **options: Any,
+    folder: Path, path: Path, *, masked: bool = True, cached: bool = False, fixed: bool = False, **options: Any
 ) -> Path:
     """Export a graph with the usual input names; unless `fixed`, batch size and length are dynamic."""
     model = Llama(folder, **options)

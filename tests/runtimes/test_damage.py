@@ -12,11 +12,7 @@ from tests.runtimes.damage import ROUNDING, STEPS, damage, difference, in_a_proc
 
 @pytest.mark.parametrize(
     ("kind", "inputs", "most"),
-    [
-        ("gguf", 24, STEPS),
-        ("folder", 6, ROUNDING),
-        pytest.param("onnx", 6, ROUNDING, marks=pytest.mark.long),
-    ],
+    [("gguf", 24, STEPS), ("folder", 6, ROUNDING), pytest.param("onnx", 6, ROUNDING, marks=pytest.mark.long)],
 )
 def test_damaged_artefacts_that_agree_compute_the_same(
     kind: str, inputs: int, most: float, tmp_path: Path, pytestconfig: pytest.Config

@@ -17,7 +17,6 @@ from transparity.errors import BackendError, InputError, ParameterError
 from transparity.parameters import open_parameters, save_parameters
 from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.oracle.cases import CASES, MODELS
-from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.suite import ranks as processes
 from transparity_conformance.suite.ranks import Ranks, RanksError, RemoteBackend, State, _agreed, _backend, launched
@@ -137,23 +136,6 @@ def test_no_rank_reads_the_whole(name: str, mesh: tuple[int, int], tmp_path: Pat
                 assert size == parameters[parameter].nbytes // shards
 
 
-def poisoned(parameters: Arrays, mesh: tuple[int, int], rank: int) -> Arrays:
-    """Return the parameters with NaN in the parts of other ranks. Tensor ranks divide heads, hidden features and the
-    vocabulary equally; data ranks then divide the first axis."""
-    data, tensor = mesh
-    by_columns = ("attention.output.weight", "feed_forward.down.weight")
-    shared = ("norm.weight",) if CONFIG.key_value_heads % tensor == 0 else ("norm.weight", "key.weight", "value.weight")
-    own = {}
-    for name, value in parameters.items():
-        places = np.arange(value.size).reshape(value.shape)
-        if not name.endswith(shared):
-            places = np.split(places, tensor, axis=1 if name.endswith(by_columns) else 0)[rank % tensor]
-        places = np.array_split(places, data)[rank // tensor]
-        own[name] = np.full_like(value, np.nan)
-        own[name].flat[places] = value.flat[places]
-    return own
-
-
 @pytest.mark.slow
 def test_convolutions_of_audio_agree_over_ranks(name: str) -> None:
     probe = probes_of(MODELS["whisper"], "whisper")["mixed"]
@@ -161,17 +143,6 @@ def test_convolutions_of_audio_agree_over_ranks(name: str) -> None:
     error = np.abs(sharded.logits(**probe.inputs) - probe.oracle.expected["logits"]).max()
     assert error <= probe.oracle.budget("logits", "float32")
     assert np.isfinite(sharded.loss_and_gradients(probe.inputs["target"], **probe.inputs)[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_a_rank_needs_no_numbers_but_its_own(mesh: tuple[int, int], tmp_path: Path) -> None:
-    probe = probes_of(CONFIG, "llama")["mixed"]
-    for rank in range(4):
-        save_parameters(tmp_path / f"{rank}.safetensors", poisoned(probe.parameters, mesh, rank))
-    sharded = over("pytorch", *mesh).from_file(CONFIG, str(tmp_path / "{rank}.safetensors"), "float32")
-    error = np.abs(sharded.logits(**probe.inputs) - probe.oracle.expected["logits"]).max()
-    assert error <= probe.oracle.budget("logits", "float32")
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ class Effects:
             best = np.argsort(rest, axis=None)[: min(count, len(rest) * (len(rest) - 1) // 2)]
             rests.append(rest.ravel()[best])
             last = np.stack(np.unravel_index(best, rest.shape), 1) + start
-            sets.append(np.hstack([np.full((len(best), len(first)), first), last]))
+            sets.append(np.hstack([np.full((len(best), len(first)), first, int), last]))
         order = np.argsort(np.concatenate(rests), kind="stable")[:count]
         return [[among[place] for place in each] for each in np.concatenate(sets)[order]]
 

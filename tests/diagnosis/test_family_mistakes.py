@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from meta.pool.bug import View
+from meta.pool.judge import names
 from meta.pool.port import pool, probes_called
 from meta.pool.trials import Trial, failures
 from transparity.config import TransformerConfig
@@ -40,21 +41,23 @@ PAIRS: list[tuple[str, tuple[str, ...], View]] = [
     ("bloom", ("activation-sigmoid", "attention-scale-number"), "logits"),
     ("llama", ("rotary-base-77", "norm-eps-rms-3e-6"), "logits"),
     ("last-token", ("attention-cap-unwanted", "rotary-layout-the-other"), "logits"),
+    ("opt", ("position-offset-counted", "bias-dropped-down", "activation-for-relu"), "logits"),
 ]
-"""Pairs of faults, some with a fitted value or an equivalent fault, and faults outside the catalogue."""
+"""Pairs and a triple of faults, some with a fitted value or an equivalent fault, and faults outside the catalogue."""
+
+KINDS = {1: "uncatalogued", 2: "pair", 3: "triple"}
 
 
 @pytest.mark.parametrize(
     "trial",
-    [
-        Trial("pair" if len(ids) == 2 else "uncatalogued", case, tuple(pool()[id] for id in ids), view)
-        for case, ids, view in PAIRS
-    ],
+    [Trial(KINDS[len(ids)], case, tuple(pool()[id] for id in ids), view) for case, ids, view in PAIRS],
     ids=str,
 )
 def test_faults_are_told_apart_and_an_unknown_one_has_no_name(trial: Trial) -> None:
     answer = trial.run()
     assert answer["verdict"] == "diverges" and not failures(trial, answer), answer["faults"]
+    named = {name for fault in answer["faults"] for name in names(fault)}
+    assert trial.kind != "triple" or all(named & {*bug.causes} for bug in trial.bugs), answer["faults"]
 
 
 def _column(config: TransformerConfig, parameters: Arrays) -> Callable[..., Arrays]:

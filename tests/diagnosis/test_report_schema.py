@@ -19,6 +19,7 @@ from transparity_conformance.checking.check import check
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes
 from transparity_conformance.report.check.terminal import as_text
+from transparity_conformance.report.report import Impact
 from transparity_numpy.transformer import transformer
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text(encoding="utf-8"))
@@ -142,6 +143,19 @@ def test_a_difference_at_padding_alone_is_said_to_be_one() -> None:
     assert impact is not None and report.verdict == "diverges"
     assert (impact.positions["changed"], impact.argmax_changes, impact.at_padding_only) == (0, 0, True)
     assert "Effect: logits change only at padding." in as_text([report])
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        ("logits", "Effect: the logits of 2 of 8 tokens change, the predicted token of none."),
+        ("hidden", "Effect: the hidden states of 2 of 8 positions change."),
+        ("pooled", "Effect: the pooled states of 2 of 8 rows change."),
+        ("classes", "Effect: the logits of 2 of 8 rows change, the predicted class of none."),
+    ],
+)
+def test_the_effect_names_the_output_that_the_model_has(head: str, says: str) -> None:
+    assert Impact({"changed": 2, "of": 8}, 0, at_padding_only=False, head=head).sentence == says
 
 
 def test_real_tokens_and_predictions_are_counted() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from transparity_conformance.catalogue.fault import (
     row,
 )
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
+from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.activations import ACTIVATIONS as RIGHT
 from transparity_numpy.arithmetic.functional import sigmoid, softmax
@@ -59,12 +60,11 @@ def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     part, config = f"{scope}.feed_forward", own_config(state.config, site)
     x = _given(settings, state, scope)
     weights = state.taps[f"{scope}.feed_forward.router_weights"]
-    source = settings.get("order", lambda expert, count: expert)
     hidden = partial(_hidden, settings, state, config)
     total = np.zeros_like(value)
     unpacked: Callable[[Value], Value] = settings.get("unpacked", lambda features: features)
     for expert in range(config.num_experts):
-        own, weight = f"{part}.experts.{source(expert, config.num_experts)}", weights[..., expert, None]
+        own, weight = f"{part}.experts.{expert}", weights[..., expert, None]
         given, weight = (x * weight, weight != 0) if settings.get("weighs_input") else (x, weight)
         features = unpacked(hidden(own, unpacked(given)))
         total = total + weight * apply_linear(state, f"{own}.down", features)
@@ -276,6 +276,21 @@ def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
     return change(x.reshape(*x.shape[:-1], -1, size)).reshape(x.shape)
 
 
+def _of_other_experts(
+    source: Callable[[int, int], int], roles: Sequence[str], config: TransformerConfig, parameters: Arrays, site: str
+) -> Arrays:
+    """Return the linear maps `roles` of each expert, with the values of the expert `source(expert, experts)`."""
+    part = f"{split(site)[0]}.feed_forward.experts"
+    sources = {expert: source(expert, config.num_experts) for expert in range(config.num_experts)}
+    ends = [f"{role}.{kind}" for role in roles for kind in ("weight", "bias")]
+    return {
+        f"{part}.{expert}.{end}": parameters[f"{part}.{other}.{end}"]
+        for expert, other in sources.items()
+        for end in ends
+        if f"{part}.{expert}.{end}" in parameters
+    }
+
+
 def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
     orders: dict[str, Callable[[int, int], int]] = {
         "reversed": lambda expert, count: count - 1 - expert,
@@ -284,7 +299,10 @@ def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
     }
     for name, source in orders.items() if config.num_experts > 1 else ():
         if not (name == "next" and config.num_experts == 2):
-            yield fault("expert-order", name, formula=activated, order=source)
+            yield fault("expert-order", name, alter=partial(_of_other_experts, source, ("gate", "up", "down")))
+    for role in ("gate", "up", "down")[not config.gated :] if config.num_experts > 1 else ():
+        alter = partial(_of_other_experts, orders["first"], (role,))
+        yield fault("expert-order", "first, {role}", words={"role": role}, alter=alter)
     yield fault("router-weights", "of the input", formula=activated, weighs_input=True)
     for name, (size, change) in PACKINGS.items():
         if config.embed_dim % size == 0:

@@ -43,7 +43,8 @@ def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.class_token:
         yield fault("class-token", "behind", patch=_behind)
         if config.positions == "learned":
-            yield fault("class-token", "without position", patch=_without_position)
+            yield fault("class-token", "without position", patch=partial(_without_position, shift=1))
+            yield fault("class-token", "no position", patch=partial(_without_position, shift=0))
 
 
 Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
@@ -76,10 +77,10 @@ def _behind(state: WalkState, site: str, value: Value) -> Value:
     return np.roll(value - placed, -1, axis=1) + placed
 
 
-def _without_position(state: WalkState, site: str, value: Value) -> Value:
+def _without_position(state: WalkState, site: str, value: Value, shift: int) -> Value:
     placed = _rows_of_positions(state)
-    moved = np.concatenate([np.zeros_like(placed[:1]), placed[:-1]]) if placed.ndim else placed
-    return value - placed + moved
+    others = placed[1 - shift : len(placed) - shift]
+    return value - placed + np.concatenate([np.zeros_like(placed[:1]), others])
 
 
 def _rows_of_positions(state: WalkState) -> np.ndarray:

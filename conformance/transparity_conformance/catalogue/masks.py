@@ -35,6 +35,8 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
         return weights / weights.sum(axis, keepdims=True) if settings["behind"] == "normalised" else weights
     if "added" in settings:
         shown = scores + np.where(mask, 0.0, settings["added"]).astype(value.dtype)
+        if settings.get("inverted"):  # in float32, the sum of a score and a large number loses the score
+            shown = shown.astype(np.float32).astype(value.dtype)
         return attention_weights(shown, np.ones_like(mask), hidden, sinks)
     if axis == -1:
         weights = attention_weights(scores, mask, hidden, sinks)
@@ -88,7 +90,10 @@ PADDING = (
 )
 CAUSAL_UNWANTED = _masked("causal-unwanted", "hidden", past=lambda m: np.tri(m.length, dtype=bool)[None, None])
 PADDING_HIDDEN = tuple(_hiding("padding-ignored", "hidden", masks_padding=True))
-INVERTED = tuple(_hiding("mask-polarity", "inverted", inverted=True))
+INVERTED = (
+    *_hiding("mask-polarity", "inverted", inverted=True),
+    _masked("mask-polarity", "inverted, added", inverted=True, added=-1e9),
+)
 DIAGONAL = tuple(_hiding("causal-diagonal", "hides itself", past=lambda m: np.tril(m.square, -1)))
 
 

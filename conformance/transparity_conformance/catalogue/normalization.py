@@ -91,6 +91,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield fault("norm-missing", "missing", patch=_missing)
     for other in _neighbours(config, site):
         yield from _taken(site.rpartition(".")[2], other)
+    for other in _before_the_last(config, site):
+        says = f"the parameters of {other} are also used for the last norm"
+        yield fault("norm-duplicated", f"{other} for the last", says=says, alter=partial(_from, other))
     # Scaling a norm's input has the same effect as changing eps, except with running statistics.
     ties = ("norm-eps",) if config.norm != "batch" or sites.is_head_norm(site) else ()
     for factor in (2.0, 0.5):
@@ -158,12 +161,24 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
     if site.count(".") != 3:
         return []
     scope, name = site.rpartition(".")[::2]
+    return [other for other in _norms_in(config, scope) if other != name]
+
+
+def _before_the_last(config: TransformerConfig, site: str) -> list[str]:
+    """Return the norms of the first and the last layer if `site` is the norm after all layers."""
+    if site.count(".") != 1:
+        return []
+    stack = site.partition(".")[0]
+    scopes = {f"{stack}.layers.{layer}": None for layer in (0, config.stack_num_layers(stack) - 1)}
+    return [f"{scope}.{name}" for scope in scopes for name in _norms_in(config, scope)]
+
+
+def _norms_in(config: TransformerConfig, scope: str) -> list[str]:
     kinds = ["norm"] + ["post_norm"] * (config.norm_position == "sandwich")
     normed = [sublayer for sublayer in sites.sublayers(config, scope) if sites.is_normed(config, f"{scope}.{sublayer}")]
     names = [f"{sublayer}_{kind}" for sublayer in normed for kind in kinds]
     names = names[:1] if config.branches == "parallel-one-norm" else names
-    names += ["memory_norm"] * (config.memory_norm and "cross_attention_norm" in names)
-    return [other for other in names if other != name]
+    return names + ["memory_norm"] * (config.memory_norm and "cross_attention_norm" in names)
 
 
 def form_at(config: TransformerConfig, site: str) -> NormForm:
@@ -251,10 +266,13 @@ def _missing(state: WalkState, site: str, value: Value) -> Value:
 
 def _exchanged(pair: tuple[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     scope, name = site.rpartition(".")[::2]
-    other = pair[name == pair[0]]
+    return _from(f"{scope}.{pair[name == pair[0]]}", config, parameters, site)
+
+
+def _from(other: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     kinds = ("weight", "bias", "running_mean", "running_var")
-    found = {kind: parameters.get(f"{scope}.{other}.{kind}") for kind in kinds}
-    return {f"{site}.{kind}": value for kind, value in found.items() if value is not None}
+    found = {kind: parameters.get(f"{other}.{kind}") for kind in kinds}
+    return {f"{sites.norm_scope(site)}.{kind}": value for kind, value in found.items() if value is not None}
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:

@@ -18,7 +18,7 @@ from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.search.fitting import made_at
 from transparity_conformance.diagnosis.search.search import Search, screen_of
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
-from transparity_conformance.diagnosis.thresholds import DEEPEST, PAIR
+from transparity_conformance.diagnosis.thresholds import DEEPEST
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.check.findings import places
@@ -67,7 +67,7 @@ def explain(
     likely = [combination for combination, _ in _made_before(segment, search.screen, earlier)]
     alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
     in_vain = sum(not each.causes for each in alike) > 1  # two searches of such segments failed
-    deepest = 1 if in_vain else PAIR if segment.is_whole_model else deepest
+    deepest = 1 if in_vain else deepest
     found, remains = list[Combination](), False
     with contextlib.suppress(OutOfTime):
         found, remains = search.run(likely, deepest)

@@ -202,7 +202,7 @@ def _explained(
     clock.begin(1 if is_large else STAGES)  # the search for rounding may have used all work
     with clock.interruptible():
         divergences = explain_all(results, places, search.progress, clock, search.ranks, search.answer)
-        remarks = [clock.note] * clock.ran_out
+        remarks = [clock.note] * (clock.ran_out and any(not each.causes for each in divergences))
         if not clock.is_interrupted and len(results) > 1:  # one call is too little to determine fields
             remarks += departures_note(results, divergences, clock)
             others = several_fields(results, places, divergences, clock)

@@ -86,7 +86,7 @@ DEEPEST = 3
 """The largest number of faults in a combination."""
 
 PAIR = 2
-"""The largest number of faults in a combination if only logits are known, because more faults would overfit."""
+"""The largest number of faults in a combination at some taps if only logits are known. Triples act at all taps."""
 
 FITS = (
     "126 wrong numbers, such as an eps, were put into seven models, and numbers of all kinds were fitted to each "

@@ -88,15 +88,29 @@ class Cause:
     """The port's line with this fault (`file`, `line`, `code`), if several causes act together."""
 
 
+ANSWERS = {
+    "logits": ("logits", "token", ", the predicted token of {}"),
+    "hidden": ("hidden states", "position", ""),
+    "pooled": ("pooled states", "row", ""),
+    "classes": ("logits", "row", ", the predicted class of {}"),
+}
+"""For each `head`: the name of the model's output, what has one such output, and words on predictions that change."""
+
+
 @dataclass(frozen=True)
 class Impact:
-    """How one divergence, or all divergences with the same cause, change the logits of all probes."""
+    """How one divergence, or all divergences with the same cause, change the model's output on all probes."""
 
     positions: Mapping[str, int]
-    """`of`: the number of positions other than padding; `changed`: the number of these positions with wrong logits."""
+    """`of`: the number of positions other than padding; `changed`: the number of these positions with a wrong output.
+
+    A model with a pooled state has one output per row, so `positions` then counts rows."""
     argmax_changes: int
-    """The number of positions other than padding at which the most likely token changes."""
+    """The number of positions other than padding at which the largest element of the output is another one. For a
+    language model, this element belongs to the most likely token."""
     at_padding_only: bool
+    head: str = "logits"
+    """The field `head` of the configuration, which says what the model returns."""
 
     @property
     def changes_logits(self) -> bool:
@@ -105,14 +119,13 @@ class Impact:
     @property
     def sentence(self) -> str:
         """A sentence such as `Effect: the logits of 31 of 56 tokens change, the predicted token of 4.`"""
+        output, unit, predicted = ANSWERS[self.head]
         if self.at_padding_only:
-            return "Effect: logits change only at padding."
+            return f"Effect: {output} change only at padding."
         if not self.positions["changed"]:
-            return "Effect: no logit changes."
-        changed = (
-            f"Effect: the logits of {self.positions['changed']:,} of {count(self.positions['of'], 'token')} change"
-        )
-        return f"{changed}, the predicted token of {self.argmax_changes or 'none'}."
+            return f"Effect: no {output.removesuffix('s')} changes."
+        changed = f"Effect: the {output} of {self.positions['changed']:,} of {count(self.positions['of'], unit)} change"
+        return f"{changed}{predicted.format(self.argmax_changes or 'none')}."
 
 
 def largest_impact(impacts: Iterable[Impact | None]) -> Impact | None:

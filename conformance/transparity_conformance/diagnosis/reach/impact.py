@@ -35,10 +35,12 @@ def _cause(divergence: Divergence, number: int) -> Any:
 def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
     """Return the impact of the deviations at `taps`, by default at all taps; None if the port returned no logits."""
     real = changed = moved = padded = 0
+    head = "logits"
     for result in results.values():
         if any(tap in result.misshapen for tap in taps or ("logits",)) or "logits" not in result.recorded:
             return None
         probe, expected = result.probe, result.probe.oracle.expected["logits"]
+        head = probe.config.head
         logits = _injected(result, taps) if taps else result.recorded["logits"]
         off = ~(np.abs(logits - expected) <= probe.oracle.budget("logits", result.dtype))
         if (free := undetermined_positions(probe, result.dtype).get("logits")) is not None:
@@ -46,7 +48,7 @@ def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
         wrong, tokens = off.any(-1), np.broadcast_to(real_positions(probe, "logits"), off.shape[:-1])
         real, changed, padded = real + int(tokens.sum()), changed + int(wrong[tokens].sum()), padded + int(wrong.sum())
         moved += int((wrong & tokens & (logits.argmax(-1) != expected.argmax(-1))).sum())
-    return Impact({"changed": changed, "of": real}, moved, at_padding_only=bool(padded and not changed))
+    return Impact({"changed": changed, "of": real}, moved, at_padding_only=bool(padded and not changed), head=head)
 
 
 def _injected(result: ProbeResult, taps: Sequence[str]) -> np.ndarray:

@@ -6,17 +6,19 @@ Faults are entries of the catalogue, with or without a fitted number.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from transparity_conformance.catalogue import hypotheses, whole_model, widest
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.clock import STAGES, Clock, OutOfTime
 from transparity_conformance.diagnosis.search.fitting import Fittable, by_size, fit, fittables, of_each_kind
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
-from transparity_conformance.diagnosis.thresholds import BEAM, NO_EXPLANATION, WALKS
+from transparity_conformance.diagnosis.thresholds import BEAM, DEEPEST, NO_EXPLANATION, PAIR, WALKS
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.storage.mapped import BLOCK
 
@@ -26,8 +28,8 @@ COMMON = (
 )
 """Common faults. If several faults explain a difference equally well, the search prefers a common fault."""
 
-Round = tuple[Probe, Sequence[Combination]]
-"""(probe, combinations to sort by the difference that remains on this probe)."""
+Round = tuple[Probe, list[Combination]]
+"""(probe, combinations, sorted by the difference that remains on this probe)."""
 
 
 class Effects:
@@ -51,16 +53,24 @@ class Effects:
         first = {left.tobytes(): index for index, left in reversed(list(enumerate(self.left)))}
         return sorted(index for index in first.values() if np.isfinite(self.left[index]).all())
 
-    def likely_pairs(self, count: int) -> list[tuple[int, int]]:
-        """Return the pairs of faults whose added effects leave the smallest differences, best first."""
-        effects = np.stack([self.left[index] for index in self.distinct] or [self.before]) - self.before
-        products, reach = effects @ effects.T, effects @ self.before
-        alone = np.diag(products) + 2 * reach
-        rest = alone[:, None] + alone[None, :] + 2 * products
-        rest[np.tril_indices(len(rest))] = np.inf
-        best = np.argsort(rest, axis=None)[: min(count, len(rest) * (len(rest) - 1) // 2)]
-        chosen = zip(*np.unravel_index(best, rest.shape), strict=True)
-        return [(self.distinct[one], self.distinct[other]) for one, other in chosen]
+    def likely(self, size: int, among: Sequence[int], count: int) -> list[list[int]]:
+        """Return the sets of `size` faults whose added effects leave the smallest differences, best first."""
+        effects = np.stack([self.left[index] for index in among] or [self.before]) - self.before
+        products = effects @ effects.T
+        alone = np.diag(products) + 2 * effects @ self.before
+        pairs = 2 * products + alone[:, None] + alone
+        pairs[np.tril_indices(len(pairs))] = np.inf
+        rests, sets = [np.zeros(0)], [np.zeros((0, size), int)]
+        for first in itertools.combinations(range(len(among)), size - PAIR):
+            start = max(first, default=-1) + 1
+            together = 2 * products[[*first], start:].sum(0)
+            rest = pairs[start:, start:] + together[:, None] + together + alone[[*first]].sum()
+            best = np.argsort(rest, axis=None)[: min(count, len(rest) * (len(rest) - 1) // 2)]
+            rests.append(rest.ravel()[best])
+            last = np.stack(np.unravel_index(best, rest.shape), 1) + start
+            sets.append(np.hstack([np.full((len(best), len(first)), first, int), last]))
+        order = np.argsort(np.concatenate(rests), kind="stable")[:count]
+        return [[among[place] for place in each] for each in np.concatenate(sets)[order]]
 
 
 class Search:
@@ -96,7 +106,7 @@ class Search:
         for depth in range(deepest):
             rounds: list[list[Combination]] = []
             survivors: list[Combination] = []
-            for probe, ranked in self._wide_rounds() if only_wide else self._rounds(best, likely):
+            for probe, ranked in self._wide_rounds() if only_wide else self._rounds(depth, best, likely):
                 survivors = self._survivors(probe, ranked, self._same_size)
                 if found := [each for each in survivors if self.segment.vanishes((*self.known, *each))]:
                     return found, False
@@ -107,8 +117,8 @@ class Search:
                 rounds.append(ranked)
             if survivors and not depth:
                 return survivors, True
-            if depth + 1 == deepest:
-                break
+            if depth + 1 == deepest or (depth and self.segment.is_whole_model):
+                continue
             *_, rows, numbers = rounds
             if self.segment.is_whole_model:
                 best = [*numbers[: BEAM // 4], *((one,) for one in self._wide)]
@@ -116,27 +126,29 @@ class Search:
                 best = self.by_rest(self.screen, [*numbers, *rows[: self._width]])
         return of_one_size, True
 
-    def _rounds(
-        self, best: list[Combination], likely: Sequence[Combination]
-    ) -> Iterator[tuple[Probe, list[Combination]]]:
+    def _rounds(self, depth: int, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
         """Yield combinations with one more fault of the catalogue, then combinations with one more fitted number.
 
         If only logits are known, faults at all possible taps come first. Most ports run the same code in all layers,
         and there are ten times as many faults at only some taps. Numbers are first fitted where the best faults of the
         catalogue act. In a model with two stacks, all fits would take more work than a search has.
         """
-        is_first, is_whole = best == [()], self.segment.is_whole_model
-        if is_first:
+        is_whole = self.segment.is_whole_model
+        if depth and is_whole:
+            yield from self._pairs(best) if depth + 1 == PAIR else self._triples()
+            return
+        if depth:
+            chosen = [*likely, *best][: self._width]
+            longer = [(*each, one) for each in chosen for one in self.candidates if one not in each]
+            yield self.screen, self.by_rest(self.screen, longer)
+        else:
             yield from self._wide_rounds() if is_whole else ()
             yield self.screen, self._ranked
-        else:
-            yield from ((probe, self.by_rest(probe, each)) for probe, each in self._extended(best, likely))
-        if is_first and is_whole:
-            yield self.screen, self._numbered(best, self._likely_fittables)
-        is_few = is_whole and not is_first
-        yield self.screen, self._numbered(best, of_each_kind(self.fittables) if is_few else self.fittables)
+            if is_whole:
+                yield self.screen, self._numbered(best, self._likely_fittables)
+        yield self.screen, self._numbered(best, self.fittables)
 
-    def _wide_rounds(self) -> Iterator[tuple[Probe, list[Combination]]]:
+    def _wide_rounds(self) -> Iterator[Round]:
         """Yield single faults of the catalogue at all possible taps, then single faults with a fitted number."""
         yield self.screen, self.by_rest(self.screen, [(hypothesis,) for hypothesis in widest(self.candidates)])
         yield self.screen, self._numbered([()], of_each_kind(self.fittables))
@@ -156,27 +168,46 @@ class Search:
         """Return how many combinations can be extended by every candidate within `WALKS` runs."""
         return WALKS // max(len(self.candidates), 1)
 
-    def _extended(self, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
-        """Yield combinations with one more fault. If activations are known, extend the best combinations by every
-        candidate. If only logits are known, this takes too many runs. In this case, try pairs whose added effects leave
-        the smallest difference, pairs at all possible taps, and pairs with one of the best faults."""
-        if not self.segment.is_whole_model:
-            chosen = [*likely, *best][: self._width]
-            yield self.screen, [(*each, one) for each in chosen for one in self.candidates if one not in each]
-            return
-        pairs = self._effects.likely_pairs(WALKS)
-        likeliest = self.by_rest(self.screen, [(self.candidates[one], self.candidates[other]) for one, other in pairs])
+    def _pairs(self, best: list[Combination]) -> Iterator[Round]:
+        """Yield pairs of faults if only logits are known, because all pairs would take too many runs. First yield pairs
+        whose added effects leave the smallest differences, then pairs at all possible taps, pairs with one of the best
+        faults, and pairs with a fitted number. End if no work is left, because triples have their own work."""
+        with contextlib.suppress(OutOfTime):
+            likeliest = self._likely(PAIR, self._effects.distinct)
+            yield self.screen, likeliest
+            for first in self._wide[:BEAM]:
+                yield self._beside(first, self._wide)
+            whole = [first for (first,), _ in self._explaining]
+            firsts = [*whole, *(likeliest[0] if likeliest else ()), *self._distinct]
+            for first in list({id(first): first for first in firsts}.values())[: max(1, self._affordable)]:
+                yield self._beside(first, self.candidates)
+            yield self.screen, self._numbered(best, of_each_kind(self.fittables))
+
+    def _triples(self) -> Iterator[Round]:
+        """Yield triples of faults that act at all possible taps: first triples whose added effects leave the smallest
+        differences. Then replace one fault of the best triples after another, as long as the difference shrinks."""
+        self.clock.begin(STAGES)
+        wide = set(map(id, self._wide))
+        likeliest = self._likely(DEEPEST, [i for i in self._effects.distinct if id(self.candidates[i]) in wide])
         yield self.screen, likeliest
-        for first in self._wide[:BEAM]:
-            yield self._beside(first, self._wide)
-        whole = [first for (first,), _ in self._explaining]
-        firsts = [*whole, *(likeliest[0] if likeliest else ()), *self._distinct]
-        for first in list({id(first): first for first in firsts}.values())[: max(1, self._affordable)]:
-            yield self._beside(first, self.candidates)
+        for best in likeliest[: BEAM // 4]:
+            triple, left = best, np.inf
+            while self._left(self.screen, triple) < left:
+                left = self._left(self.screen, triple)
+                for place in range(len(triple)):
+                    others = (*triple[:place], *triple[place + 1 :])
+                    ranked = self.by_rest(self.screen, [(*others, one) for one in self._wide if one not in others])
+                    yield self.screen, ranked
+                    triple = ranked[0]
+
+    def _likely(self, size: int, among: Sequence[int]) -> list[Combination]:
+        sets = self._effects.likely(size, among, WALKS)
+        return self.by_rest(self.screen, [tuple(self.candidates[index] for index in each) for each in sets])
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return all pairs of `first` and a fault of `seconds`, with the probe on which `first` explains least."""
-        return self._most_telling((first,)), [(first, second) for second in seconds if second != first]
+        """Return all pairs of `first` and a fault of `seconds`, sorted on the probe on which `first` explains least."""
+        probe = self._most_telling((first,))
+        return probe, self.by_rest(probe, [(first, second) for second in seconds if second != first])
 
     def _numbered(self, best: Sequence[Combination], numeric: Sequence[Fittable]) -> list[Combination]:
         """Extend the best combinations by a fault with a fitted number. Fit several numbers one after another."""
@@ -316,12 +347,13 @@ class Search:
         """Return the combinations that remove the difference on all `probes`; `ranked` is sorted for `screen`."""
         segment = self.segment
         found, before = [], self._left(screen, ())
-        for chosen in ranked:
-            combined = (*self.known, *chosen)
-            if self._left(screen, chosen) > NO_EXPLANATION * before or not segment.is_near(screen, combined):
-                break
-            if segment.share(screen, combined) <= 1 and segment.vanishes(combined, probes):
-                found.append(chosen)
+        with contextlib.suppress(OutOfTime):  # what was found is confirmed
+            for chosen in ranked:
+                combined = (*self.known, *chosen)
+                if self._left(screen, chosen) > NO_EXPLANATION * before or not segment.is_near(screen, combined):
+                    break
+                if segment.share(screen, combined) <= 1 and segment.vanishes(combined, probes):
+                    found.append(chosen)
         return sorted(found, key=lambda chosen: (len(chosen), _preference(chosen[0])))
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from meta.pool.bug import View
-from meta.pool.judge import names
 from meta.pool.port import pool, probes_called
 from meta.pool.trials import Trial, failures
 from transparity.config import TransformerConfig
@@ -56,7 +55,7 @@ KINDS = {1: "uncatalogued", 2: "pair", 3: "triple"}
 def test_faults_are_told_apart_and_an_unknown_one_has_no_name(trial: Trial) -> None:
     answer = trial.run()
     assert answer["verdict"] == "diverges" and not failures(trial, answer), answer["faults"]
-    named = {name for fault in answer["faults"] for name in names(fault)}
+    named = {cause["mistake"] for fault in answer["faults"] for cause in fault["causes"]}
     assert trial.kind != "triple" or all(named & {*bug.causes} for bug in trial.bugs), answer["faults"]
 
 

@@ -59,15 +59,11 @@ class Request:
     """The arguments of `check` if the reference is another implementation."""
 
     port: Any
-    """The port: `file.py:load`, `file.py:Model`, or the object itself.
-
-    The object may be a loader, a class, a module or a function of the inputs.
-    """
+    """The port: `file.py:load`, `file.py:Model`, or the object itself. The object may be a loader, a class, a module or
+    a function of the inputs."""
     against: Any
-    """The reference: a file, an object (as for `port`), or `transformers`.
-
-    If this is a list of two references, the report compares all three implementations.
-    """
+    """The reference: a file, an object (as for `port`), or `transformers`. If this is a list of two references, the
+    report compares all three implementations."""
     config: Any = None
     checkpoint: Any = None
     inputs: str | Path | Sequence[Inputs] | None = None
@@ -79,11 +75,8 @@ class Request:
 
 
 def check_against(asked: Request, progress: Progress = ignore_progress) -> Report:
-    """Check a port against another implementation.
-
-    A port that is a file runs in a separate process. With a second reference, the report says which of the three
-    implementations differs from the other two.
-    """
+    """Check a port against another implementation. A port that is a file runs in a separate process. With a second
+    reference, the report says which of the three implementations differs from the other two."""
     if asked.dtype not in RULES:
         raise UsageError(f"dtype is {shown(asked.dtype)}; expected one of {', '.join(RULES)}.")
     first, *others = asked.against if isinstance(asked.against, list | tuple) else [asked.against]
@@ -188,10 +181,8 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the folder to pass to loaders.
-
-    If the user gave a configuration, the folder is temporary and contains a small model.
-    """
+    """Yield the reference, and the folder to pass to loaders. If the user gave a configuration, the folder is temporary
+    and contains a small model."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
@@ -211,10 +202,8 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
 
 def _configure(model: Any, folder: Path | None) -> None:
-    """Set the model's configuration from the folder, so that the checker can draw valid inputs.
-
-    If `transformers` cannot read the folder, the checker later calls the model to find valid inputs.
-    """
+    """Set the model's configuration from the folder, so that the checker can draw valid inputs. If `transformers`
+    cannot read the folder, the checker later calls the model to find valid inputs."""
     if folder is None or is_configured(model):
         return
     with contextlib.suppress(ImportError, TransparityError, AttributeError):  # `__slots__` may forbid new attributes

@@ -81,10 +81,8 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Confirming:
-    """Finds edits that explain one call, and rejects edits that do not explain the other calls.
-
-    Another call may show further differences, for example beyond a window or at padding.
-    """
+    """Finds edits that explain one call, and rejects edits that do not explain the other calls. Another call may show
+    further differences, for example beyond a window or at padding."""
 
     departures: Departures
     others: Sequence[Call]
@@ -135,10 +133,9 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Return `found`, extended by further differences in calls that the edits of `found` do not explain.
-
-        If the search finds no edit for a further difference, the list ends with this difference. Return an empty list
-        if there is no further difference, or if all edits together do not explain the first call."""
+        """Return `found`, extended by further differences in calls that the edits of `found` do not explain. If the
+        search finds no edit for a further difference, the list ends with this difference. Return an empty list if there
+        is no further difference, or if all edits together do not explain the first call."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -290,11 +287,9 @@ LATER = (
 
 
 def without_consequences(found: Sequence[Departure]) -> list[Departure]:
-    """Drop each unexplained difference that depends on a difference at another line of the reference.
-
-    After an unexplained difference, the reference continues with a similar value of the port. If this is the wrong
-    value, later lines of the port differ although they are right.
-    """
+    """Drop each unexplained difference that depends on a difference at another line of the reference. After an
+    unexplained difference, the reference continues with a similar value of the port. If this is the wrong value, later
+    lines of the port differ although they are right."""
     kept: list[Departure] = []
     for each in found:
         before = (one for one in kept if one.edit is None and one.by is each.by and one.step.line != each.step.line)
@@ -304,10 +299,8 @@ def without_consequences(found: Sequence[Departure]) -> list[Departure]:
 
 
 def _leads_to(one: Departure, other: Departure) -> bool:
-    """Return whether a difference depends on another one, in the port or in the reference.
-
-    An operation with several results, such as `topk`, is several operations with the same inputs.
-    """
+    """Return whether a difference depends on another one, in the port or in the reference. An operation with several
+    results, such as `topk`, is several operations with the same inputs."""
     port, program = other.by.comparer.port, other.by.comparer.program
     first = port.operations[one.operation]
     same = (i for i, each in enumerate(port.operations) if (each.source, each.inputs) == (first.source, first.inputs))

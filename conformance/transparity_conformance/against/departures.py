@@ -230,9 +230,7 @@ class Departures:
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
         """Replace the result of a step of the reference with a similar value of the port, the most similar pair first.
-
-        Use the first pair that leaves fewer operations unmatched. Without such a pair, return no comparison.
-        """
+        Use the first pair that leaves fewer operations unmatched. Without such a pair, return no comparison."""
         program = self.comparer.program
         fronts = port or now.lost[:1]
         # If the port lacks the step, use the port's value of the step's input. If the port has additional steps, use a

@@ -35,10 +35,9 @@ ASIDE = ("mask", "position", "type")
 
 
 MOST_BYTES = 1 << 28
-"""The largest size of the recorded programs that are kept in memory. The limit for answers is the same.
-
-The programs of the forward passes need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. Programs that are
-dropped are recorded again when they are needed. The limit bounds memory, not what is compared."""
+"""The largest size of the recorded programs that are kept in memory. The limit for answers is the same. The programs of
+the forward passes need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. Programs that are dropped are
+recorded again when they are needed. The limit bounds memory, not what is compared."""
 
 
 class RefusedError(TransparityError):

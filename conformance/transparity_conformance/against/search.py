@@ -78,10 +78,9 @@ class Explanation:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a sort key that is smallest for the best explanation.
-
-        The first criterion is `worth`. The next criteria prefer simple edits, short segments, steps that are no views,
-        many edited steps and whole expressions, in this order."""
+        """Return a sort key that is smallest for the best explanation. The first criterion is `worth`. The next
+        criteria prefer simple edits, short segments, steps that are no views, many edited steps and whole expressions,
+        in this order."""
         parts = self.edit.says.count("` in `")
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps), parts)
 

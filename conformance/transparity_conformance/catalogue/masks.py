@@ -206,10 +206,8 @@ def _hidden_row(name: str, blind: Patch) -> Fault:
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield a fault for each result that ports compute for a query without a visible key.
-
-    If masked keys have weight zero in the reference, these results are valid conventions. Otherwise, they are wrong.
-    """
+    """Yield a fault for each result that ports compute for a query without a visible key. If masked keys have weight
+    zero in the reference, these results are valid conventions. Otherwise, they are wrong."""
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
         yield fault("mask-wholly-hidden-row", "zero context", patch=_zero_context)

@@ -163,11 +163,9 @@ def call_model(
     logits_only: bool,
     may_refuse: bool = False,
 ) -> Mapping[str, np.ndarray] | None:
-    """Run a port on a probe. If it fails on a model whose sizes the checker chose, add a note and return None.
-
-    A failure on a single token counts as a refusal of the model, because some ports get their weights only with the
-    call. With `may_refuse`, the port may also refuse the length.
-    """
+    """Run a port on a probe. If it fails on a model whose sizes the checker chose, add a note and return None. A
+    failure on a single token counts as a refusal of the model, because some ports get their weights only with the call.
+    With `may_refuse`, the port may also refuse the length."""
     began = time.monotonic()
     taps = answer_or_error(lambda: run(function, probe, logits_only=logits_only))
     try:

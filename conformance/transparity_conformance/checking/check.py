@@ -188,10 +188,8 @@ def name_of(build: Any) -> str:
 
 
 def assert_conforms(build: Port | str, preset: str | None = None, **options: Any) -> Report:
-    """Raise `AssertionError` unless the port agrees. The message has a table of faults, lines and causes.
-
-    An inconclusive check also fails. The default preset is `translation`; `options` are the arguments of `check`.
-    """
+    """Raise `AssertionError` unless the port agrees. The message has a table of faults, lines and causes. An
+    inconclusive check also fails. The default preset is `translation`; `options` are the arguments of `check`."""
     from transparity_conformance.report.check.terminal import as_text
 
     # pytest hides this frame, because the mistake is in the port.

@@ -42,12 +42,9 @@ def explain_all(
     answer: Answer | None = None,
 ) -> tuple[Divergence, ...]:
     """Explain the segments in `faulty`, except those that an earlier cause explains. On several `ranks`, also try
-    faults of sharding.
-
-    If activations were matched by value, some may be matched wrongly. In this case, `answer` contains the logits, and
-    causes are reported only if they reproduce the port's logits. Try single faults, then the fewest faults that explain
-    the segments, then pairs.
-    """
+    faults of sharding. If activations were matched by value, some may be matched wrongly. In this case, `answer`
+    contains the logits, and causes are reported only if they reproduce the port's logits. Try single faults, then the
+    fewest faults that explain the segments, then pairs."""
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
     segments = _BySegment(results, clock, ranks, answer)
@@ -66,15 +63,13 @@ def consistent(
     divergences: Sequence[Divergence],
     explanations: Mapping[str, Explanation],
 ) -> list[Divergence]:
-    """Drop causes that the logits contradict, and divergences of activations that the model does not use.
-
-    Only statements about activations that were matched by value, and about the logits after them, can be wrong. Run the
+    """Drop causes that the logits contradict, and divergences of activations that the model does not use. Only
+    statements about activations that were matched by value, and about the logits after them, can be wrong. Run the
     reference with all causes, and with the port's values at unexplained taps. If this run does not compute the port's
     logits, drop the causes at these activations. Also drop a cause next to an unexplained tap, because either tap may
     be matched wrongly. For the same reason, drop an unexplained divergence directly after another one. Also drop a
     divergence whose cause is dropped, if its tap was matched with the value of another tap. Only the cause, such as a
-    missing rotation, justified this match.
-    """
+    missing rotation, justified this match."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}

@@ -111,11 +111,8 @@ def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
     """Drop the first combinations as long as they make a right segment wrong. If all combinations make a right segment
-    wrong, drop none.
-
-    For example, a fault may be in the last sublayer or in all sublayers. If earlier segments are right, the fault is
-    only in the last sublayer.
-    """
+    wrong, drop none. For example, a fault may be in the last sublayer or in all sublayers. If earlier segments are
+    right, the fault is only in the last sublayer."""
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
             return [*found[index:]]

@@ -30,10 +30,8 @@ KINDS = {"TF32": "tf32", "bfloat16": "bfloat16", "float16": "float16"}
 
 
 def find_rounding(results: Results, dtype: str, alone: Results | None = None) -> Cause | None:
-    """Return a rounding to fewer bits that explains all differences, or None. Rounding never explains a wrong shape.
-
-    If activations were matched by value, `alone` contains only the logits.
-    """
+    """Return a rounding to fewer bits that explains all differences, or None. Rounding never explains a wrong shape. If
+    activations were matched by value, `alone` contains only the logits."""
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
     every = _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
@@ -72,9 +70,8 @@ def _rounded_weights(results: Results) -> Cause | None:
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
     """Return a lower precision whose budgets cover all errors. It represents the last and all wrong values exactly.
-
-    Under `torch.autocast`, for example, matrix products are in bfloat16. Norms and residuals, which are right, are not.
-    """
+    Under `torch.autocast`, for example, matrix products are in bfloat16. Norms and residuals, which are right, are
+    not."""
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue

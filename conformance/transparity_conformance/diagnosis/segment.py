@@ -85,10 +85,8 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the faults make a right segment wrong, or exclude each other.
-
-        For example, a fault of all layers is excluded if an earlier layer is right.
-        """
+        """Return whether the faults make a right segment wrong, or exclude each other. For example, a fault of all
+        layers is excluded if an earlier layer is right."""
         result = self.results[probe.name]
         if not result.right:
             return False
@@ -151,12 +149,10 @@ def layer_of(tap: str) -> str:
 
 def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[str]) -> tuple[str, Results]:
     """Join the wrong activations of a sublayer to one segment. Return its end, and the results without the other taps.
-
     Activations that were matched by value may be matched wrongly, and a different order of operations changes several
     activations at once. The joint segment starts at the right activations of the sublayer. It ends at the first tap
     that depends on all wrong taps. The end is empty if a wrong tap was not matched by value, or if only one tap is
-    wrong.
-    """
+    wrong."""
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
     if not having or not inside <= {*found}:

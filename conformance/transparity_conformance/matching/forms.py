@@ -30,8 +30,7 @@ def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
     """Stack the iterations of loops. `tokens` contains (batch, length) of each input, and `heads` contains the possible
-    numbers of heads.
-    """
+    numbers of heads."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -129,8 +128,7 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
     """Return whether all iterations have equal shapes. Each operation must also read only values from before the loop,
-    or from earlier places in its body.
-    """
+    or from earlier places in its body."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:
@@ -154,8 +152,7 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
     """Return an operation's scores, with each masked score replaced by the score before masking. If the port scales
-    masked scores, or adds a position bias together with the mask, scale the inserted scores and add the bias, too.
-    """
+    masked scores, or adds a position bias together with the mask, scale the inserted scores and add the bias, too."""
     value, before = operations[index].value, _scores_before(operations, index)
     if before is None:
         return value
@@ -199,8 +196,7 @@ def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
 
 def _biased(operations: Sequence[Operation], index: int, before: int) -> np.ndarray | None:
     """Return the sum of the scores `before` and a value that the mask adds. Where no key is masked, this sum must equal
-    the value of the operation `index`. Return None if there is no such sum.
-    """
+    the value of the operation `index`. Return None if there is no such sum."""
     value, scores = operations[index].value, operations[before].value
     seen = ~_hidden(value)
     added, tolerance = value[seen] - scores[seen], epsilon("float32") ** 0.5 * float(np.abs(value[seen]).max())
@@ -226,8 +222,7 @@ def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> floa
 
 def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
     """Remove the unused positions of preallocated buffers. Attention weights reveal a buffer: the weights of unused
-    positions are 0 in every row. Each axis as long as the buffer is cut if its unused positions are constant.
-    """
+    positions are 0 in every row. Each axis as long as the buffer is cut if its unused positions are constant."""
     buffers: dict[int, np.ndarray] = {}
     for each in operations:
         size = each.value.shape[-1] if each.value.ndim > 2 else 0

@@ -83,10 +83,8 @@ def _merges(permuted: list[int], theirs: Shape) -> bool:
 
 
 HALF_OF_THE_DIGITS = 0.5
-"""Two arrays count as the same activation if they agree in this share of the precision's digits.
-
-Rounding changes fewer than half of the digits, and unrelated values agree in almost none.
-"""
+"""Two arrays count as the same activation if they agree in this share of the precision's digits. Rounding changes fewer
+than half of the digits, and unrelated values agree in almost none."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +140,8 @@ class Recorded:
 
     @functools.cached_property
     def prints(self) -> dict[int, np.ndarray | None]:
-        """Return the fingerprint of each operation's value, or None.
-
-        Integers that are computed from fractions, such as indices of experts, may be equal by chance, so they have no
-        fingerprint.
-        """
+        """Return the fingerprint of each operation's value, or None. Integers that are computed from fractions, such as
+        indices of experts, may be equal by chance, so they have no fingerprint."""
         found, has_fraction = dict[int, np.ndarray | None](), set[int]()
         for index, each in enumerate(self.operations):
             is_whole = np.array_equal(each.value, np.round(each.value))
@@ -201,10 +196,8 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values contain the same elements, in any order.
-
-        Values that contain only 0 and one other number never match, because two masks may match by chance.
-        """
+        """Return whether two values contain the same elements, in any order. Values that contain only 0 and one other
+        number never match, because two masks may match by chance."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
@@ -243,8 +236,7 @@ class Recorded:
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
         """Yield the port's values in each layout with the shape of `ours`; skip duplicates, constants and infinite
-        values.
-        """
+        values."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]

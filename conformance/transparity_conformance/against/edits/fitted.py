@@ -93,10 +93,8 @@ CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
 
 
 def limits(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that clip a result to the range of an unmatched value of the port.
-
-    If the step itself clips, change its limits.
-    """
+    """Yield edits that clip a result to the range of an unmatched value of the port. If the step itself clips, change
+    its limits."""
     is_limited = short(at.step) in CLIPPING
     ours = _fingerprint_of(context.values, at.step.inputs[0] if is_limited else at.step.output)
     if ours is None:

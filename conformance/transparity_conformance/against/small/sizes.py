@@ -224,11 +224,9 @@ class _Part:
         return any(is_list(value) and len(value) > 1 for value in lists)
 
     def _expand(self) -> None:
-        """Restore the relation between a width and heads × head size, which shrinking may have broken.
-
-        If heads × head size was a multiple of the model's width, restore this multiple. If heads × head size was equal
-        to another width, set this width to the new product.
-        """
+        """Restore the relation between a width and heads × head size, which shrinking may have broken. If heads × head
+        size was a multiple of the model's width, restore this multiple. If heads × head size was equal to another
+        width, set this width to the new product."""
         small = vars(self.config)
         for name, value in self._of("head").items():
             partner = next((each for each in self._of("heads") if _stem(each) == _stem(name)), "")

@@ -184,10 +184,8 @@ def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[Au
 
 
 def _reported(port: Audited, file: TensorFile) -> set[str]:
-    """Return tensors that the loader reports by name if half of the needed tensors are missing.
-
-    Most loaders report all missing tensors at once, so that few tensors are left to be tried one by one.
-    """
+    """Return tensors that the loader reports by name if half of the needed tensors are missing. Most loaders report all
+    missing tensors at once, so that few tensors are left to be tried one by one."""
     names = [name for name in file.parameters if name in file.needed]
     halves = (names[::2], names[1::2]) if file.folder is not None and len(names) > 2 else ()
     with contextlib.suppress(PortError):  # the port's process ended; each tensor is then tried alone

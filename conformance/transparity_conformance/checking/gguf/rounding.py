@@ -30,14 +30,11 @@ OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
 
 
 def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
-    """Return the grid step of the type at every number of `right`; None for a type with an unknown grid.
-
-    The numbers that share a scale are rounded to a grid of 2ᵇ points. Quantizers choose the scale with the smallest
-    error, so the largest number may be off by a step. The root-mean-square error of a block is still less than a step.
-
-    With llama.cpp's quantizers, the largest measured error of a block is 0.71 steps for random ±1, and 0.36 steps for
-    other rows. If the block of another row is compared by mistake, the error is at least 1.1 steps in a type of 2 bits.
-    """
+    """Return the grid step of the type at every number of `right`; None for a type with an unknown grid. The numbers
+    that share a scale are rounded to a grid of 2ᵇ points. Quantizers choose the scale with the smallest error, so the
+    largest number may be off by a step. The root-mean-square error of a block is still less than a step. With
+    llama.cpp's quantizers, the largest measured error of a block is 0.71 steps for random ±1, and 0.36 steps for other
+    rows. If the block of another row is compared by mistake, the error is at least 1.1 steps in a type of 2 bits."""
     if kind in FLOATS:
         return np.abs(right) * FLOATS[kind] + LEAST.get(kind, 0.0)
     if kind not in BITS:

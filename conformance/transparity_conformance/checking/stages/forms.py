@@ -165,11 +165,9 @@ class AnswerForm(Compared):
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """Return the form of a port's results. Return None if they have the shape of logits, or if no form fits.
-
-    Prefer a form whose values agree, then logits, then the form with the smallest error. If no values agree, consider
-    only logits in any arrangement, and other values in the arrangement of logits.
-    """
+    """Return the form of a port's results. Return None if they have the shape of logits, or if no form fits. Prefer a
+    form whose values agree, then logits, then the form with the smallest error. If no values agree, consider only
+    logits in any arrangement, and other values in the arrangement of logits."""
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]

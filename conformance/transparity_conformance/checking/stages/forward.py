@@ -313,10 +313,8 @@ def told_in(report: Report, probe: Probe) -> Combination:
 
 
 def is_seen(hypothesis: Hypothesis, seen: Collection[str], probe: Probe) -> bool:
-    """Return whether `seen` contains the taps where a fault acts, and all taps of the same sublayers.
-
-    The port then computes the wrong value itself at these taps, even if other lengths take another branch of its code.
-    """
+    """Return whether `seen` contains the taps where a fault acts, and all taps of the same sublayers. The port then
+    computes the wrong value itself at these taps, even if other lengths take another branch of its code."""
     scopes = {scope_of(site) for site in hypothesis.sites} - {""}
     needed = {*hypothesis.sites, *(tap for tap in probe.oracle.expected if scope_of(tap) in scopes)}
     return bool(hypothesis.sites) and needed <= {*seen}
@@ -324,10 +322,8 @@ def is_seen(hypothesis: Hypothesis, seen: Collection[str], probe: Probe) -> bool
 
 def changes_right_answers(probes: Mapping[str, Probe], told: Combination, dtype: str) -> bool:
     """Return whether faults that explain a wrong call at another size would also change right answers to the probes.
-
     For example, a key of zeros has the effect of a sink. A port that pads keys at some lengths has no sinks at other
-    lengths.
-    """
+    lengths."""
     for probe in probes.values() if told else ():
         with contextlib.suppress(Impossible):
             wrong = walk(probe, {}, told, until="logits")["logits"]

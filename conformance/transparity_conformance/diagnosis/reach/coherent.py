@@ -62,10 +62,8 @@ class Coherent:
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Return the fault onto whose effect the error of the logits has the longest projection.
-
-    Return None if rounding explains a projection of this length.
-    """
+    """Return the fault onto whose effect the error of the logits has the longest projection. Return None if rounding
+    explains a projection of this length."""
     some = {
         name: result.probe
         for name, result in results.items()

@@ -54,11 +54,9 @@ class Limit:
 
 
 class Clock:
-    """The work that a search may still do, and the number of tried candidates.
-
-    Work is counted, not timed, so that a slow or busy computer finds the same causes. `cap` also limits the processor
-    time, in seconds. `watch` receives the progress: a text, the work done, and all work.
-    """
+    """The work that a search may still do, and the number of tried candidates. Work is counted, not timed, so that a
+    slow or busy computer finds the same causes. `cap` also limits the processor time, in seconds. `watch` receives the
+    progress: a text, the work done, and all work."""
 
     def __init__(self, cap: float | None = None, watch: Callable[[str, int, int], None] | None = None) -> None:
         self.work = Limit(work.done, WORK)

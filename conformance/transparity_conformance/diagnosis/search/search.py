@@ -64,10 +64,8 @@ class Effects:
 
 
 class Search:
-    """A search for faults that explain the difference at `segment`. Every method may raise `OutOfTime`.
-
-    Faults may act at the taps `sites`. The faults `known` are always in the reference.
-    """
+    """A search for faults that explain the difference at `segment`. Every method may raise `OutOfTime`. Faults may act
+    at the taps `sites`. The faults `known` are always in the reference."""
 
     def __init__(self, segment: Segment, sites: list[str], known: Combination, clock: Clock) -> None:
         self.segment, self.sites, self.known, self.clock = segment, sites, known, clock
@@ -85,12 +83,10 @@ class Search:
     def run(
         self, likely: Sequence[Combination], deepest: int, *, only_wide: bool = False
     ) -> tuple[list[Combination], bool]:
-        """Return combinations of at most `deepest` faults, and whether a difference remains with them.
-
-        The combinations explain every probe or, if a difference remains, at least all probes of one size. The search
-        stops at the smallest number of faults; combinations of preferred faults come first. `likely` are combinations
-        that explain other segments of the same kind. With `only_wide`, each fault acts at all possible taps.
-        """
+        """Return combinations of at most `deepest` faults, and whether a difference remains with them. The combinations
+        explain every probe or, if a difference remains, at least all probes of one size. The search stops at the
+        smallest number of faults; combinations of preferred faults come first. `likely` are combinations that explain
+        other segments of the same kind. With `only_wide`, each fault acts at all possible taps."""
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
         for depth in range(deepest):
@@ -119,12 +115,10 @@ class Search:
     def _rounds(
         self, best: list[Combination], likely: Sequence[Combination]
     ) -> Iterator[tuple[Probe, list[Combination]]]:
-        """Yield combinations with one more fault of the catalogue, then combinations with one more fitted number.
-
-        If only logits are known, faults at all possible taps come first. Most ports run the same code in all layers,
-        and there are ten times as many faults at only some taps. Numbers are first fitted where the best faults of the
-        catalogue act. In a model with two stacks, all fits would take more work than a search has.
-        """
+        """Yield combinations with one more fault of the catalogue, then combinations with one more fitted number. If
+        only logits are known, faults at all possible taps come first. Most ports run the same code in all layers, and
+        there are ten times as many faults at only some taps. Numbers are first fitted where the best faults of the
+        catalogue act. In a model with two stacks, all fits would take more work than a search has."""
         is_first, is_whole = best == [()], self.segment.is_whole_model
         if is_first:
             yield from self._wide_rounds() if is_whole else ()
@@ -250,10 +244,8 @@ class Search:
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Return single faults with the number of wrong probes that each explains, in descending order.
-
-        Candidates come from the probe `screen` and from the shortest probe, on which fewer faults may have an effect.
-        """
+        """Return single faults with the number of wrong probes that each explains, in descending order. Candidates come
+        from the probe `screen` and from the shortest probe, on which fewer faults may have an effect."""
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])

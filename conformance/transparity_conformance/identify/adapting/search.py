@@ -105,9 +105,7 @@ def search(
 
 def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]:
     """Return the parameters, in the layer where the search failed, whose lines differ from the first layer's lines.
-
-    These matches are doubtful: if the port has fewer layers, its final norm may look like a norm of this layer.
-    """
+    These matches are doubtful: if the port has fewer layers, its final norm may look like a norm of this layer."""
     stack, layer, _ = in_layer(lost_at or "") or ("", 0, "")
     found = []
     for name in [name for name in lines if layer and name.startswith(f"{stack}.layers.{layer}.")]:
@@ -160,11 +158,9 @@ class Reference:
         self.taps |= self.computed({}, tap)
 
     def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
-        """Return 0 if the activation `tap`, computed with the parameters `values`, is among the port's values.
-
-        For scores, return the index of the first successful comparison of `SCORES`. Return `best` if nothing agrees, or
-        if the index is not less than `best`.
-        """
+        """Return 0 if the activation `tap`, computed with the parameters `values`, is among the port's values. For
+        scores, return the index of the first successful comparison of `SCORES`. Return `best` if nothing agrees, or if
+        the index is not less than `best`."""
         if not tap.endswith(".scores"):
             return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
         weights = f"{tap.removesuffix('scores')}weights"
@@ -273,10 +269,8 @@ class _Seeker:
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
     def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
-        """Add a bias of the port to each map without a bias, if the reference still matches with this bias.
-
-        A match without the bias proves nothing, because the port may add the bias later.
-        """
+        """Add a bias of the port to each map without a bias, if the reference still matches with this bias. A match
+        without the bias proves nothing, because the port may add the bias later."""
         *_, every = self.pool.free(place.tap)
         for name in [name for name, text in lines.items() if text == ABSENT]:
             seen = next((each.tap for each in place.maps if name in each.parameters), place.tap)

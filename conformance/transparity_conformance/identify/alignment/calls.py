@@ -62,10 +62,8 @@ def with_line_of_step(
 
 
 def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong value in the first wrong step.
-
-    Use a single row if its steps are wrong, too; otherwise, use the whole batch.
-    """
+    """Return the line of the first wrong value in the first wrong step. Use a single row if its steps are wrong, too;
+    otherwise, use the whole batch."""
     for rows in (aligned_probe(requests[0].probe), requests[0].probe):
         for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
@@ -112,11 +110,9 @@ def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray
 
 
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong value on which the logits depend.
-
-    A value is wrong if no operation of the forward pass (`right`) computes it. If the line also computes right values
-    in this step, return the caller's line, which passed wrong arguments.
-    """
+    """Return the line of the first wrong value on which the logits depend. A value is wrong if no operation of the
+    forward pass (`right`) computes it. If the line also computes right values in this step, return the caller's line,
+    which passed wrong arguments."""
     port, scale = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
     lines, rounding = _Lines(right), budget / scale
     # Choose a tolerance between the rounding error and the error of the logits, so that values are clearly right or
@@ -153,10 +149,8 @@ class _Lines:
 
 
 def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float) -> bool:
-    """Return whether a value of a step is a part of the forward pass's value `whole`.
-
-    The part has the positions of the step, or all positions up to the end of the step.
-    """
+    """Return whether a value of a step is a part of the forward pass's value `whole`. The part has the positions of the
+    step, or all positions up to the end of the step."""
     if value.ndim != whole.ndim:
         return False
     ways = [list(_cuts(*sizes, step)) for sizes in zip(value.shape, whole.shape, strict=True)]
@@ -171,10 +165,8 @@ def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float
 
 
 def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
-    """Yield pairs of slices of an axis, one in the step and one in the forward pass, that may correspond.
-
-    The slices may be the whole axis, the last positions up to the step's end, or the used part of a larger buffer.
-    """
+    """Yield pairs of slices of an axis, one in the step and one in the forward pass, that may correspond. The slices
+    may be the whole axis, the last positions up to the step's end, or the used part of a larger buffer."""
     if size == whole:
         yield slice(None), slice(None)
     if whole == step.length and size <= step.end:

@@ -82,8 +82,7 @@ class AlignedRow(Probe):
 BYTES_OF_A_TAP = 220
 """The bytes of memory for each element of a tap, as measured by `meta.listening.cost`. For each element of a tap, a
 recording of PyTorch contains 6.7 numbers of 8 bytes. The rest is memory for the port's process, for the transfer of its
-answer, and for sorted values.
-"""
+answer, and for sorted values."""
 
 WALKS_OF_A_TAP = 2
 """The number of runs of the reference per tap: one to find the data flow, one to try values after a fault."""
@@ -213,10 +212,8 @@ def _heard(
 
 
 def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> AlignedCall:
-    """Return the taps of a call, which the plan finds among the port's operations.
-
-    If the port returns a tap by name and in the right shape, use the returned value.
-    """
+    """Return the taps of a call, which the plan finds among the port's operations. If the port returns a tap by name
+    and in the right shape, use the returned value."""
     expected = probe.oracle.expected
     taps, numbers = read(plan, probe, operations, shown["logits"])
     own = {tap: value for tap, value in shown.items() if value.shape == expected[tap].shape}
@@ -274,10 +271,8 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield other matches of `tap`: operations after its present match that compute `tap` with a known fault.
-
-    All paths from the present match to the taps that read `tap` lead through such an operation.
-    """
+    """Yield other matches of `tap`: operations after its present match that compute `tap` with a known fault. All paths
+    from the present match to the taps that read `tap` lead through such an operation."""
     others, early = found.without([tap]), found.matches[tap]
     ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
     for match in behind_faults(others, tap, of_weights=False).values():

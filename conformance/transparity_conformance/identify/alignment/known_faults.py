@@ -49,10 +49,8 @@ def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
 
 
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
-    """Return the last of `matches` that only a fault explains.
-
-    Some matches may be intermediate results of a correct port, such as scores before their bias is added.
-    """
+    """Return the last of `matches` that only a fault explains. Some matches may be intermediate results of a correct
+    port, such as scores before their bias is added."""
     wrong = set(matches)
     for each in intermediates(found.probe, found.values, tap) if wrong else ():
         wrong -= set(found.port.with_numbers(each, wrong))
@@ -60,10 +58,8 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
 
 
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
-    """If the tap is a choice of experts, return only the matches that the port's later values confirm.
-
-    A choice consists of zeros and ones, so another array, such as a choice of groups, may be equal by chance.
-    """
+    """If the tap is a choice of experts, return only the matches that the port's later values confirm. A choice
+    consists of zeros and ones, so another array, such as a choice of groups, may be equal by chance."""
     if not is_choice(tap):
         return matches
     values = found.values

@@ -119,8 +119,7 @@ class _Right:
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
         """Return whether a value is right, within `tolerance` times its largest element. A table is right if it is
-        constant, if it contains only integers, or if each element is in a table of the reference.
-        """
+        constant, if it contains only integers, or if each element is in a table of the reference."""
         sketch = _sketch(value)
         allowed = tolerance * (largest(sketch) or 1.0)
         if is_table and self._is_table(sketch if self.is_masked else sketch[~_hides(sketch)], allowed):
@@ -143,10 +142,8 @@ class _Right:
         return bool(is_plain) or any(_all_in(sketch, each, allowed) for each in self.tables)
 
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
-        """Return whether masked scores are right.
-
-        A mask of the reference must hide the same keys, and the visible scores must equal the reference's scores.
-        """
+        """Return whether masked scores are right. A mask of the reference must hide the same keys, and the visible
+        scores must equal the reference's scores."""
         same_size = self.by_size.get(value.size, [])
         ways = [
             (ours, way.to_ours(value)) for ours in same_size for way in layouts(ours.shape, value.shape, self.heads)

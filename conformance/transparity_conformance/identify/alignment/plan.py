@@ -81,10 +81,8 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """Return the first operation with the elements of `match` and with the tap's order of axes, or None.
-
-    In this order, the axes cannot be confused in other calls, in which two axes may have the same length.
-    """
+    """Return the first operation with the elements of `match` and with the tap's order of axes, or None. In this order,
+    the axes cannot be confused in other calls, in which two axes may have the same length."""
     if match.layout.is_in_order:
         return match
     value = port.read(match)
@@ -99,10 +97,8 @@ def _in_order(port: Recorded, match: Match) -> Match | None:
 def read(
     plan: Plan, probe: Probe, operations: Sequence[Operation], answer: np.ndarray
 ) -> tuple[Arrays, dict[str, int]]:
-    """Return the taps of another call of the same port, and the index of the operation that computed each tap.
-
-    If the port loops over the rows of a batch, join the operations of all rows.
-    """
+    """Return the taps of another call of the same port, and the index of the operation that computed each tap. If the
+    port loops over the rows of a batch, join the operations of all rows."""
     lengths = lengths_of(probe.config, probe.inputs)
     rows = len(next(iter(probe.inputs.values())))
     shapes = tap_shapes(probe.config, rows, **lengths)
@@ -178,11 +174,9 @@ def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
 
 
 def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: Mapping[int, int]) -> dict[str, Match]:
-    """Return the taps that depend on the same other taps in both calls.
-
-    If the other call skips code, such as an expert without tokens, `moved` may map an operation to another layer. Taps
-    of such operations depend on other taps, and are left out.
-    """
+    """Return the taps that depend on the same other taps in both calls. If the other call skips code, such as an expert
+    without tokens, `moved` may map an operation to another layer. Taps of such operations depend on other taps, and are
+    left out."""
     taps = sorted(placed, key=lambda tap: placed[tap].index)
     learned = _sources(plan.port.inputs, [placed[tap].index for tap in taps])
     now = _sources(here.inputs, [moved[placed[tap].index] for tap in taps])
@@ -203,12 +197,10 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 
 
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
-    """Return the value in the shape of its tap, for each order of axes that agrees with the learned layout.
-
-    The learned layout comes from a call with one row, so it does not show the position of the batch axis. If no order
-    agrees, use the least permuted layout. Return [] if the learned layout reorders features, and this call has another
-    number of features.
-    """
+    """Return the value in the shape of its tap, for each order of axes that agrees with the learned layout. The learned
+    layout comes from a call with one row, so it does not show the position of the batch axis. If no order agrees, use
+    the least permuted layout. Return [] if the learned layout reorders features, and this call has another number of
+    features."""
     if learned.features and len(learned.features) != shape[-1]:
         return []
     fits = layouts(shape, value.shape, heads)
@@ -222,10 +214,9 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call.
-
-    The counterpart of a tap is the operation that the counterparts of the tap's readers read. For example, a loop over
-    experts may have more iterations in the other call. The sum after the last iteration then matches the tap."""
+    """Map operations of the aligned call to their counterparts in another call. The counterpart of a tap is the
+    operation that the counterparts of the tap's readers read. For example, a loop over experts may have more iterations
+    in the other call. The sum after the last iteration then matches the tap."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

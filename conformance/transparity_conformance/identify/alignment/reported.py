@@ -36,10 +36,8 @@ def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe])
 
 
 def alike_on_a_line(faults: Sequence[Divergence]) -> tuple[Divergence, ...]:
-    """Drop the causes of a line that computes other activations of the same kind wrongly without a known cause.
-
-    For example, a cause explains some norms only by chance if it does not explain all norms that the line computes.
-    """
+    """Drop the causes of a line that computes other activations of the same kind wrongly without a known cause. For
+    example, a cause explains some norms only by chance if it does not explain all norms that the line computes."""
 
     def computing(fault: Divergence) -> tuple[object, ...]:
         line = fault.source or {}
@@ -119,8 +117,7 @@ def _line(
     besides: Sequence[Hypothesis] = (),
 ) -> Source | None:
     """Return the line of the first wrong value of a segment. If the line also computes right values, return the
-    caller's line, which passed wrong arguments.
-    """
+    caller's line, which passed wrong arguments."""
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
     source = call.operations[index].source
     size = largest(np.nan_to_num(call.taps[fault.where]))
@@ -171,11 +168,9 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 def _right_alike(
     fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
 ) -> list[str]:
-    """Return the taps of the same kind as the wrong tap at which the report has no fault.
-
-    If there are causes, return only taps at which at least one of them can act. A norm of queries and keys may be
-    called at the wrong place; other norms are then of the same kind.
-    """
+    """Return the taps of the same kind as the wrong tap at which the report has no fault. If there are causes, return
+    only taps at which at least one of them can act. A norm of queries and keys may be called at the wrong place; other
+    norms are then of the same kind."""
     ids = {cause.mistake for cause in causes}
     kind = "norms" if "query-key-norm" in ids else tap_kind(fault.where)
     wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
@@ -215,10 +210,8 @@ def _with_exchanges(
 
 
 def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[str]) -> Iterator[Hypothesis]:
-    """Yield the swaps of two weights whose taps are before `where` in the same sublayer.
-
-    Leave out taps that the port returned by name.
-    """
+    """Yield the swaps of two weights whose taps are before `where` in the same sublayer. Leave out taps that the port
+    returned by name."""
     sublayer, order = where.rpartition(".")[0], list(call.taps)
     before = [tap for tap in order[: order.index(where)] if tap.rpartition(".")[0] == sublayer and tap not in named]
     for hypothesis in hypotheses(probe.config, before):
@@ -227,10 +220,8 @@ def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[st
 
 
 def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
-    """Return whether the reference with swapped weights computes the port's value at `where`.
-
-    The reference continues from the port's values, except at the taps that the swapped weights compute.
-    """
+    """Return whether the reference with swapped weights computes the port's value at `where`. The reference continues
+    from the port's values, except at the taps that the swapped weights compute."""
     given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
     ours = walk(probe, given, (rival,), until=where)[where]
     budgets = segment_budgets(probe, given, dtype, (rival,), until=where, neighbours=min(2, probe.neighbours))

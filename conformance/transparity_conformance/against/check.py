@@ -181,8 +181,7 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the folder to pass to loaders. If the user gave a configuration, the folder is temporary
-    and contains a small model."""
+    """Yield the reference, and the folder for loaders: a temporary small model if the user gave a configuration."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
@@ -202,8 +201,7 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
 
 def _configure(model: Any, folder: Path | None) -> None:
-    """Set the model's configuration from the folder, so that the checker can draw valid inputs. If `transformers`
-    cannot read the folder, the checker later calls the model to find valid inputs."""
+    """Set the model's configuration from the folder, so that inputs can be drawn without calling the model."""
     if folder is None or is_configured(model):
         return
     with contextlib.suppress(ImportError, TransparityError, AttributeError):  # `__slots__` may forbid new attributes
@@ -230,7 +228,6 @@ def _quiet() -> Iterator[None]:
 
 
 def from_transformers(folder: Path | None) -> Any:
-    """Return the model in a folder, in the class that its config.json names."""
     if folder is None:
         raise UsageError(
             "--against transformers needs a configuration; add --config config.json or --checkpoint FOLDER."

@@ -118,8 +118,7 @@ class Confirming:
                 self.departures.search.refuse(step, edit)
 
     def equal_edits(self, found: Sequence[Departure]) -> Iterator[tuple[Departure, list[str]]]:
-        """Yield each difference with the descriptions of other edits that explain every call, and that are as simple as
-        the reported edit."""
+        """Yield each difference with other edits, in words, that explain every call and are at most as complex."""
         for place, each in enumerate(found):
             simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
             told = []
@@ -133,9 +132,9 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Return `found`, extended by further differences in calls that the edits of `found` do not explain. If the
-        search finds no edit for a further difference, the list ends with this difference. Return an empty list if there
-        is no further difference, or if all edits together do not explain the first call."""
+        """Return `found`, extended by further differences in calls that its edits do not explain. A difference without
+        an edit ends the list. Return an empty list if nothing is added, or if all edits together do not explain the
+        first call."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -213,8 +212,7 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
 def answer_of(
     reference: Reference, name: str, inputs: Inputs, actual: np.ndarray, expected: np.ndarray, budget: float
 ) -> Answer:
-    """Compare the port's answer with the expected answer, except at padding. If only the shape differs, reshape the
-    port's answer before comparing."""
+    """Compare the port's answer with the expected answer, except at padding. Reshape an answer of another shape."""
     if actual.size != expected.size:
         return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.shape)
     errors = apart(actual.reshape(expected.shape), expected, reference.kept(inputs, expected.shape))

@@ -70,7 +70,6 @@ class Answer:
 
     @property
     def is_reshaped(self) -> bool:
-        """Return whether the answer has another shape, but the same number of elements."""
         return self.is_misshapen and self.actual.size == self.size
 
 
@@ -108,7 +107,6 @@ def _text_of(inputs: Inputs, length: int) -> Inputs:
 
 
 def is_of_features(text: str) -> bool:
-    """Return whether a text, such as the name of an input, contains a word of `OF_FEATURES`."""
     return any(word in text for word in OF_FEATURES)
 
 
@@ -118,9 +116,8 @@ def is_only_text(inputs: Inputs) -> bool:
 
 
 def source_of(model: Any) -> Source:
-    """Return a source of inputs, with texts of at most `LONGEST` tokens. If the model has a `transformers`
-    configuration, the configuration describes the inputs. Otherwise, call the model to find the names of its inputs,
-    the number of token ids and the longest text."""
+    """Return a source of inputs that the model's `transformers` configuration describes. Without a configuration, call
+    the model to find the names of its inputs, the number of token ids and the longest text."""
     if not is_configured(model):
         return _found_by_calls(model)
     limits = [
@@ -190,7 +187,6 @@ def _found_by_calls(model: Any) -> Source:
 
 
 def length_of(inputs: Inputs) -> int:
-    """Return the length of the longest text in the inputs, or 0 if there is no text."""
     texts = [each.shape[1] for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2]
     return max(texts, default=0)
 
@@ -226,8 +222,7 @@ def undrawn(model: Any, probes: Mapping[str, Inputs]) -> list[str]:
 
 
 def without_mask(inputs: Inputs) -> Inputs:
-    """Remove all masks, because some recurrent models refuse a mask together with a cache. The caller makes sure that
-    the masks hide no position."""
+    """Remove all masks, which must hide no position, because some recurrent models refuse a mask with a cache."""
     return {name: value for name, value in inputs.items() if "mask" not in name}
 
 
@@ -264,7 +259,6 @@ def is_padded(inputs: Inputs) -> bool:
 
 
 def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
-    """Select the first probe and all probes with padding."""
     first = next(iter(probes))
     return {name: inputs for name, inputs in probes.items() if name == first or is_padded(inputs)}
 

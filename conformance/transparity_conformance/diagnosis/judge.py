@@ -184,8 +184,8 @@ def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answe
 
 
 def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:
-    """Drop unexplained divergences that change no logit, unless no divergence changes a logit. A right port may exceed
-    the narrow budget of one activation, for example with another approximation of tanh."""
+    """Drop unexplained divergences that change no logit, unless none does. A right port may exceed an activation's
+    budget."""
     effects = [(each, each.impact) for each in divergences]
     told = [each for each, impact in effects if each.causes or not impact or impact.changes_logits]
     return told or divergences
@@ -255,7 +255,6 @@ def _measured(results: Iterable[ProbeResult], dtype: str) -> Iterable[Measured]:
 
 
 def _claims(measured: Iterable[Measured]) -> Iterable[ClaimResult]:
-    """Yield one claim for each kind of tap, about its worst comparison."""
     worst: dict[str, Measured] = {}
     for item in measured:
         kind = tap_kind(item.tap)

@@ -69,9 +69,8 @@ def _rounded_weights(results: Results) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Return a lower precision whose budgets cover all errors. It represents the last and all wrong values exactly.
-    Under `torch.autocast`, for example, matrix products are in bfloat16. Norms and residuals, which are right, are
-    not."""
+    """Return a lower precision whose budgets cover all errors, and that represents all wrong values and the last value
+    exactly. Under `torch.autocast`, matrix products are in bfloat16, but norms and residuals are not."""
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue

@@ -137,7 +137,6 @@ class Model:
     config: TransformerConfig
     parameters: Arrays
     touched: list[str] = field(default_factory=list)
-    """The taps and parameters at which faults act."""
     downstream: list[str] = field(default_factory=list)
     """The taps at which a fault changes the value with which the walk continues."""
 
@@ -225,7 +224,6 @@ def _start(
     touched: list[str],
     downstream: list[str],
 ) -> Start:
-    """Skip as many layers as possible before the first fault and before the tap `until`."""
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
@@ -243,11 +241,7 @@ def dependents(
     tap: str,
     known: Sequence[Hypothesis] = (),
 ) -> set[str]:
-    """Return the taps that depend on `tap`, other than through another tap in `values`.
-
-    Args:
-        ours: The walk without the change of `tap`.
-    """
+    """Return the taps that depend on `tap` other than through another tap in `values`. `ours` is the unchanged walk."""
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
@@ -268,12 +262,8 @@ def segment_budgets(
     neighbours: int = 3,
     truth: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Return the budget (tolerance) of each segment, measured from the reference's rounding errors in `dtype`.
-
-    Args:
-        neighbours: The number of nearby points (slightly changed weights) at which the errors are measured.
-        truth: The same walk in float64, if it is already known.
-    """
+    """Return the budget (tolerance) of each segment, from rounding errors in `dtype` at nearby points (`neighbours`
+    sets of slightly changed weights). `truth` is the same walk in float64, if it is already known."""
     rule, ulp = RULES[dtype], epsilon(dtype)
     measured = "float32" if dtype == "float64" else dtype
     noise: dict[str, float] = {}

@@ -29,8 +29,7 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack the iterations of loops. `tokens` contains (batch, length) of each input, and `heads` contains the possible
-    numbers of heads."""
+    """Stack loops. `tokens` has (batch, length) of each input, and `heads` the possible numbers of heads."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -95,8 +94,7 @@ def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tu
 
 
 def _groups(operations: Sequence[Operation], counts: Collection[int]) -> Iterator[tuple[int, ...]]:
-    """Yield one group for each operation in a loop's body: the indices of this operation in all iterations. Outside
-    loops, each group contains one operation."""
+    """Yield, for each operation in a loop's body, its indices in all iterations; outside loops, a single index."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(map(_key, operations)))}
     ids = np.array([numbers[_key(each)] for each in operations])
     begin = 0
@@ -111,9 +109,8 @@ def _key(operation: Operation) -> tuple[object, ...]:
 
 
 def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
-    """Return (body length, iterations) of the loop that starts at `begin`, or (1, 1) without a loop. Prefer the
-    shortest body. A repeated single operation is no loop, because splitting an array also records one operation per
-    part."""
+    """Return (body length, iterations) of the loop at `begin` with the shortest body, or (1, 1). A repeated single
+    operation is no loop, because splitting an array also records one operation per part."""
     rest = ids[begin:]
     for period in np.flatnonzero(rest[: len(rest) // 2 + 1] == rest[0])[1:].tolist():
         if period == 1 or rest[1] != rest[period + 1]:
@@ -127,8 +124,7 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether all iterations have equal shapes. Each operation must also read only values from before the loop,
-    or from earlier places in its body."""
+    """Return whether iterations have equal shapes, and read only values before the loop or from earlier in its body."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:
@@ -163,8 +159,7 @@ def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
 
 
 def with_biases(operations: Sequence[Operation]) -> list[Operation]:
-    """Replace masked scores by the scores before the mask where the port adds a position bias together with the mask.
-    Such a port never computes the sum of only the scores and the bias."""
+    """Restore the scores before the mask, if a port adds a position bias only together with the mask."""
     found = list(operations)
     for index, each in enumerate(operations):
         before = _scores_before(operations, index)
@@ -195,8 +190,7 @@ def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
 
 
 def _biased(operations: Sequence[Operation], index: int, before: int) -> np.ndarray | None:
-    """Return the sum of the scores `before` and a value that the mask adds. Where no key is masked, this sum must equal
-    the value of the operation `index`. Return None if there is no such sum."""
+    """Return the scores `before` plus a value that the mask adds, if visible keys then have the value of `index`."""
     value, scores = operations[index].value, operations[before].value
     seen = ~_hidden(value)
     added, tolerance = value[seen] - scores[seen], epsilon("float32") ** 0.5 * float(np.abs(value[seen]).max())

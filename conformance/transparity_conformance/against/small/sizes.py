@@ -39,12 +39,8 @@ MIXERS = ("mamba", "linear", "index", "ssm")
 
 
 def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> PretrainedConfig:
-    """Return a small copy of a configuration.
-
-    Args:
-        config: the configuration; nested configurations shrink too.
-        keep: kinds of fields (see `fields.KINDS`) that stay unchanged; `ratios` keeps the ratios of all widths.
-    """
+    """Return a small copy of a configuration and its nested configurations. The kinds of fields in `keep` (see
+    `fields.KINDS`) stay unchanged; `ratios` keeps the ratios of all widths."""
     small = copy.deepcopy(config)
     widths: dict[int, int] = {}
     tokens: dict[int, int] = {}
@@ -280,7 +276,6 @@ def _small_heads(counts: set[int]) -> dict[int, int]:
 
 
 def _stem(name: str) -> str:
-    """Remove the words that mean "number of heads" or "head size" from a field name."""
     return re.sub(r"(^|_)(num|n|d|heads?|headdim|dim|attention|size)(?=_|$)", "", name).strip("_")
 
 

@@ -31,18 +31,16 @@ Round = tuple[Probe, Sequence[Combination]]
 
 
 class Effects:
-    """The difference that remains with each fault of a list. If the effects of two faults are independent, the
-    difference with both is `left[one] + left[other] − before`. To save memory, a sample of the elements is stored."""
+    """The difference that remains with each fault of a list, in a sample of the elements. If the effects of two faults
+    are independent, the difference with both is `left[one] + left[other] − before`."""
 
     def __init__(self, before: np.ndarray, faults: int) -> None:
-        """Store `before`, the difference between the port and the reference without a fault."""
         self.shape = before.shape
         self.drawn = np.random.default_rng(0).permutation(before.size)[: BLOCK // max(faults, 1)]
         self.before = before.ravel()[self.drawn]
         self.left: list[np.ndarray] = []
 
     def add(self, left: np.ndarray) -> None:
-        """Append the difference that remains with the next fault."""
         self.left.append(left.ravel()[self.drawn] if left.shape == self.shape else np.full(self.before.shape, np.inf))
 
     @functools.cached_property
@@ -83,10 +81,9 @@ class Search:
     def run(
         self, likely: Sequence[Combination], deepest: int, *, only_wide: bool = False
     ) -> tuple[list[Combination], bool]:
-        """Return combinations of at most `deepest` faults, and whether a difference remains with them. The combinations
-        explain every probe or, if a difference remains, at least all probes of one size. The search stops at the
-        smallest number of faults; combinations of preferred faults come first. `likely` are combinations that explain
-        other segments of the same kind. With `only_wide`, each fault acts at all possible taps."""
+        """Return combinations of at most `deepest` faults, as few faults as possible, and whether a difference remains.
+        The combinations explain every probe or, if a difference remains, all probes of one size. `likely` combinations
+        explain other segments of this kind. With `only_wide`, each fault acts at all possible taps."""
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
         for depth in range(deepest):
@@ -116,9 +113,9 @@ class Search:
         self, best: list[Combination], likely: Sequence[Combination]
     ) -> Iterator[tuple[Probe, list[Combination]]]:
         """Yield combinations with one more fault of the catalogue, then combinations with one more fitted number. If
-        only logits are known, faults at all possible taps come first. Most ports run the same code in all layers, and
-        there are ten times as many faults at only some taps. Numbers are first fitted where the best faults of the
-        catalogue act. In a model with two stacks, all fits would take more work than a search has."""
+        only logits are known, faults at all possible taps come first: most ports run the same code in all layers.
+        Numbers are first fitted where the best faults of the catalogue act, because all fits may take more work than is
+        left."""
         is_first, is_whole = best == [()], self.segment.is_whole_model
         if is_first:
             yield from self._wide_rounds() if is_whole else ()
@@ -151,9 +148,9 @@ class Search:
         return WALKS // max(len(self.candidates), 1)
 
     def _extended(self, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
-        """Yield combinations with one more fault. If activations are known, extend the best combinations by every
-        candidate. If only logits are known, this takes too many runs. In this case, try pairs whose added effects leave
-        the smallest difference, pairs at all possible taps, and pairs with one of the best faults."""
+        """Extend the best combinations by every candidate. If only logits are known, this takes too many runs. In this
+        case, try pairs whose added effects leave the least, pairs at all possible taps, and pairs with one of the best
+        faults."""
         if not self.segment.is_whole_model:
             chosen = [*likely, *best][: self._width]
             yield self.screen, [(*each, one) for each in chosen for one in self.candidates if one not in each]
@@ -237,15 +234,14 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the single faults that explain the largest number of wrong probes, but at least two, because a fault
-        may explain one probe by chance."""
+        """Return the faults that explain the most wrong probes, at least two: one may be explained by chance."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Return single faults with the number of wrong probes that each explains, in descending order. Candidates come
-        from the probe `screen` and from the shortest probe, on which fewer faults may have an effect."""
+        """Return single faults with the number of wrong probes that each explains, descending. Candidates come from
+        `screen` and from the shortest probe, on which fewer faults may have an effect."""
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
@@ -300,7 +296,6 @@ class Search:
         return self.segment.share(probe, (*self.known, *chosen))
 
     def by_rest(self, probe: Probe, combinations: Sequence[Combination]) -> list[Combination]:
-        """Return the combinations, sorted by the difference that remains on a probe."""
         rests = [self._left(probe, chosen) for chosen in self.clock.each(combinations)]
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
@@ -318,8 +313,7 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe with the largest difference relative to its budget. Prefer probes with the first probe's
-    configuration, if the difference on one of them exceeds the budget."""
+    """Return the probe with the largest difference in budgets, preferably with the first probe's configuration."""
     shares = {probe.name: segment.largest(probe, known) / (segment.budget(probe) or 1) for probe in segment.probes}
     ordinary = [
         probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1

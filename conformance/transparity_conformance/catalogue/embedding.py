@@ -92,8 +92,8 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault that multiplies embeddings by `factor`. If `SCALES` contains `named`, the factor is computed
-    anew for each model size."""
+    """Return the fault that multiplies embeddings by `factor`; if `SCALES` has `named`, it is computed for each
+    size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:

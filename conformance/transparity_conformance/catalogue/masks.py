@@ -23,8 +23,7 @@ def layer_of(site: str) -> int:
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return attention weights computed with a changed mask, mask value, mask order or softmax axis; leave other taps
-    unchanged."""
+    """Return attention weights with a changed mask, mask value, mask order or softmax axis; keep other taps."""
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)

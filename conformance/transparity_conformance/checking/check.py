@@ -104,7 +104,6 @@ ALONE: Mapping[str, Any] = {
 
 
 def _check_against(given: Mapping[str, Any]) -> Report:
-    """Check a port against another implementation, with the arguments of `check`."""
     from transparity_conformance.against.check import Request, check_against  # a slow import that is rarely needed
 
     port, other = given["build"], given["other"]
@@ -146,8 +145,7 @@ def _system(
 def _built_by(
     build: Port | str, family: str | None, timeout: float, ranks: int, *, isolated: bool, is_small: bool
 ) -> contextlib.AbstractContextManager[Port]:
-    """Return the port as a `build`. The port runs in its own process if it is `isolated` or has several ranks, or if
-    `build` is a name."""
+    """Return the port as a `build`, in its own process if it is `isolated`, given by name, or on several ranks."""
     if isolated or ranks > 1 or isinstance(build, str):
         started = isolated_build(spec_of(build), timeout, ranks=ranks, is_small=is_small)
         return contextlib.closing(started.loading(family))

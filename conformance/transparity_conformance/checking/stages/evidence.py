@@ -170,7 +170,6 @@ class Evidence(LastReport):
         return self.arguments.quick
 
     def is_whole(self) -> bool:
-        """Return whether the check compares more than the forward pass."""
         return not self.arguments.quick
 
     def shows_taps(self) -> bool:

@@ -22,12 +22,7 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -> Matches:
-    """Find the reference's taps among the values of a port.
-
-    Args:
-        port: the recorded call of the port; its last value is the output.
-        known: known faults of the port, which the reference also applies.
-    """
+    """Find the reference's taps among the values of a port, whose `known` faults the reference also has."""
     aligning = _Aligning(Found(probe, port, flow_of(probe, known), clock, {}, known))
     with contextlib.suppress(OutOfTime):
         aligning.alternate()
@@ -137,8 +132,8 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Match a tap whose operation does not lead to the later taps to another operation: one that has the same value
-        and leads to them. Return the taps for which no operation leads to the later taps."""
+        """Match a tap whose operation does not lead to the later taps to an operation with the same value that does.
+        Return the taps without such an operation."""
         astray, port = [], self.found.port
         for tap in [tap for tap in self.taps if tap in self.found.matches]:
             found, match = self.found, self.found.matches[tap]

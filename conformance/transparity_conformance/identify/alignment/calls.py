@@ -39,12 +39,8 @@ class _Step:
 def with_line_of_step(
     report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
 ) -> Report:
-    """Add the line at which the first wrong cached step starts to differ from the forward pass.
-
-    Args:
-        requests: the steps that were compared.
-        others: built ports with other sizes, by the `id` of their parameters.
-    """
+    """Add the line at which the first wrong step of `requests` starts to differ from the forward pass. `others` are
+    built ports with other sizes, by the `id` of their parameters."""
     for index, fault in enumerate(report.faults):
         asked = [each for each in requests if each.probe.name == fault.probe]
         if fault.where != "step" or not math.isfinite(fault.error) or not asked:
@@ -62,8 +58,7 @@ def with_line_of_step(
 
 
 def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong value in the first wrong step. Use a single row if its steps are wrong, too;
-    otherwise, use the whole batch."""
+    """Return the line of the first wrong value in the first wrong step, of a single row or else of the whole batch."""
     for rows in (aligned_probe(requests[0].probe), requests[0].probe):
         for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
@@ -110,9 +105,9 @@ def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray
 
 
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong value on which the logits depend. A value is wrong if no operation of the
-    forward pass (`right`) computes it. If the line also computes right values in this step, return the caller's line,
-    which passed wrong arguments."""
+    """Return the line of the first value on which the logits depend, but which the forward pass (`right`) does not
+    compute. If the line also computes right values in this step, return the caller's line, which passed wrong
+    arguments."""
     port, scale = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
     lines, rounding = _Lines(right), budget / scale
     # Choose a tolerance between the rounding error and the error of the logits, so that values are clearly right or
@@ -149,8 +144,7 @@ class _Lines:
 
 
 def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float) -> bool:
-    """Return whether a value of a step is a part of the forward pass's value `whole`. The part has the positions of the
-    step, or all positions up to the end of the step."""
+    """Return whether a value has the positions of the step in the forward pass's value `whole`, or all up to them."""
     if value.ndim != whole.ndim:
         return False
     ways = [list(_cuts(*sizes, step)) for sizes in zip(value.shape, whole.shape, strict=True)]
@@ -205,12 +199,8 @@ def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe
 def parted_tap(
     probe: Probe, operations: Sequence[Operation], parting: Sequence[int], answer: np.ndarray, dtype: str
 ) -> str:
-    """Return the last right tap before two calls of the port start to differ, or an empty string.
-
-    Args:
-        operations: the operations of one call, on a row without padding.
-        parting: the indices of the operations whose values differ in the other call.
-    """
+    """Return the last right tap before two calls on a row without padding start to differ, or an empty string.
+    `parting` are the indices of the operations whose values differ."""
     port = recorded(probe, operations, answer, dtype)
     unsteady = {*parting, len(operations)}
     equal = port.equal(walk(probe, {}), may_be=lambda index: index not in unsteady)

@@ -147,9 +147,8 @@ def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers
 
 
 def rearranged(found: Found, lost: str) -> Matches:
-    """Return later matches for taps before `lost` whose elements the port rearranges. For example, a port may merge
-    heads without moving the axes. If the reference continues from the rearranged values, it must compute the port's
-    values of the next taps."""
+    """Return later matches for taps before `lost` whose elements the port rearranges, such as merged heads. The
+    reference must then compute the port's values of the next taps."""
     feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
     for is_any in (True, False):
         misplaced = {tap: _misplaced(found, tap, is_any) for tap in feeding}
@@ -161,11 +160,8 @@ def rearranged(found: Found, lost: str) -> Matches:
 
 
 def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
-    """Return the first operation after a tap that contains the tap's elements in another order.
-
-    Args:
-        is_any: whether every order of the axes counts as the tap's order, rather than only the least permuted order.
-    """
+    """Return the first operation after a tap that contains the tap's elements in another order. With `is_any`, every
+    order of the axes counts as the tap's order, not only the least permuted order."""
     ours, match, port = found.values[tap], found.matches[tap], found.port
     same = {match.index}
     for index in port.by_size[ours.size]:

@@ -118,14 +118,9 @@ def hear(
     row: Probe | None = None,
     known: Combination = (),
 ) -> RecordedPort:
-    """Record a port whose logits are wrong, and find the taps that the port does not return.
-
-    Args:
-        actual: the taps that the port returned on each probe, including the logits.
-        row: one row without padding, on which taps are matched; by default, a row of the first probe. A large model is
-            recorded only on this row.
-        known: known faults of the port, which the reference also applies.
-    """
+    """Record a port whose logits are wrong, and find the taps that the port does not return. They are matched on `row`
+    (by default a row of the first probe), with the port's `known` faults in the reference. A large model is recorded
+    only on this row."""
     first = next(iter(probes.values()))
     row = row or aligned_probe(first)
     if shows_all(probes, actual):
@@ -241,14 +236,8 @@ Taps = Mapping[str, Arrays]
 def further_on_probes(
     plan: Plan, row: Probe, probes: Mapping[str, Probe], read: Callable[[Plan], Taps], dtype: str, clock: Clock
 ) -> Plan:
-    """Return the plan with some taps moved to later operations.
-
-    A tap moves if one of the taps directly after it is wrong on a probe, and the move makes all of them right.
-
-    Args:
-        row: the row on which the plan was made.
-        read: a function that returns the taps of each probe's call, as a plan finds them.
-    """
+    """Return the plan, made on `row`, with some taps moved to later operations. A tap moves if a tap directly after it
+    is wrong on a probe, and the move makes all of these taps right. `read` returns the taps of each call by a plan."""
     wrong = _wrong_taps(probes, read(plan), dtype, plan.known)
     flow = flow_of(row, plan.known) if wrong else Flow({}, {})
     for tap in [tap for tap in flow.outputs if tap in plan.matches and flow.outputs[tap] & wrong]:

@@ -83,7 +83,6 @@ def is_reached(found: Found, tap: str) -> bool:
 
 
 def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault, np.ndarray]]:
-    """Yield each fault that can act at `tap`, with the value of `tap` that the reference computes with the fault."""
     for fault in faults_at(found.probe.config, tap):
         found.clock.check()
         if fault.alter is not None and not of_weights:
@@ -139,14 +138,9 @@ TURNED = ("query", "query_norm", "key", "key_norm")
 
 
 def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:
-    """Return the parameters, and all values that the reference computes from the port's taps, up to `until`.
-
-    Leave out embedding tables, but not the rows that the model looks up.
-
-    Args:
-        given: the port's values by tap.
-        hypotheses: faults that the reference applies; the result contains the values with and without these faults.
-    """
+    """Return the parameters, and all values that the reference computes from the port's values `given` up to the tap
+    `until`. Include the values with and without the faults `hypotheses`. Leave out embedding tables, but not the rows
+    that the model looks up."""
     values = [value for name, value in probe.exact.items() if not name.endswith("embedding.weight")]
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:

@@ -24,14 +24,9 @@ def operation_of(
     probe: Probe, call: AlignedCall, where: str, error: float, budget: float, besides: Sequence[Hypothesis] = ()
 ) -> int:
     """Find the first operation that leads to the wrong tap `where`, but to no right value. A value is right if the
-    reference also computes it between the port's earlier taps and this tap. If the port omits an operation, no value is
-    wrong, so the result is the operation that uses the tap's value. If the found operation has no line, the result is
-    the operation of the tap.
-
-    Args:
-        error, budget: the error and the budget at `where`, which determine the tolerance for rounding.
-        besides: other faults in the segment; values with these faults count as right.
-    """
+    reference also computes it between the port's earlier taps and this tap, or with the faults `besides`. If no value
+    is wrong, return the operation that uses the tap's value, because the port omits an operation. If the found
+    operation has no line, return the tap's operation. `error` and `budget` determine the tolerance for rounding."""
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]
     # Do not continue from masked scores, because their mask may be wrong.
@@ -118,8 +113,8 @@ class _Right:
         self.sketches: dict[int, list[np.ndarray]] = {}
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
-        """Return whether a value is right, within `tolerance` times its largest element. A table is right if it is
-        constant, if it contains only integers, or if each element is in a table of the reference."""
+        """Return whether a value is right, within `tolerance` of its largest element. A table is right if it is
+        constant or whole, or if each element is in a table of the reference."""
         sketch = _sketch(value)
         allowed = tolerance * (largest(sketch) or 1.0)
         if is_table and self._is_table(sketch if self.is_masked else sketch[~_hides(sketch)], allowed):
@@ -142,8 +137,7 @@ class _Right:
         return bool(is_plain) or any(_all_in(sketch, each, allowed) for each in self.tables)
 
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
-        """Return whether masked scores are right. A mask of the reference must hide the same keys, and the visible
-        scores must equal the reference's scores."""
+        """Return whether a mask of the reference hides the same keys, and visible scores equal the reference's."""
         same_size = self.by_size.get(value.size, [])
         ways = [
             (ours, way.to_ours(value)) for ours in same_size for way in layouts(ours.shape, value.shape, self.heads)

@@ -161,9 +161,6 @@ class Confirming:
         return None if after is None else comparer.measured(after)
 
 
-Port = Callable[[Inputs], np.ndarray]
-
-
 @dataclass(frozen=True, eq=False)
 class Outcome:
     answers: Sequence[Answer]
@@ -185,28 +182,27 @@ class Outcome:
 
 
 def judged(
-    reference: Reference, port: Port, probes: Mapping[str, Inputs], progress: Progress = ignore_progress
+    reference: Reference,
+    port: Callable[[Inputs], np.ndarray],
+    probes: Mapping[str, Inputs],
+    progress: Progress = ignore_progress,
 ) -> Outcome:
     answers = []
     for count, (name, inputs) in enumerate(probes.items()):
         progress(f"comparing {name}", count, len(probes))
-        answers.append(_answer(reference, port, name, inputs))
+        expected, budget = reference.near(inputs)
+        try:
+            actual = np.asarray(port(inputs), np.float64)
+        except PortCallError as failed:
+            raise PortError(
+                f"The port raised {failed} on {described(inputs)}; the reference {reference.name} accepts these inputs."
+            ) from failed
+        found = answer_of(reference, name, inputs, actual, expected, budget)
+        if 1 < share(found.error, budget) < REMEASURED_WITHIN[reference.dtype]:
+            # The rounding error with one set of weights may be small by chance, so several sets measure the budget.
+            found = answer_of(reference, name, inputs, actual, expected, max(budget, reference.answer(inputs)[1]))
+        answers.append(found)
     return Outcome(answers)
-
-
-def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answer:
-    expected, budget = reference.near(inputs)
-    try:
-        actual = np.asarray(port(inputs), np.float64)
-    except PortCallError as failed:
-        raise PortError(
-            f"The port raised {failed} on {described(inputs)}; the reference {reference.name} accepts these inputs."
-        ) from failed
-    found = answer_of(reference, name, inputs, actual, expected, budget)
-    if not 1 < share(found.error, budget) < REMEASURED_WITHIN[reference.dtype]:
-        return found
-    # The rounding error with one set of weights may be small by chance, so measure the budget with several sets.
-    return answer_of(reference, name, inputs, actual, expected, max(budget, reference.answer(inputs)[1]))
 
 
 def answer_of(

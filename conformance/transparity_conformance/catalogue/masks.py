@@ -85,7 +85,6 @@ PADDING = (
     _masked("padding-ignored", "not hidden", padding=lambda m: np.ones_like(m.padding)),
     _masked("padding-axis", "queries", padding=lambda m: m.query_padding),
 )
-CAUSAL_UNWANTED = _masked("causal-unwanted", "hidden", past=lambda m: np.tri(m.length, dtype=bool)[None, None])
 PADDING_HIDDEN = tuple(_hiding("padding-ignored", "hidden", masks_padding=True))
 INVERTED = tuple(_hiding("mask-polarity", "inverted", inverted=True))
 DIAGONAL = tuple(_hiding("causal-diagonal", "hides itself", past=lambda m: np.tril(m.square, -1)))
@@ -101,7 +100,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     causal = site.startswith("decoder") and sublayer == "self_attention"
     masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
     if sublayer == "self_attention" and not causal:
-        yield CAUSAL_UNWANTED
+        yield _masked("causal-unwanted", "hidden", past=lambda m: np.tri(m.length, dtype=bool)[None, None])
     if causal or pads:
         yield from INVERTED
         yield from _value_faults(config)
@@ -119,7 +118,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.num_heads > 1:
         yield _masked("softmax-axis", "heads", axis=1)
     if pads or causal:
-        yield HIDDEN_ROW_IS_NAN
+        yield _hidden_row("NaN", lambda state, site, value: value.dtype.type(math.nan))
         if not config.mask_is_exact:
             yield from conventions(config, site)
 
@@ -235,9 +234,6 @@ def _zero_context(state: WalkState, site: str, value: Value) -> Value:
 def _equal_past(state: WalkState, site: str, value: Value) -> Value:
     past = MaskParts(state, site).past
     return past / past.sum(-1, keepdims=True)
-
-
-HIDDEN_ROW_IS_NAN = _hidden_row("NaN", lambda state, site, value: value.dtype.type(math.nan))
 
 
 SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {

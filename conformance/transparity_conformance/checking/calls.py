@@ -178,8 +178,3 @@ def call_model(
         return None
     finally:
         reached.seconds += time.monotonic() - began
-
-
-def whole(probe: ReachProbe) -> Probe:
-    """Return the call as a probe with all activations."""
-    return Probe(probe.case, probe.name, probe.purpose, probe.config, probe.parameters, probe.inputs)

@@ -163,7 +163,7 @@ def _by_answer(
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
     if not _ids(told) <= placed:  # the other faults are at taps that were not matched
         known = tuple(each for each in told if each.fault.id in placed)
-        rests = [_without(each, placed) for each in ranked if placed <= _ids(each)]
+        rests = [tuple(one for one in each if one.fault.id not in placed) for each in ranked if placed <= _ids(each)]
         explanations["logits"] = explained_by(answer.segment, known, rests, probes)
         divergences.append(divergence_of(results, "logits", explanations["logits"]))
     return _named(divergences, explanations)
@@ -173,10 +173,6 @@ def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) 
     """Return the combinations, and the single faults in them, that explain a segment as well as `best` does."""
     parts = [part for each in others for part in (each, *((one,) for one in each))]
     return [part for part in parts if len(part) == len(best) and segment.vanishes(part)]
-
-
-def _without(chosen: Combination, ids: Collection[str]) -> Combination:
-    return tuple(each for each in chosen if each.fault.id not in ids)
 
 
 def _ids(chosen: Combination) -> set[str]:

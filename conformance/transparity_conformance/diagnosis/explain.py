@@ -169,8 +169,9 @@ def _cause(
     gone = 1 - rms(segment.left(screen, applied)) / before if before else 1.0
     if segment.tap in sites:
         return Cause(fault.id, fault.description, fault.value, residual, max(0.0, gone))
-    description, at = f"{fault.description}, {_location(sites)}", sites[0] if sites else _begins(applied, screen)
-    return Cause(fault.id, description, fault.value, residual, max(0.0, gone), at)
+    where = f"at {some(places(sites), 2)}" if sites else "in the whole model"
+    at = sites[0] if sites else _begins(applied, screen)
+    return Cause(fault.id, f"{fault.description}, {where}", fault.value, residual, max(0.0, gone), at)
 
 
 def _begins(applied: Combination, screen: Probe) -> str:
@@ -198,12 +199,6 @@ def _other(fault: Fault, other: Fault) -> str:
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
     return "" if other.description == fault.description else other.description
-
-
-def _location(sites: tuple[str, ...]) -> str:
-    if not sites:
-        return "in the whole model"
-    return f"at {some(places(sites), 2)}"
 
 
 def _split_by(

@@ -16,7 +16,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import PARAMETERS, whole_model
-from transparity_conformance.catalogue.fault import Fault, Hypothesis, WalkState
+from transparity_conformance.catalogue.fault import Fault, Hypothesis, Patch
 from transparity_conformance.diagnosis import thresholds
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, logits_error, still_wrong
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
@@ -25,8 +25,6 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause
 from transparity_conformance.storage.mapped import Mapped
-
-KINDS = {"TF32": "tf32", "bfloat16": "bfloat16", "float16": "float16"}
 
 
 def find_rounding(results: Results, dtype: str, alone: Results | None = None) -> Cause | None:
@@ -105,7 +103,7 @@ def _rounded_products(results: Results) -> Cause | None:
     """Return the first kind of rounding that leaves only small shares of the differences, in linear maps only or in all
     products. If both explain the differences, return the one that leaves the smaller share."""
     order = next(iter(results.values())).order
-    for kind in KINDS:
+    for kind in ("TF32", *HALF):
         left = [(_typically_left(results, each), each) for each in products_of(kind, order)]
         typical, best = min(left, key=lambda each: each[0])
         if typical <= thresholds.TYPICALLY_LEFT:
@@ -171,7 +169,8 @@ def products_of(kind: str, taps: list[str]) -> Iterator[Hypothesis]:
     """Yield the hypotheses that linear maps round their factors to `kind`, and that all matrix products do so."""
     for which, sites in (("linear maps", ()), ("matrix products", taps)):
         description = f"rounding of the factors of {which} to {kind}"
-        alter, downstream = partial(_alter, KINDS[kind], spreads=bool(sites)), partial(_downstream, KINDS[kind])
+        alter = partial(_alter, kind.lower(), spreads=bool(sites))
+        downstream: Patch = lambda state, name, value: factors(kind.lower(), value)
         made = Fault("low-precision", f"{kind} {which}", description, alter=alter, downstream=downstream)
         yield Hypothesis(made, (PARAMETERS, *sites))
 
@@ -182,7 +181,3 @@ def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str, 
         return {}
     in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}
     return {name: factors(kind, value, spreads=spreads) for name, value in in_memory.items()}
-
-
-def _downstream(kind: str, state: WalkState, name: str, value: np.ndarray) -> Factors:
-    return factors(kind, value)

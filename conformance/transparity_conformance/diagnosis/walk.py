@@ -101,7 +101,8 @@ def walk(
             model, {name: exact[name] for name in exact if model.parameters[name] is right[name]}, start, dtype
         )
         state = WalkState(model.config, parameters, probe.inputs, _flow(probe, start, dtype) if taps is None else taps)
-        computed = _begun(probe, model, base)
+        # A fault that changes the configuration may change every value.
+        computed = probe.room() if base is None or model.config is not probe.config else copy.copy(base.computed)
         tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until, choices))
         computing = variant(index) if dtype != "float64" else contextlib.nullcontext()
         with np.errstate(all="ignore"), contextlib.suppress(TapReached), computing:
@@ -113,13 +114,6 @@ def _cast(model: Model, known: Arrays, start: Start, dtype: str) -> Arrays:
     """Return the parameters rounded to `dtype`, except the parameters in `known` and in skipped layers."""
     others = {name: value for name, value in model.parameters.items() if name not in known}
     return known | {name: value if start.skips(name) else rounded(value, dtype) for name, value in others.items()}
-
-
-def _begun(probe: Probe, model: Model, base: Base | None) -> MutableMapping[str, np.ndarray]:
-    """Return storage for the computed values, with the values of `base` if no fault changes the configuration."""
-    if base is None or model.config is not probe.config:
-        return probe.room()
-    return copy.copy(base.computed)
 
 
 def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndarray]:

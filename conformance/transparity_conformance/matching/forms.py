@@ -152,7 +152,7 @@ def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
     value, before = operations[index].value, _scores_before(operations, index)
     if before is None:
         return value
-    scores, hidden = operations[before].value, _hidden(value)
+    scores, hidden = operations[before].value, hides(value)
     multiple = _multiple(scores, value, ~hidden)
     replaced = _biased(operations, index, before) if multiple is None else multiple * scores
     return value if replaced is None else np.where(hidden, replaced, value)
@@ -163,19 +163,19 @@ def with_biases(operations: Sequence[Operation]) -> list[Operation]:
     found = list(operations)
     for index, each in enumerate(operations):
         before = _scores_before(operations, index)
-        if before is not None and _multiple(operations[before].value, each.value, ~_hidden(each.value)) is None:
+        if before is not None and _multiple(operations[before].value, each.value, ~hides(each.value)) is None:
             found[index] = dataclasses.replace(each, value=unmasked(operations, index))
     return found
 
 
-def _hidden(scores: np.ndarray) -> np.ndarray:
+def hides(scores: np.ndarray) -> np.ndarray:
     return np.asarray(scores < EXACT_MASK_BELOW)
 
 
 def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
     """Return the index of the scores from which masked scores were computed; None if the value has no masked scores."""
     value = operations[index].value
-    hidden = _hidden(value)
+    hidden = hides(value)
     waiting = list(operations[index].inputs) if hidden.any() and not hidden.all() else []
     seen: set[int] = set()
     while waiting:
@@ -192,7 +192,7 @@ def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
 def _biased(operations: Sequence[Operation], index: int, before: int) -> np.ndarray | None:
     """Return the scores `before` plus a value that the mask adds, if visible keys then have the value of `index`."""
     value, scores = operations[index].value, operations[before].value
-    seen = ~_hidden(value)
+    seen = ~hides(value)
     added, tolerance = value[seen] - scores[seen], epsilon("float32") ** 0.5 * float(np.abs(value[seen]).max())
     for each in sorted(ancestors([index], lambda one: operations[one].inputs, known={before}), reverse=True):
         with contextlib.suppress(ValueError):  # the value has another shape

@@ -16,7 +16,7 @@ from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.capabilities.table import failed
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.checking.calls import answer_or_error, run_all, whole
+from transparity_conformance.checking.calls import answer_or_error, run_all
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.checking.stages.forms import form_of, in_form
 from transparity_conformance.checking.stages.reach import can_be_walked
@@ -275,7 +275,8 @@ def explain_at_other_size(evidence: Evidence) -> None:
     arguments, report = evidence.arguments, evidence.report
     evidence(report)
     wrong, clock = evidence.reached.wrong[0].probe, evidence.new_clock()
-    probe, forward = whole(wrong), evidence.reached.forwards[id(wrong.parameters)]
+    probe = Probe(wrong.case, wrong.name, wrong.purpose, wrong.config, wrong.parameters, wrong.inputs)
+    forward = evidence.reached.forwards[id(wrong.parameters)]
     row = row_of(wrong)
     taps = answer_or_error(lambda: run(forward, probe, logits_only=arguments.logits_only))
     if isinstance(taps, PortError):  # the same call returned a result before

@@ -109,7 +109,7 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
     compute. If the line also computes right values in this step, return the caller's line, which passed wrong
     arguments."""
     port, scale = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
-    lines, rounding = _Lines(right), budget / scale
+    same, rounding = _by_line(right), budget / scale
     # Choose a tolerance between the rounding error and the error of the logits, so that values are clearly right or
     # wrong.
     near = math.sqrt(budget * min(error, scale)) / scale
@@ -117,7 +117,7 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
     def is_among(index: int, others: Sequence[Operation], tolerance: float) -> bool:
         return any(_is_part(port.values[index], each.value, step, tolerance) for each in others)
 
-    alike = {index: lines.same(port.operations[index]) for index in port.relevant}
+    alike = {index: same(port.operations[index]) for index in port.relevant}
     is_right = {index: is_among(index, alike[index] or right, near) for index in sorted(port.relevant)}
     is_known = lambda index: is_right[index] and is_among(index, alike[index], rounding)
     nowhere = leading_nowhere(port.relevant, is_known, lambda index: port.readers.get(index, ()))
@@ -128,19 +128,18 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
     return wrong.line_apart(each for each in others if each.name == wrong.name)
 
 
-class _Lines:
-    def __init__(self, operations: Sequence[Operation]) -> None:
-        self.by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
-        for each in operations:
-            for count in range(1, len(each.stack) + 1):
-                self.by_lines.setdefault((each.name, each.stack[:count]), []).append(each)
+def _by_line(operations: Sequence[Operation]) -> Callable[[Operation], Sequence[Operation]]:
+    """Return a function that finds the operations with the name and line of another, and the most common callers."""
+    by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
+    for each in operations:
+        for count in range(1, len(each.stack) + 1):
+            by_lines.setdefault((each.name, each.stack[:count]), []).append(each)
 
-    def same(self, operation: Operation) -> Sequence[Operation]:
-        """Return the operations with the same name and line, and with the most callers in common with `operation`."""
-        for count in range(len(operation.stack), 0, -1):
-            if found := self.by_lines.get((operation.name, operation.stack[:count])):
-                return found
-        return ()
+    def same(one: Operation) -> Sequence[Operation]:
+        found = (by_lines.get((one.name, one.stack[:count])) for count in range(len(one.stack), 0, -1))
+        return next(filter(None, found), ())
+
+    return same
 
 
 def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float) -> bool:

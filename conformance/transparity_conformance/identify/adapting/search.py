@@ -102,15 +102,9 @@ def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]
     """Return the parameters, in the layer where the search failed, whose lines differ from the first layer's lines.
     These matches are doubtful: if the port has fewer layers, its final norm may look like a norm of this layer."""
     stack, layer, _ = in_layer(lost_at or "") or ("", 0, "")
-    found = []
-    for name in [name for name in lines if layer and name.startswith(f"{stack}.layers.{layer}.")]:
-        first = lines[in_every_layer(name).replace("{i}", "0")]
-        if lines[name] not in [
-            *[ABSENT] * (first == ABSENT),
-            *(at_layer(each, layer) for each in templates_of(first, pool)),
-        ]:
-            found.append(name)
-    return found
+    here = [name for name in lines if layer and name.startswith(f"{stack}.layers.{layer}.")]
+    first = {name: templates_of(lines[in_every_layer(name).replace("{i}", "0")], pool) for name in here}
+    return [name for name in here if lines[name] not in [at_layer(each, layer) for each in first[name]]]
 
 
 def _joined(zero: Lines, pool: Pool) -> Lines:

@@ -184,7 +184,13 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
     """Yield the reference, and the folder for loaders: a temporary small model if the user gave a configuration."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
-    with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
+    with tempfile.TemporaryDirectory(prefix="transparity-") as root, contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError):
+            from transformers import logging
+
+            stack.callback(logging.set_verbosity, logging.get_verbosity())
+            logging.set_verbosity_error()
+            logging.disable_progress_bar()
         folder = None if asked.checkpoint is None else Path(asked.checkpoint)
         if asked.config is not None:
             from transparity_conformance.against.small.build import build, read_config
@@ -209,22 +215,6 @@ def _configure(model: Any, folder: Path | None) -> None:
 
         model.config = read_config(folder)
         model.main_input_name = getattr(model, "main_input_name", "input_ids")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    try:
-        import transformers
-    except ImportError:
-        yield
-        return
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(before)
 
 
 def from_transformers(folder: Path | None) -> Any:

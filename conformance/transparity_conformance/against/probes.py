@@ -126,7 +126,13 @@ def source_of(model: Any) -> Source:
     ]
     is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
     longest = min(LONGEST, *map(int, limits))
-    return Source(functools.partial(_draw, model), longest, is_text, functools.partial(_runs, model))
+
+    def accepts(inputs: Inputs) -> bool:
+        from transparity_conformance.against.small.inputs import error_on
+
+        return error_on(model, inputs) is None
+
+    return Source(functools.partial(_draw, model), longest, is_text, accepts)
 
 
 def _text_config(config: Any) -> Any:
@@ -202,12 +208,6 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
             f"{describe_error(error)}; {GIVE}."
         ) from error
     return {name: np.ones_like(value) if name == "attention_mask" else value for name, value in inputs.items()}
-
-
-def _runs(model: Any, inputs: Inputs) -> bool:
-    from transparity_conformance.against.small.inputs import error_on
-
-    return error_on(model, inputs) is None
 
 
 def undrawn(model: Any, probes: Mapping[str, Inputs]) -> list[str]:

@@ -28,7 +28,7 @@ from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import difference, share
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Measured, Report, Verdict
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Measured, Report
 from transparity_conformance.storage.on_disk import chosen
 
 __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
@@ -261,5 +261,4 @@ def _claims(measured: Iterable[Measured]) -> Iterable[ClaimResult]:
         if kind not in worst or item.share > worst[kind].share:
             worst[kind] = item
     for kind, item in worst.items():
-        verdict: Verdict = "agrees" if item.share <= 1 else "diverges"
-        yield ClaimResult(f"forward.{kind}", verdict, item.error, item.budget, f"{item.tap} ({item.probe})")
+        yield ClaimResult.of(f"forward.{kind}", item.error, item.budget, f"{item.tap} ({item.probe})")

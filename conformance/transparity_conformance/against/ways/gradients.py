@@ -120,8 +120,7 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
         budgets = expected.budgets
     shares = {name: share(error, budgets[name]) for name, error in errors.items()}
     worst = max(shares, key=lambda name: shares[name])
-    verdict: Any = "diverges" if shares[worst] > 1 else "agrees"
-    claim = ClaimResult(CLAIM, verdict, errors[worst], budgets[worst], f"{worst} ({len(shares)} parameters, {probe})")
+    claim = ClaimResult.of(CLAIM, errors[worst], budgets[worst], f"{worst} ({len(shares)} parameters, {probe})")
     if shares[worst] <= 1:
         return CapabilityResult((claim,))
     wrong = [name for name in shares if shares[name] > 1]

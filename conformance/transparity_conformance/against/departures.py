@@ -201,7 +201,7 @@ class Departures:
         return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Drop departures that the answer does not need, possibly with alternative edits of the others."""
+        """Drop each departure that is not needed to explain the answer; if necessary, change the other edits."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):

@@ -103,8 +103,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
 
 
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Recompute a tap of attention with changed settings of scores, or of heads that are `split`, `tiled` or merged
-    (`merge`)."""
+    """Recompute a tap of attention with other scores, or with heads that are split, repeated (`tiled`) or merged
+    otherwise."""
     tap = site.rpartition(".")[2]
     if tap == "weights":
         ratio = settings["scale"](state.config) / state.config.score_scale

@@ -117,8 +117,8 @@ class PortCheck:
         yield artefact_system(checkpoint, limits)
 
     def is_loader(self, needed_by: str = "") -> bool:
-        """Return whether the port has a loader's signature. Raise `UsageError` if not, and if `needed_by` needs a
-        loader or the port is no `build`."""
+        """Return whether the port has a loader's signature. Raise `UsageError` if it has not a `build`'s signature
+        either, or if the option `needed_by` needs a loader."""
         count = required_arguments(signature_of(self.build))
         if count not in (1, 2, None):
             raise UsageError(
@@ -134,8 +134,7 @@ class PortCheck:
 
 
 def named_systems(options: Options) -> list[System]:
-    """Return the configurations that options name: families, presets or a file; none if the options give a
-    checkpoint."""
+    """Return the configurations that options name: families, presets or a file; for a checkpoint, return none."""
     if options.checkpoint is not None:
         return []
     return list(

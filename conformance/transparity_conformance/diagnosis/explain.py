@@ -204,7 +204,7 @@ def _other(fault: Fault, other: Fault) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """Return the first probe that distinguishes two combinations: their values differ, or only one is possible."""
+    """Return the first probe on which the values of two combinations clearly differ, or only one is possible."""
     for name, probe in others.items():
         one, other = (segment.value(probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:

@@ -238,7 +238,7 @@ def origin(program: Program, index: int) -> str:
 
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
-    """Return the value of which `index` is a view. With `in_order`, stop at a view that reorders elements."""
+    """Return the index of the value of which `index` is a view. With `in_order`, stop at a reordering view."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
         if in_order and (before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1))):

@@ -106,8 +106,8 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
 def hub_file(
     model_type: str, probe: AuditProbe, known: Collection[str] = ()
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Return the parameters in each tensor of a family's file, and the tensors that a model needs, if a kind is not
-    `known`."""
+    """Return the parameters in each tensor of a family's file, and the tensors that a model needs. If all kinds of
+    tensors are `known`, return no needed tensors."""
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))
     parts = parts_in(family, probe.config, names, parameter_shapes(probe.config))

@@ -149,6 +149,16 @@ def with_rounding_and_parts(tokens: Any) -> Any:
     return jnp.take_along_axis(x, jnp.argsort(x, -1), -1) + jnp.roll(x, 1, 1) + jax.nn.log_softmax(x)
 
 
+def with_primitives_that_jax_runs(tokens: Any) -> Any:
+    x = EMBEDDING[tokens]
+    y = lax.cumprod(jnp.tanh(x), 1) + lax.cummax(x, 1) + lax.cumlogsumexp(x, 2, reverse=True) + jnp.sort(x, 1)
+    y = y * jnp.isfinite(x) + lax.erf_inv(0.9 * jnp.tanh(x)) + jnp.prod(jnp.tanh(x), (1, 2), keepdims=True)
+    y = jnp.where((x > 0).any(1, keepdims=True) & (x > -9).all((1, 2), keepdims=True), y, 0)
+    y = lax.dynamic_update_slice(y, x[:, :2], (0, jnp.argmax(tokens[0]) % 3, 0))
+    y = y + lax.dynamic_slice(x, (0, 5, 0), (2, 7, 12)) + lax.cumsum(x, 1, reverse=True)
+    return lax.select_n(jnp.broadcast_to(tokens[..., None] % 3, x.shape), y, -y, 2 * y)
+
+
 JAX = [
     with_scan,
     with_loop_and_branch,
@@ -156,6 +166,7 @@ JAX = [
     with_a_scatter,
     with_chosen_experts,
     with_rounding_and_parts,
+    with_primitives_that_jax_runs,
 ]
 
 TOKENS = np.random.default_rng(3).integers(0, 37, (2, 7))

@@ -59,15 +59,11 @@ class Request:
     """The arguments of `check` if the reference is another implementation."""
 
     port: Any
-    """The port: `file.py:load`, `file.py:Model`, or the object itself.
-
-    The object may be a loader, a class, a module or a function of the inputs.
-    """
+    """The port: `file.py:load`, `file.py:Model`, or the object itself. The object may be a loader, a class, a module or
+    a function of the inputs."""
     against: Any
-    """The reference: a file, an object (as for `port`), or `transformers`.
-
-    If this is a list of two references, the report compares all three implementations.
-    """
+    """The reference: a file, an object (as for `port`), or `transformers`. If this is a list of two references, the
+    report compares all three implementations."""
     config: Any = None
     checkpoint: Any = None
     inputs: str | Path | Sequence[Inputs] | None = None
@@ -79,11 +75,8 @@ class Request:
 
 
 def check_against(asked: Request, progress: Progress = ignore_progress) -> Report:
-    """Check a port against another implementation.
-
-    A port that is a file runs in a separate process. With a second reference, the report says which of the three
-    implementations differs from the other two.
-    """
+    """Check a port against another implementation. A port that is a file runs in a separate process. With a second
+    reference, the report says which of the three implementations differs from the other two."""
     if asked.dtype not in RULES:
         raise UsageError(f"dtype is {shown(asked.dtype)}; expected one of {', '.join(RULES)}.")
     first, *others = asked.against if isinstance(asked.against, list | tuple) else [asked.against]
@@ -188,13 +181,16 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the folder to pass to loaders.
-
-    If the user gave a configuration, the folder is temporary and contains a small model.
-    """
+    """Yield the reference, and the folder for loaders: a temporary small model if the user gave a configuration."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
-    with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
+    with tempfile.TemporaryDirectory(prefix="transparity-") as root, contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError):
+            from transformers import logging
+
+            stack.callback(logging.set_verbosity, logging.get_verbosity())
+            logging.set_verbosity_error()
+            logging.disable_progress_bar()
         folder = None if asked.checkpoint is None else Path(asked.checkpoint)
         if asked.config is not None:
             from transparity_conformance.against.small.build import build, read_config
@@ -211,10 +207,7 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
 
 def _configure(model: Any, folder: Path | None) -> None:
-    """Set the model's configuration from the folder, so that the checker can draw valid inputs.
-
-    If `transformers` cannot read the folder, the checker later calls the model to find valid inputs.
-    """
+    """Set the model's configuration from the folder, so that inputs can be drawn without calling the model."""
     if folder is None or is_configured(model):
         return
     with contextlib.suppress(ImportError, TransparityError, AttributeError):  # `__slots__` may forbid new attributes
@@ -224,24 +217,7 @@ def _configure(model: Any, folder: Path | None) -> None:
         model.main_input_name = getattr(model, "main_input_name", "input_ids")
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    try:
-        import transformers
-    except ImportError:
-        yield
-        return
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(before)
-
-
 def from_transformers(folder: Path | None) -> Any:
-    """Return the model in a folder, in the class that its config.json names."""
     if folder is None:
         raise UsageError(
             "--against transformers needs a configuration; add --config config.json or --checkpoint FOLDER."

@@ -81,10 +81,8 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Confirming:
-    """Finds edits that explain one call, and rejects edits that do not explain the other calls.
-
-    Another call may show further differences, for example beyond a window or at padding.
-    """
+    """Finds edits that explain one call, and rejects edits that do not explain the other calls. Another call may show
+    further differences, for example beyond a window or at padding."""
 
     departures: Departures
     others: Sequence[Call]
@@ -120,8 +118,7 @@ class Confirming:
                 self.departures.search.refuse(step, edit)
 
     def equal_edits(self, found: Sequence[Departure]) -> Iterator[tuple[Departure, list[str]]]:
-        """Yield each difference with the descriptions of other edits that explain every call, and that are as simple as
-        the reported edit."""
+        """Yield each difference with other edits, in words, that explain every call and are at most as complex."""
         for place, each in enumerate(found):
             simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
             told = []
@@ -135,10 +132,9 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Return `found`, extended by further differences in calls that the edits of `found` do not explain.
-
-        If the search finds no edit for a further difference, the list ends with this difference. Return an empty list
-        if there is no further difference, or if all edits together do not explain the first call."""
+        """Return `found`, extended by further differences in calls that its edits do not explain. A difference without
+        an edit ends the list. Return an empty list if nothing is added, or if all edits together do not explain the
+        first call."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -165,9 +161,6 @@ class Confirming:
         return None if after is None else comparer.measured(after)
 
 
-Port = Callable[[Inputs], np.ndarray]
-
-
 @dataclass(frozen=True, eq=False)
 class Outcome:
     answers: Sequence[Answer]
@@ -189,35 +182,33 @@ class Outcome:
 
 
 def judged(
-    reference: Reference, port: Port, probes: Mapping[str, Inputs], progress: Progress = ignore_progress
+    reference: Reference,
+    port: Callable[[Inputs], np.ndarray],
+    probes: Mapping[str, Inputs],
+    progress: Progress = ignore_progress,
 ) -> Outcome:
     answers = []
     for count, (name, inputs) in enumerate(probes.items()):
         progress(f"comparing {name}", count, len(probes))
-        answers.append(_answer(reference, port, name, inputs))
+        expected, budget = reference.near(inputs)
+        try:
+            actual = np.asarray(port(inputs), np.float64)
+        except PortCallError as failed:
+            raise PortError(
+                f"The port raised {failed} on {described(inputs)}; the reference {reference.name} accepts these inputs."
+            ) from failed
+        found = answer_of(reference, name, inputs, actual, expected, budget)
+        if 1 < share(found.error, budget) < REMEASURED_WITHIN[reference.dtype]:
+            # The rounding error with one set of weights may be small by chance, so several sets measure the budget.
+            found = answer_of(reference, name, inputs, actual, expected, max(budget, reference.answer(inputs)[1]))
+        answers.append(found)
     return Outcome(answers)
-
-
-def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answer:
-    expected, budget = reference.near(inputs)
-    try:
-        actual = np.asarray(port(inputs), np.float64)
-    except PortCallError as failed:
-        raise PortError(
-            f"The port raised {failed} on {described(inputs)}; the reference {reference.name} accepts these inputs."
-        ) from failed
-    found = answer_of(reference, name, inputs, actual, expected, budget)
-    if not 1 < share(found.error, budget) < REMEASURED_WITHIN[reference.dtype]:
-        return found
-    # The rounding error with one set of weights may be small by chance, so measure the budget with several sets.
-    return answer_of(reference, name, inputs, actual, expected, max(budget, reference.answer(inputs)[1]))
 
 
 def answer_of(
     reference: Reference, name: str, inputs: Inputs, actual: np.ndarray, expected: np.ndarray, budget: float
 ) -> Answer:
-    """Compare the port's answer with the expected answer, except at padding. If only the shape differs, reshape the
-    port's answer before comparing."""
+    """Compare the port's answer with the expected answer, except at padding. Reshape an answer of another shape."""
     if actual.size != expected.size:
         return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.shape)
     errors = apart(actual.reshape(expected.shape), expected, reference.kept(inputs, expected.shape))
@@ -290,11 +281,9 @@ LATER = (
 
 
 def without_consequences(found: Sequence[Departure]) -> list[Departure]:
-    """Drop each unexplained difference that depends on a difference at another line of the reference.
-
-    After an unexplained difference, the reference continues with a similar value of the port. If this is the wrong
-    value, later lines of the port differ although they are right.
-    """
+    """Drop each unexplained difference that depends on a difference at another line of the reference. After an
+    unexplained difference, the reference continues with a similar value of the port. If this is the wrong value, later
+    lines of the port differ although they are right."""
     kept: list[Departure] = []
     for each in found:
         before = (one for one in kept if one.edit is None and one.by is each.by and one.step.line != each.step.line)
@@ -304,10 +293,8 @@ def without_consequences(found: Sequence[Departure]) -> list[Departure]:
 
 
 def _leads_to(one: Departure, other: Departure) -> bool:
-    """Return whether a difference depends on another one, in the port or in the reference.
-
-    An operation with several results, such as `topk`, is several operations with the same inputs.
-    """
+    """Return whether a difference depends on another one, in the port or in the reference. An operation with several
+    results, such as `topk`, is several operations with the same inputs."""
     port, program = other.by.comparer.port, other.by.comparer.program
     first = port.operations[one.operation]
     same = (i for i, each in enumerate(port.operations) if (each.source, each.inputs) == (first.source, first.inputs))

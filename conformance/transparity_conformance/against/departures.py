@@ -57,8 +57,7 @@ class Departure:
 
     @property
     def reference_line(self) -> Source | None:
-        """Return the innermost line of the reference that runs all replaced steps. If there is an edit, prefer a line
-        that runs no unedited step."""
+        """Return the innermost line that runs all replaced steps and, with an edit, preferably no unedited step."""
         comparer, step, edit = self.by.comparer, self.step, self.edit
         program = comparer.program
         steps = [step] if edit is None else edit.steps(comparer.at(step.number))
@@ -100,9 +99,8 @@ class Departures:
         """Whether the reference has a second implementation of its experts, in which other edits can be tried."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the departures in this call, and the comparison of the port with the edited reference. First, apply
-        the edits of `before`, the departures of another call. If these edits fail in this call, return no
-        departures."""
+        """Return the departures in this call after the edits of `before`, the departures of another call, and the
+        comparison with the edited reference. Return no departures if the edits of `before` fail in this call."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
         if before:
@@ -198,14 +196,12 @@ class Departures:
         return next(in_function, first)
 
     def _reads_content(self, operation: int, now: Comparison) -> bool:
-        """Return whether an operation of the port reads a value that depends on the main input. Masks and position
-        tables do not depend on the main input."""
+        """Return whether an operation reads a value that depends on the main input, unlike masks and tables."""
         given = self.comparer.port.operations[operation].inputs
         return any(value in self.comparer.flow.passes for each in given for value in now.matched.get(each, ()))
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Remove each departure whose edit is not needed to explain the port's answer. If necessary, replace the edits
-        of the other departures by alternative edits."""
+        """Drop each departure that is not needed to explain the answer; if necessary, change the other edits."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):
@@ -230,9 +226,7 @@ class Departures:
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
         """Replace the result of a step of the reference with a similar value of the port, the most similar pair first.
-
-        Use the first pair that leaves fewer operations unmatched. Without such a pair, return no comparison.
-        """
+        Use the first pair that leaves fewer operations unmatched. Without such a pair, return no comparison."""
         program = self.comparer.program
         fronts = port or now.lost[:1]
         # If the port lacks the step, use the port's value of the step's input. If the port has additional steps, use a

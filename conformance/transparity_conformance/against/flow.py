@@ -60,7 +60,6 @@ class DataFlow:
         return flow
 
     def _shared(self, one: int, other: int) -> int:
-        """Return the nearest common dominator of two values."""
         while one != other:
             if self._depth[one] >= self._depth[other]:
                 one = self.passes[one]
@@ -69,7 +68,6 @@ class DataFlow:
         return one
 
     def behind(self, value: int) -> Iterator[int]:
-        """Yield the dominators of a value, from the nearest to the farthest."""
         value = self.passes.get(value, START)
         while value != START:
             yield value
@@ -90,8 +88,7 @@ class DataFlow:
         return steps[::-1]
 
     def through(self, start: int, end: int, value: Any, values: Values) -> Any:
-        """Run the steps from `start` to `end` with `value` in place of `start`. Skip a view whose input has another
-        size than in the program."""
+        """Run the steps from `start` to `end` on `value`; skip a view whose input has another size than before."""
         # A segment of a later layer may read values that this run has not computed; use the values of the recorded run.
         now = ChainMap({start: value}, values, self.program.values)
         for step in self.between(start, end):

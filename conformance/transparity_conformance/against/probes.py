@@ -70,7 +70,6 @@ class Answer:
 
     @property
     def is_reshaped(self) -> bool:
-        """Return whether the answer has another shape, but the same number of elements."""
         return self.is_misshapen and self.actual.size == self.size
 
 
@@ -108,7 +107,6 @@ def _text_of(inputs: Inputs, length: int) -> Inputs:
 
 
 def is_of_features(text: str) -> bool:
-    """Return whether a text, such as the name of an input, contains a word of `OF_FEATURES`."""
     return any(word in text for word in OF_FEATURES)
 
 
@@ -118,9 +116,8 @@ def is_only_text(inputs: Inputs) -> bool:
 
 
 def source_of(model: Any) -> Source:
-    """Return a source of inputs, with texts of at most `LONGEST` tokens. If the model has a `transformers`
-    configuration, the configuration describes the inputs. Otherwise, call the model to find the names of its inputs,
-    the number of token ids and the longest text."""
+    """Return a source of inputs that the model's `transformers` configuration describes. Without a configuration, call
+    the model to find the names of its inputs, the number of token ids and the longest text."""
     if not is_configured(model):
         return _found_by_calls(model)
     limits = [
@@ -129,7 +126,13 @@ def source_of(model: Any) -> Source:
     ]
     is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
     longest = min(LONGEST, *map(int, limits))
-    return Source(functools.partial(_draw, model), longest, is_text, functools.partial(_runs, model))
+
+    def accepts(inputs: Inputs) -> bool:
+        from transparity_conformance.against.small.inputs import error_on
+
+        return error_on(model, inputs) is None
+
+    return Source(functools.partial(_draw, model), longest, is_text, accepts)
 
 
 def _text_config(config: Any) -> Any:
@@ -190,7 +193,6 @@ def _found_by_calls(model: Any) -> Source:
 
 
 def length_of(inputs: Inputs) -> int:
-    """Return the length of the longest text in the inputs, or 0 if there is no text."""
     texts = [each.shape[1] for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2]
     return max(texts, default=0)
 
@@ -208,12 +210,6 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
     return {name: np.ones_like(value) if name == "attention_mask" else value for name, value in inputs.items()}
 
 
-def _runs(model: Any, inputs: Inputs) -> bool:
-    from transparity_conformance.against.small.inputs import error_on
-
-    return error_on(model, inputs) is None
-
-
 def undrawn(model: Any, probes: Mapping[str, Inputs]) -> list[str]:
     """Return a message for each input in `MEDIA` that a `transformers` model takes, but that no probe has."""
     if not is_configured(model):
@@ -226,10 +222,7 @@ def undrawn(model: Any, probes: Mapping[str, Inputs]) -> list[str]:
 
 
 def without_mask(inputs: Inputs) -> Inputs:
-    """Remove all masks, because some recurrent models refuse a mask together with a cache.
-
-    The caller makes sure that the masks hide no position.
-    """
+    """Remove all masks, which must hide no position, because some recurrent models refuse a mask with a cache."""
     return {name: value for name, value in inputs.items() if "mask" not in name}
 
 
@@ -266,7 +259,6 @@ def is_padded(inputs: Inputs) -> bool:
 
 
 def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
-    """Select the first probe and all probes with padding."""
     first = next(iter(probes))
     return {name: inputs for name, inputs in probes.items() if name == first or is_padded(inputs)}
 
@@ -275,11 +267,10 @@ def taken(
     probes: Mapping[str, Inputs], signature: inspect.Signature | None, are_drawn: bool = True
 ) -> tuple[dict[str, Inputs], list[str]]:
     """Return the probes to compare, and a message for every probe that is left out. If the port takes no mask, remove
-    masks that hide nothing. The port may have another name for the first input.
-
-    A probe is left out if the port lacks only masks or, for inputs that the checker drew, only masks, images or audio.
-    If the port has an argument such as `images` that no probe has, no probe is left out for its images or audio. A call
-    with an input that the port lacks raises an error that names the input."""
+    masks that hide nothing. The port may have another name for the first input. A probe is left out if the port lacks
+    only masks or, for inputs that the checker drew, only masks, images or audio. If the port has an argument such as
+    `images` that no probe has, no probe is left out for its images or audio. A call with an input that the port lacks
+    raises an error that names the input."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)

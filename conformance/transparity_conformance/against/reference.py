@@ -35,10 +35,9 @@ ASIDE = ("mask", "position", "type")
 
 
 MOST_BYTES = 1 << 28
-"""The largest size of the recorded programs that are kept in memory. The limit for answers is the same.
-
-The programs of the forward passes need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. Programs that are
-dropped are recorded again when they are needed. The limit bounds memory, not what is compared."""
+"""The largest size of the recorded programs that are kept in memory. The limit for answers is the same. The programs of
+the forward passes need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. Programs that are dropped are
+recorded again when they are needed. The limit bounds memory, not what is compared."""
 
 
 class RefusedError(TransparityError):
@@ -207,8 +206,7 @@ class Reference:
         return needs_targets(self.model, inspect.signature(self.model.forward), *arrays(self.model, "torch"))
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
-        """Return the recorded operations of a call in float64; keep the last few records in memory. `experts` is one of
-        `self.experts`: the name of an implementation of the experts, or empty for a model without experts."""
+        """Return the recorded operations of a call in float64. `experts` is one of `self.experts`."""
         parts = (name.encode() + str(value.shape).encode() + value.tobytes() for name, value in inputs.items())
         key = b"".join((experts.encode(), *parts))
         if (found := self._programs.get(key)) is None:
@@ -225,9 +223,8 @@ class Reference:
 
     @functools.cached_property
     def experts(self) -> tuple[str, ...]:
-        """Return the names of implementations of experts in `transformers` that can be recorded. `eager` loops over the
-        experts, as many ports do. In `batched_mm`, no shape depends on the routing. For a model without experts, return
-        one empty name."""
+        """Return the implementations of experts that can be recorded, or one empty name. `eager` is a loop, as in many
+        ports. In `batched_mm`, no shape depends on the routing."""
         has_experts = getattr(self.model, "_can_set_experts_implementation", lambda: False)()
         return ("eager", "batched_mm") if has_experts else ("",)
 
@@ -266,8 +263,7 @@ def raised(error: Exception) -> str:
 
 
 def copied(module: Any) -> Any:
-    """Return a deep copy of a module. Tensors that a call stored in the module are detached, because autograd
-    results cannot be copied."""
+    """Return a deep copy of a module. Detach tensors that a call stored, because autograd results cannot be copied."""
     import torch
 
     values = (value for part in module.modules() for value in vars(part).values())

@@ -78,10 +78,7 @@ class Explanation:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a sort key that is smallest for the best explanation.
-
-        The first criterion is `worth`. The next criteria prefer simple edits, short segments, steps that are no views,
-        many edited steps and whole expressions, in this order."""
+        """Return a sort key: `worth`, simple edits, short segments, no views, many edited steps, whole expressions."""
         parts = self.edit.says.count("` in `")
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps), parts)
 
@@ -193,7 +190,6 @@ class EditSearch:
             yield [(ring, SIMPLE), (passed.popleft(), LATER)]
 
     def _readers_of_tables(self, now: Comparison) -> list[int]:
-        """Return the unmatched steps that read a constant table; among steps of the same line, only the first."""
         program, found = self.program, dict[Any, int]()
         for number in sorted(self.comparer.missing(now)):
             if number not in now.changes and any(self._is_table(index) for index in program.steps[number].inputs):

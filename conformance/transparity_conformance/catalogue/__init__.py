@@ -102,8 +102,7 @@ OF_ONE_LAYER = ("layer-missing",)
 
 
 def widest(some: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """For each fault, return the hypothesis in which the fault acts at the most taps. For faults in single layers,
-    return all hypotheses."""
+    """Return each fault's hypothesis with the most taps; for faults in single layers, return all hypotheses."""
     found: dict[tuple[object, ...], Hypothesis] = {}
     for each in some:
         key = each.fault.id, each.fault.variant, each.sites if each.fault.id in OF_ONE_LAYER else ()

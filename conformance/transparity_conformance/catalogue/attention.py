@@ -103,11 +103,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
 
 
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Recompute a tap of attention with changed settings.
-
-    `split` applies to queries, keys and values; `scale`, `attention_softcap`, `capping`, `temperature` and `rotated` to
-    scores; `tiled` to keys and values; `merge` to the context.
-    """
+    """Recompute a tap of attention with other scores, or with heads that are split, repeated (`tiled`) or merged
+    otherwise."""
     tap = site.rpartition(".")[2]
     if tap == "weights":
         ratio = settings["scale"](state.config) / state.config.score_scale

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, NumericFault, Settings, WalkState, fault, is_same
+from transparity_conformance.catalogue.fault import Fault, NumericFault, Patch, Settings, WalkState, fault, is_same
 from transparity_conformance.catalogue.normalization import normed_input
 from transparity_conformance.catalogue.sites import Value, reads_tokens, stack_config, token_table
 from transparity_conformance.oracle.oracle import Arrays
@@ -35,7 +35,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             yield scaled(config, factor(config), name, what)
     if config.positions in ("learned", "sinusoidal"):
         if config.token_scale != 1:
-            yield fault("embedding-scale", "positions, too", patch=_positions_scaled)
+            scaled_too: Patch = lambda state, site, value: (
+                value + (state.config.token_scale - 1) * right_positions(state, site)
+            )
+            yield fault("embedding-scale", "positions, too", patch=scaled_too)
         yield from _offset_faults(config)
     if config.positions == "learned" and config.position_offset:
         for name in ("visible",) if config.position_count == "all" else ("all", "padding goes on"):
@@ -92,8 +95,8 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault that multiplies embeddings by `factor`. If `SCALES` contains `named`, the factor is computed
-    anew for each model size."""
+    """Return the fault that multiplies embeddings by `factor`; if `SCALES` has `named`, it is computed for each
+    size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
@@ -118,10 +121,6 @@ def tokens_of(state: WalkState, site: str) -> np.ndarray:
         return state.taps["encoder.second_convolution"]
     table = state.parameters[token_table(state.config, site.split(".")[0])]
     return table[state.inputs[keys_name(state.config, site)]]
-
-
-def _positions_scaled(state: WalkState, site: str, value: Value) -> Value:
-    return value + (state.config.token_scale - 1) * right_positions(state, site)
 
 
 def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:

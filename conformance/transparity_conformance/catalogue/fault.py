@@ -42,9 +42,7 @@ class Fault:
     """A fault. Its fields say what the fault changes; fields that do not apply are empty."""
 
     id: str
-    """The id of the fault in reports."""
     variant: str
-    """The name of this variant of the fault."""
     description: str
     """A sentence about what the port does wrong."""
     fields: Mapping[str, Any] | None = None
@@ -103,15 +101,9 @@ PARTS = frozenset(Fault.__dataclass_fields__) - {"id", "variant", "description",
 def fault(
     identity: str, variant: str, *, says: str = "", words: Mapping[str, Any] | None = None, **change: Any
 ) -> Fault:
-    """Make a fault.
-
-    Args:
-        identity: The id of the fault.
-        variant: The name of the variant, which may contain placeholders.
-        says: The description. The default is the sentence for this id and variant in causes.toml.
-        words: The values for placeholders in the variant and the description.
-        change: Fields of `Fault` by name. All other keywords are settings of the formula.
-    """
+    """Make a fault. `says` is its description, by default the sentence for its id and variant in causes.toml. `words`
+    fill placeholders in the variant and the description. The other keywords are fields of `Fault`, or settings of the
+    formula."""
     known, parts = words or {}, {name: part for name, part in change.items() if name in PARTS}
     settings = {name: part for name, part in change.items() if name not in PARTS}
     says = (says or meanings()[identity].says[variant]).format(**known)
@@ -147,7 +139,7 @@ def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, 
 def variants(
     identity: str, table: Mapping[str, Any], formula: Formula, setting: str, words: Mapping[str, Any] | None = None
 ) -> Iterator[Fault]:
-    """Yield a fault for each entry of a table, which maps a variant's name to the wrong value of `setting`."""
+    """Yield a fault for each entry of a table from the variant to the wrong value of `setting`."""
     for name, change in table.items():
         yield fault(identity, name, words=words, formula=formula, **{setting: change})
 
@@ -155,16 +147,9 @@ def variants(
 def confused(
     kind: str, name: str, pair: tuple[str, str], swapped: str, used: str, which: str = "", **change: Any
 ) -> Iterator[Fault]:
-    """For two parts, yield two faults: swapped parameters, and one part's parameters used in both parts.
-
-    Args:
-        kind: The first word of both ids, such as `weight`.
-        name: The part of the pair at this tap. In the second fault, this part has the other part's parameters.
-        pair: The names of both parts.
-        swapped, used: The descriptions of the two faults.
-        which: The last words of both variants.
-        change: Fields of `Fault`, by name.
-    """
+    """Yield two faults of a pair of parts: swapped parameters, and parameters of the other part that are used in the
+    part `name`, too. `kind` is the first word of both ids, `swapped` and `used` are their descriptions, and `which`
+    ends both variants."""
     both = fault(f"{kind}-swapped", f"{' and '.join(pair)}{which}", says=swapped, is_mutual=True, **change)
     yield both
     variant = f"{pair[name == pair[0]]} for {name}{which}"
@@ -208,8 +193,7 @@ class Number:
     def fitted(
         self, config: TransformerConfig, is_site: Callable[[str], bool], times: float, powers: range, around: float = 0
     ) -> NumericFault:
-        """Return a fault with a fitted number; the fit starts at `around` (or the right value) times powers of
-        `times`."""
+        """Return a fault whose number is fitted, starting at `around` (or the right value) times powers of `times`."""
         grid = [(around or getattr(config, self.field)) * times**power for power in powers]
         return NumericFault(is_site, grid, functools.partial(self.fault, config))
 

@@ -127,8 +127,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
 def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
-    """Yield a fault for each wrong activation. The description ends with `where`; `missing` is a second name of the
-    identity function."""
+    """Yield a fault for each wrong activation, described with `where`; `missing` is another name of the identity."""
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"

@@ -23,8 +23,7 @@ def layer_of(site: str) -> int:
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return attention weights computed with a changed mask, mask value, mask order or softmax axis; leave other taps
-    unchanged."""
+    """Return attention weights with a changed mask, mask value, mask order or softmax axis; keep other taps."""
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
@@ -88,7 +87,6 @@ PADDING = (
     _masked("padding-ignored", "not hidden", padding=lambda m: np.ones_like(m.padding)),
     _masked("padding-axis", "queries", padding=lambda m: m.query_padding),
 )
-CAUSAL_UNWANTED = _masked("causal-unwanted", "hidden", past=lambda m: np.tri(m.length, dtype=bool)[None, None])
 PADDING_HIDDEN = tuple(_hiding("padding-ignored", "hidden", masks_padding=True))
 INVERTED = (
     *_hiding("mask-polarity", "inverted", inverted=True),
@@ -107,7 +105,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     causal = site.startswith("decoder") and sublayer == "self_attention"
     masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
     if sublayer == "self_attention" and not causal:
-        yield CAUSAL_UNWANTED
+        yield _masked("causal-unwanted", "hidden", past=lambda m: np.tri(m.length, dtype=bool)[None, None])
     if causal or pads:
         yield from INVERTED
         yield from _value_faults(config)
@@ -125,7 +123,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.num_heads > 1:
         yield _masked("softmax-axis", "heads", axis=1)
     if pads or causal:
-        yield HIDDEN_ROW_IS_NAN
+        yield _hidden_row("NaN", lambda state, site, value: value.dtype.type(math.nan))
         if not config.mask_is_exact:
             yield from conventions(config, site)
 
@@ -211,10 +209,8 @@ def _hidden_row(name: str, blind: Patch) -> Fault:
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield a fault for each result that ports compute for a query without a visible key.
-
-    If masked keys have weight zero in the reference, these results are valid conventions. Otherwise, they are wrong.
-    """
+    """Yield a fault for each result that ports compute for a query without a visible key. If masked keys have weight
+    zero in the reference, these results are valid conventions. Otherwise, they are wrong."""
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
         yield fault("mask-wholly-hidden-row", "zero context", patch=_zero_context)
@@ -243,9 +239,6 @@ def _zero_context(state: WalkState, site: str, value: Value) -> Value:
 def _equal_past(state: WalkState, site: str, value: Value) -> Value:
     past = MaskParts(state, site).past
     return past / past.sum(-1, keepdims=True)
-
-
-HIDDEN_ROW_IS_NAN = _hidden_row("NaN", lambda state, site, value: value.dtype.type(math.nan))
 
 
 SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {

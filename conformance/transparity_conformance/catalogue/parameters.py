@@ -281,11 +281,9 @@ def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
 
 
 def _packed_otherwise(config: TransformerConfig, parameters: Arrays, site: str, *, by_group: bool) -> Arrays:
-    """Return the weight and bias at `site` of a port that assumes a wrong order of the heads in a packed matrix.
-
-    With `by_group`, the file packs each group of queries with its key and value, but the port assumes blocks of
-    queries, keys and values. Without `by_group`, the file contains blocks, but the port assumes groups.
-    """
+    """Return the weight and bias at `site` of a port that assumes a wrong order of the heads in a packed matrix. The
+    port assumes blocks of queries, keys and values where the file has groups (`by_group`), or groups where it has
+    blocks."""
     counts = np.array([config.num_heads, config.key_value_heads, config.key_value_heads])
     in_turn = np.split(np.arange(counts.sum()), ends := np.cumsum(counts)[:-1])
     grouped = np.concatenate([heads.reshape(config.key_value_heads, -1) for heads in in_turn], axis=1).ravel()

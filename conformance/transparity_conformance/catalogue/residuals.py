@@ -35,8 +35,8 @@ def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
             yield fault("norm-placement", f"{other}, no final norm", says=description, fields=fields)
     if config.is_recurrent and config.decoder_mask != config.target_mask:  # the mixers ignore the mask, too
         yield fault("padding-ignored", "everywhere", fields={"padding": "token"})
-    for name, bits in WEIGHT_BITS.items():
-        yield fault("low-precision", f"{name} weights", alter=partial(_rounded, bits))
+    for kind in ("bfloat16", "float16", "TF32"):
+        yield fault("low-precision", f"{kind} weights", alter=partial(_rounded, kind.lower()))
 
 
 PLACES = {
@@ -117,9 +117,6 @@ def _residual(variant: str, source: Callable[[WalkState, str, str], Value]) -> F
         return flow + change / flow.dtype.type(state.config.residual_multiplier)
 
     return fault("residual-source", variant, downstream=downstream)
-
-
-WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}
 
 
 def _rounded(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

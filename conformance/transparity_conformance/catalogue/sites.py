@@ -80,8 +80,8 @@ def branch_end(config: TransformerConfig, sublayer: str) -> str:
 
 
 def output_of(config: TransformerConfig, sublayer: str) -> str:
-    """Return the tap of a sublayer's result, before any norm. In a recurrence, this tap starts with `recurrence`,
-    although the taps of the norms around it start with `self_attention`."""
+    """Return the tap of a sublayer's result, before any norm. In a recurrence, only this tap starts with
+    `recurrence`."""
     scope, name = sublayer.rpartition(".")[::2]
     return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
 
@@ -151,7 +151,6 @@ def is_gated_norm(site: str) -> bool:
 
 
 def norm_scope(site: str) -> str:
-    """Return the parameter prefix of the norm that computes the tap `site`."""
     if is_latent(site):
         return f"{site}_norm"
     return site.replace(".output", ".final_norm") if site.count(".") == 1 else site

@@ -81,7 +81,6 @@ def remarks(port: str, option: str, known: list[str], config: TransformerConfig)
 
 
 def summary(result: Adapted) -> tuple[list[str], int]:
-    """Return the lines for the user about an adapter, and the exit code."""
     adapter, found = result.adapter, result.found
     absent = [name for name, line in adapter.lines.items() if line == ABSENT]
     asked = [name for name, line in adapter.lines.items() if line == ASKED]

@@ -80,8 +80,6 @@ class ReachedCalls:
 
 @dataclass
 class Ran:
-    """The activations of every probe on which the port ran, and the ports that were built."""
-
     actual: dict[str, Mapping[str, np.ndarray]]
     reached: ReachedCalls
     forwards: dict[int, Callable[..., Any]]
@@ -104,8 +102,7 @@ def run_all(
     logits_only: bool,
     answered: Callable[[Probe, Mapping[str, np.ndarray]], None] = lambda probe, taps: None,
 ) -> Ran:
-    """Run a port on every probe, and pass each result to `answered` at once. If the port refuses a model with other
-    sizes than the first probe's model, try further sizes."""
+    """Run a port on every probe, and pass each result to `answered`. If the port refuses a model, try further sizes."""
     first = next(iter(probes.values()))
     ran = Ran({}, ReachedCalls(), {id(first.parameters): built(build, first)}, {})
     for done, (key, probe) in enumerate(probes.items()):
@@ -163,11 +160,9 @@ def call_model(
     logits_only: bool,
     may_refuse: bool = False,
 ) -> Mapping[str, np.ndarray] | None:
-    """Run a port on a probe. If it fails on a model whose sizes the checker chose, add a note and return None.
-
-    A failure on a single token counts as a refusal of the model, because some ports get their weights only with the
-    call. With `may_refuse`, the port may also refuse the length.
-    """
+    """Run a port on a probe. If it fails on a model whose sizes the checker chose, add a note and return None. A
+    failure on a single token is a refusal, because some ports get their weights only in calls. With `may_refuse`, a
+    port may refuse the length."""
     began = time.monotonic()
     taps = answer_or_error(lambda: run(function, probe, logits_only=logits_only))
     try:
@@ -183,8 +178,3 @@ def call_model(
         return None
     finally:
         reached.seconds += time.monotonic() - began
-
-
-def whole(probe: ReachProbe) -> Probe:
-    """Return the call as a probe with all activations."""
-    return Probe(probe.case, probe.name, probe.purpose, probe.config, probe.parameters, probe.inputs)

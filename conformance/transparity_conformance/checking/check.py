@@ -104,7 +104,6 @@ ALONE: Mapping[str, Any] = {
 
 
 def _check_against(given: Mapping[str, Any]) -> Report:
-    """Check a port against another implementation, with the arguments of `check`."""
     from transparity_conformance.against.check import Request, check_against  # a slow import that is rarely needed
 
     port, other = given["build"], given["other"]
@@ -146,8 +145,7 @@ def _system(
 def _built_by(
     build: Port | str, family: str | None, timeout: float, ranks: int, *, isolated: bool, is_small: bool
 ) -> contextlib.AbstractContextManager[Port]:
-    """Return the port as a `build`. The port runs in its own process if it is `isolated` or has several ranks, or if
-    `build` is a name."""
+    """Return the port as a `build`, in its own process if it is `isolated`, given by name, or on several ranks."""
     if isolated or ranks > 1 or isinstance(build, str):
         started = isolated_build(spec_of(build), timeout, ranks=ranks, is_small=is_small)
         return contextlib.closing(started.loading(family))
@@ -163,9 +161,9 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
     (forward.judge_answers, Evidence.has_logits),
     (forward.find_unsteady_line, Evidence.has_logits, Evidence.is_unsteady, Evidence.shows_taps),
     (forward.build_again, Evidence.has_logits, Evidence.is_steady),
-    (forward.name_form, Evidence.has_other_form),
+    (forward.name_form, lambda evidence: evidence.form is not None),
     (forward.end_forward_pass, Evidence.has_logits),
-    (reach.leave_out_all, Evidence.has_logits, Evidence.is_quick),
+    (reach.leave_out_all, Evidence.has_logits, lambda evidence: evidence.arguments.quick),
     (forward.load_as_named, Evidence.is_whole, Evidence.has_logits, forward.is_copied),
     (reach.call_at_other_sizes, Evidence.is_whole, Evidence.has_logits),
     (forward.explain_at_other_size, Evidence.is_whole, forward.is_explained_at_other_size),
@@ -188,10 +186,8 @@ def name_of(build: Any) -> str:
 
 
 def assert_conforms(build: Port | str, preset: str | None = None, **options: Any) -> Report:
-    """Raise `AssertionError` unless the port agrees. The message has a table of faults, lines and causes.
-
-    An inconclusive check also fails. The default preset is `translation`; `options` are the arguments of `check`.
-    """
+    """Raise `AssertionError` unless the port agrees. The message has a table of faults, lines and causes. An
+    inconclusive check also fails. The default preset is `translation`; `options` are the arguments of `check`."""
     from transparity_conformance.report.check.terminal import as_text
 
     # pytest hides this frame, because the mistake is in the port.

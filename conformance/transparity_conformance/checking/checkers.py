@@ -38,8 +38,8 @@ Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
-    """Return a function that checks one configuration. The port is a function, an artifact (a model file) or a program,
-    and runs in a separate process."""
+    """Return a function that checks one configuration of a function, an artifact or a program, in a separate
+    process."""
     if options.command is not None:
         from transparity_conformance.checking.command import check_command  # a slow import that is rarely needed
 
@@ -117,8 +117,8 @@ class PortCheck:
         yield artefact_system(checkpoint, limits)
 
     def is_loader(self, needed_by: str = "") -> bool:
-        """Return whether the port has the signature of a loader. Raise `UsageError` if it is neither a loader
-        nor a `build`, or if the option `needed_by` needs a loader."""
+        """Return whether the port has a loader's signature. Raise `UsageError` if it has not a `build`'s signature
+        either, or if the option `needed_by` needs a loader."""
         count = required_arguments(signature_of(self.build))
         if count not in (1, 2, None):
             raise UsageError(
@@ -134,8 +134,7 @@ class PortCheck:
 
 
 def named_systems(options: Options) -> list[System]:
-    """Return the configurations that options name: families, or presets and a file. Return an empty list if the options
-    give a checkpoint. Raise `UsageError` for an unknown name."""
+    """Return the configurations that options name: families, presets or a file; for a checkpoint, return none."""
     if options.checkpoint is not None:
         return []
     return list(

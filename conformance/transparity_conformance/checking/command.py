@@ -72,7 +72,6 @@ def check_command(
 
 
 def _failed(report: Report, failure: str) -> Report:
-    """Return the report on a failed program: a verdict of `agrees` becomes `inconclusive`."""
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 
@@ -107,7 +106,7 @@ def _beside_one(
     bundle: Bundle,
 ) -> tuple[RanksComparison, Differing, list[str]]:
     """Compare the first rank's outputs with a run on one rank, and with the other ranks. The last result has a line
-    about ranks that wrote no file. Raise `BundleError` if the file of another rank is invalid."""
+    about ranks that wrote no file."""
     count, differing, probes = len(completed), Differing(), bundle.probes
     silent = [str(rank) for rank, each in enumerate(completed) if not os.path.lexists(each.actual)]
     absent = [f"ranks {', '.join(silent)}: not compared, because they wrote no file"] if silent else []

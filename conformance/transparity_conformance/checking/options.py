@@ -52,7 +52,6 @@ class Options:
         return self.port
 
     def named(self, *names: str) -> dict[str, Any]:
-        """Return the options with these names, as keyword arguments."""
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -172,7 +171,6 @@ def options_of(given: Mapping[str, Any], located: Callable[[Report], None]) -> O
 
 
 def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Path | None:
-    """Return the checkpoint. If no checkpoint is given and the port is a Hugging Face folder, return this folder."""
     runtime = runtime_of(port)
     if checkpoint is not None or port is None or runtime is not HUB or any(others):
         return checkpoint

@@ -79,11 +79,10 @@ def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[
 
 
 def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
-    """Yield parts of a checkpoint as models with the checkpoint's weights, then a small model with random weights. The
-    parts are the embedding with the head, and each layer (of `layers`, if given). Read the checkpoint part by part.
-    `head` is the output of an encoder; None means all hidden states. Gradients take long, so among layers with equal
-    configurations, only the first layer's gradients are compared. Raise `UsageError` if `layers` is not a list of
-    numbers, and `CheckpointError` if a layer does not exist."""
+    """Yield parts of a checkpoint as models with its weights, then a small model with random weights. The parts are the
+    embedding with the head, and each layer (of `layers`, if given), which are read part by part. `head` is the output
+    of an encoder; None means all hidden states. Among layers with equal configurations, only the first layer's
+    gradients are compared, because they take long."""
     opened, differentiated = open_for_pieces(folder, head), dict[TransformerConfig, str]()
     for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
         alike = differentiated.setdefault(piece.config, piece.name) if layers is None else piece.name
@@ -98,7 +97,6 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
 
 
 def layer_numbers(text: str) -> list[int]:
-    """Read a text such as `0,7,31`; raise `UsageError` if it is not a list of numbers."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise UsageError(
@@ -134,8 +132,8 @@ LEAST_OF_A_RANK = 2
 
 
 def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return a small configuration in which `ranks` divides the numbers of heads, features, tokens and layers. If there
-    are several key-value heads, each rank gets at least one."""
+    """Return a small configuration in which `ranks` divides all sizes, with at least one key-value head for each
+    rank."""
     resize = functools.partial(small_system, config) if config.shared_embedding else config.resized
     small = resize()
     heads = max(_multiple(small.num_heads, ranks), LEAST_OF_A_RANK * ranks)
@@ -182,7 +180,6 @@ def _multiple(size: int, ranks: int) -> int:
 
 
 def artefact_system(checkpoint: Checkpoint, limits: Limits) -> System:
-    """Return the checkpoint as a configuration that respects the limits of an artifact."""
     config, parameters, lines = checkpoint.config, checkpoint.parameters, []
     for narrow in (_masked, _typed, _short):
         config, parameters, line = narrow(config, parameters, limits)

@@ -42,12 +42,9 @@ def explain_all(
     answer: Answer | None = None,
 ) -> tuple[Divergence, ...]:
     """Explain the segments in `faulty`, except those that an earlier cause explains. On several `ranks`, also try
-    faults of sharding.
-
-    If activations were matched by value, some may be matched wrongly. In this case, `answer` contains the logits, and
-    causes are reported only if they reproduce the port's logits. Try single faults, then the fewest faults that explain
-    the segments, then pairs.
-    """
+    faults of sharding. If activations were matched by value, some may be matched wrongly. In this case, `answer`
+    contains the logits, and causes are reported only if they reproduce the port's logits. Try single faults, then the
+    fewest faults that explain the segments, then pairs."""
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
     segments = _BySegment(results, clock, ranks, answer)
@@ -66,15 +63,13 @@ def consistent(
     divergences: Sequence[Divergence],
     explanations: Mapping[str, Explanation],
 ) -> list[Divergence]:
-    """Drop causes that the logits contradict, and divergences of activations that the model does not use.
-
-    Only statements about activations that were matched by value, and about the logits after them, can be wrong. Run the
+    """Drop causes that the logits contradict, and divergences of activations that the model does not use. Only
+    statements about activations that were matched by value, and about the logits after them, can be wrong. Run the
     reference with all causes, and with the port's values at unexplained taps. If this run does not compute the port's
     logits, drop the causes at these activations. Also drop a cause next to an unexplained tap, because either tap may
     be matched wrongly. For the same reason, drop an unexplained divergence directly after another one. Also drop a
     divergence whose cause is dropped, if its tap was matched with the value of another tap. Only the cause, such as a
-    missing rotation, justified this match.
-    """
+    missing rotation, justified this match."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}
@@ -168,7 +163,7 @@ def _by_answer(
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
     if not _ids(told) <= placed:  # the other faults are at taps that were not matched
         known = tuple(each for each in told if each.fault.id in placed)
-        rests = [_without(each, placed) for each in ranked if placed <= _ids(each)]
+        rests = [tuple(one for one in each if one.fault.id not in placed) for each in ranked if placed <= _ids(each)]
         explanations["logits"] = explained_by(answer.segment, known, rests, probes)
         divergences.append(divergence_of(results, "logits", explanations["logits"]))
     return _named(divergences, explanations)
@@ -178,10 +173,6 @@ def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) 
     """Return the combinations, and the single faults in them, that explain a segment as well as `best` does."""
     parts = [part for each in others for part in (each, *((one,) for one in each))]
     return [part for part in parts if len(part) == len(best) and segment.vanishes(part)]
-
-
-def _without(chosen: Combination, ids: Collection[str]) -> Combination:
-    return tuple(each for each in chosen if each.fault.id not in ids)
 
 
 def _ids(chosen: Combination) -> set[str]:

@@ -50,16 +50,9 @@ def explain(
     clock: Clock,
     deepest: int = DEEPEST,
 ) -> Explanation:
-    """Find the causes of the difference at `segment`.
-
-    Args:
-        sites: The taps at which the faults may act.
-        known: Faults that are already in the reference.
-        others: All probes, one of which may distinguish causes that are equally good.
-        earlier: The explanations of other segments, because a fault of one layer is likely in the next layer, too.
-        clock: The remaining work. If none is left, the segment gets no cause.
-        deepest: The largest number of faults in a combination.
-    """
+    """Find the causes of the difference at `segment`: at most `deepest` faults at the taps `sites`, besides the `known`
+    faults. `others` are all probes, one of which may distinguish causes that are equally good. A fault in `earlier`
+    explanations is likely in the next layer, too."""
     search = Search(segment, sites, known, clock)
     before = rms(segment.left(search.screen, known))
     if (same := _same_as_earlier(segment, known, before, search.screen, earlier)) is not None:
@@ -110,12 +103,8 @@ def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str,
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop the first combinations as long as they make a right segment wrong. If all combinations make a right segment
-    wrong, drop none.
-
-    For example, a fault may be in the last sublayer or in all sublayers. If earlier segments are right, the fault is
-    only in the last sublayer.
-    """
+    """Drop the first combinations that make a right segment wrong, unless all do. For example, a fault is only in the
+    last sublayer if earlier segments are right."""
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
             return [*found[index:]]
@@ -167,7 +156,6 @@ def tap_kind(tap: str) -> str:
 def _causes(
     segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe, *, is_complete: bool = True
 ) -> tuple[Cause, ...]:
-    """Return the faults `chosen` as causes. If `is_complete`, report that the last cause explains the whole rest."""
     *others, last = (_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     return (*others, dataclasses.replace(last, explained=1.0) if is_complete else last)
 
@@ -181,8 +169,9 @@ def _cause(
     gone = 1 - rms(segment.left(screen, applied)) / before if before else 1.0
     if segment.tap in sites:
         return Cause(fault.id, fault.description, fault.value, residual, max(0.0, gone))
-    description, at = f"{fault.description}, {_location(sites)}", sites[0] if sites else _begins(applied, screen)
-    return Cause(fault.id, description, fault.value, residual, max(0.0, gone), at)
+    where = f"at {some(places(sites), 2)}" if sites else "in the whole model"
+    at = sites[0] if sites else _begins(applied, screen)
+    return Cause(fault.id, f"{fault.description}, {where}", fault.value, residual, max(0.0, gone), at)
 
 
 def _begins(applied: Combination, screen: Probe) -> str:
@@ -212,17 +201,10 @@ def _other(fault: Fault, other: Fault) -> str:
     return "" if other.description == fault.description else other.description
 
 
-def _location(sites: tuple[str, ...]) -> str:
-    if not sites:
-        return "in the whole model"
-    return f"at {some(places(sites), 2)}"
-
-
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """Return the first probe that distinguishes two combinations of faults: their values differ by more than rounding,
-    or only one of them is possible."""
+    """Return the first probe on which the values of two combinations clearly differ, or only one is possible."""
     for name, probe in others.items():
         one, other = (segment.value(probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:

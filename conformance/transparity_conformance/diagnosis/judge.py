@@ -28,7 +28,7 @@ from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import difference, share
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Measured, Report, Verdict
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Measured, Report
 from transparity_conformance.storage.on_disk import chosen
 
 __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
@@ -184,10 +184,8 @@ def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answe
 
 
 def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:
-    """Drop unexplained divergences that change no logit, unless no divergence changes a logit.
-
-    A right port may exceed the narrow budget of one activation, for example with another approximation of tanh.
-    """
+    """Drop unexplained divergences that change no logit, unless none does. A right port may exceed an activation's
+    budget."""
     effects = [(each, each.impact) for each in divergences]
     told = [each for each, impact in effects if each.causes or not impact or impact.changes_logits]
     return told or divergences
@@ -257,12 +255,10 @@ def _measured(results: Iterable[ProbeResult], dtype: str) -> Iterable[Measured]:
 
 
 def _claims(measured: Iterable[Measured]) -> Iterable[ClaimResult]:
-    """Yield one claim for each kind of tap, about its worst comparison."""
     worst: dict[str, Measured] = {}
     for item in measured:
         kind = tap_kind(item.tap)
         if kind not in worst or item.share > worst[kind].share:
             worst[kind] = item
     for kind, item in worst.items():
-        verdict: Verdict = "agrees" if item.share <= 1 else "diverges"
-        yield ClaimResult(f"forward.{kind}", verdict, item.error, item.budget, f"{item.tap} ({item.probe})")
+        yield ClaimResult.of(f"forward.{kind}", item.error, item.budget, f"{item.tap} ({item.probe})")

@@ -37,12 +37,9 @@ def is_internal(tap: str) -> bool:
 
 
 def faulty_segments(results: Results) -> tuple[list[str], list[str]]:
-    """List the wrong segments, and the segments that differ only in form, both in the order of the forward pass.
-
-    A tap inside a sublayer differs only in form if `is_equivalent` accepts it and the sublayer's result is right. A
-    port may also fold the gain and the bias of a norm into the next weights. Such a norm differs only in form if
-    everything after the norm is right.
-    """
+    """List the wrong segments, and the segments that differ only in form, in the order of the forward pass. A tap
+    inside a sublayer differs only in form if `is_equivalent` accepts it and the sublayer's result is right. A port may
+    fold a norm's gain and bias into the next weights. The norm differs only in form if everything after it is right."""
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
     order = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
@@ -65,11 +62,8 @@ def _wrong(results: Results) -> list[tuple[str, str]]:
 
 
 def _healed(results: Results, suspects: set[str], without: Collection[str] = INTERNAL) -> set[tuple[str, str]]:
-    """Return (probe, tap) for each tap in `suspects` that differs only in form.
-
-    To find out, the reference runs without the port's values of the suspects, and of all taps whose names are in
-    `without`.
-    """
+    """Return (probe, tap) for each suspect that differs only in form. To find out, the reference runs without the
+    port's values of the suspects and of taps in `without`."""
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
         ours = walk(result.probe, _outer(result, suspects, without))
@@ -123,12 +117,8 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 
 
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the port's value at `tap`. With ALiBi, replace masked scores by the reference's scores plus a constant per
-    row.
-
-    Like BLOOM, a port may compute the bias from the key's position instead of its distance. This adds a constant to all
-    visible scores of a row.
-    """
+    """Return the port's value at `tap`. With ALiBi, a port such as BLOOM may compute the bias from the key's position,
+    which adds a constant to each row. Masked scores become the reference's scores plus this constant."""
     recorded = result.recorded[tap]
     if not tap.endswith(".scores") or result.probe.config.positions != "alibi":
         return recorded
@@ -156,11 +146,8 @@ def _differs(result: ProbeResult, tap: str) -> bool:
 
 
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
-    """List the taps at which a fault may cause a difference at `tap`, in the order of the forward pass.
-
-    These are `tap` itself, earlier taps that the port does not record, and the outputs of sublayers that the residual
-    stream adds before `tap`.
-    """
+    """List the taps at which a fault may cause a difference at `tap`, in order. These are `tap`, earlier taps that are
+    not recorded, and the outputs of sublayers that the residual stream adds before `tap`."""
     recorded, before = result.recorded, result.order[: result.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])
     # Include all unrecorded taps of the layer, because a recorded tap between two of them may be on another path.

@@ -47,7 +47,6 @@ class ProbeResult:
         return judged(self.probe, tap, self.recorded[tap], ours, self.dtype, self.recorded)
 
     def gap(self, tap: str, ours: np.ndarray) -> float:
-        """Return the largest difference between the port's value and `ours`."""
         return gap(self.judged(tap, ours), ours)
 
     def gaps_from(self, given: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -69,7 +68,7 @@ class ProbeResult:
 
     @property
     def last(self) -> str:
-        """Return the last tap whose shape is right, usually the logits."""
+        """Return the last tap with a right shape, usually the logits."""
         return next(tap for tap in reversed(self.order) if tap in self.recorded)
 
     @property
@@ -147,7 +146,6 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], most: int = 10_00
 
 
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
-    """Return the largest error of the last tap, usually the logits, if the reference has the faults `known`."""
     return max(
         each.gap(each.last, walk(each.probe, each.recorded, known)[each.last])
         for each in results.values()

@@ -16,7 +16,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import PARAMETERS, whole_model
-from transparity_conformance.catalogue.fault import Fault, Hypothesis, WalkState
+from transparity_conformance.catalogue.fault import Fault, Hypothesis, Patch
 from transparity_conformance.diagnosis import thresholds
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, logits_error, still_wrong
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
@@ -26,14 +26,10 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause
 from transparity_conformance.storage.mapped import Mapped
 
-KINDS = {"TF32": "tf32", "bfloat16": "bfloat16", "float16": "float16"}
-
 
 def find_rounding(results: Results, dtype: str, alone: Results | None = None) -> Cause | None:
-    """Return a rounding to fewer bits that explains all differences, or None. Rounding never explains a wrong shape.
-
-    If activations were matched by value, `alone` contains only the logits.
-    """
+    """Return a rounding to fewer bits that explains all differences, or None. Rounding never explains a wrong shape. If
+    activations were matched by value, `alone` contains only the logits."""
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
     every = _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
@@ -71,10 +67,8 @@ def _rounded_weights(results: Results) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Return a lower precision whose budgets cover all errors. It represents the last and all wrong values exactly.
-
-    Under `torch.autocast`, for example, matrix products are in bfloat16. Norms and residuals, which are right, are not.
-    """
+    """Return a lower precision whose budgets cover all errors, and that represents all wrong values and the last value
+    exactly. Under `torch.autocast`, matrix products are in bfloat16, but norms and residuals are not."""
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue
@@ -109,7 +103,7 @@ def _rounded_products(results: Results) -> Cause | None:
     """Return the first kind of rounding that leaves only small shares of the differences, in linear maps only or in all
     products. If both explain the differences, return the one that leaves the smaller share."""
     order = next(iter(results.values())).order
-    for kind in KINDS:
+    for kind in ("TF32", *HALF):
         left = [(_typically_left(results, each), each) for each in products_of(kind, order)]
         typical, best = min(left, key=lambda each: each[0])
         if typical <= thresholds.TYPICALLY_LEFT:
@@ -175,7 +169,8 @@ def products_of(kind: str, taps: list[str]) -> Iterator[Hypothesis]:
     """Yield the hypotheses that linear maps round their factors to `kind`, and that all matrix products do so."""
     for which, sites in (("linear maps", ()), ("matrix products", taps)):
         description = f"rounding of the factors of {which} to {kind}"
-        alter, downstream = partial(_alter, KINDS[kind], spreads=bool(sites)), partial(_downstream, KINDS[kind])
+        alter = partial(_alter, kind.lower(), spreads=bool(sites))
+        downstream: Patch = lambda state, name, value: factors(kind.lower(), value)
         made = Fault("low-precision", f"{kind} {which}", description, alter=alter, downstream=downstream)
         yield Hypothesis(made, (PARAMETERS, *sites))
 
@@ -186,7 +181,3 @@ def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str, 
         return {}
     in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}
     return {name: factors(kind, value, spreads=spreads) for name, value in in_memory.items()}
-
-
-def _downstream(kind: str, state: WalkState, name: str, value: np.ndarray) -> Factors:
-    return factors(kind, value)

@@ -56,7 +56,6 @@ class Start:
 
     @property
     def depth(self) -> Depth:
-        """Return the depth of the first layer that is not skipped."""
         is_decoder = self.decoder or self.whole_encoder or not self.config.has_encoder
         return (1, self.decoder) if is_decoder else (0, self.encoder)
 

@@ -57,8 +57,7 @@ class Segment:
         return self._bases[probe.name]
 
     def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
-        """Return the reference's value with the faults `chosen`; None if faults exclude each other, or if one removes
-        the tap."""
+        """Return the reference's value with the faults; None if they exclude each other, or if one removes the tap."""
         given = self.results[probe.name].recorded if probe.name in self.results else {}
         base = self._base(probe) if given else None
         try:
@@ -85,10 +84,7 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the faults make a right segment wrong, or exclude each other.
-
-        For example, a fault of all layers is excluded if an earlier layer is right.
-        """
+        """Return whether the faults make a right segment wrong, such as an earlier layer, or exclude each other."""
         result = self.results[probe.name]
         if not result.right:
             return False
@@ -103,7 +99,6 @@ class Segment:
         return self._size(probe, chosen)[0]
 
     def is_near(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the difference is at most slightly above the budget."""
         within = REMEASURED_WITHIN[self.results[probe.name].dtype]
         return self.largest(probe, chosen) <= within * (self.budget(probe) or 1)
 
@@ -123,13 +118,11 @@ class Segment:
         return self._sizes[key][1:]
 
     def keep(self, probe: Probe, chosen: Combination, left: np.ndarray) -> None:
-        """Store the size of the remaining difference `left`."""
         largest = float(np.abs(left).max(initial=0.0))
         self._sizes[probe.name, *map(id, chosen)] = chosen, rms(left), largest
 
 
 def segment_of(results: Results, tap: str, ranks: int = 1) -> Segment:
-    """Return the segment that ends at a tap, on the probes with a known value of the port at this tap."""
     return Segment(tap, {each.probe.name: each for each in results.values() if tap in each.recorded}, ranks)
 
 
@@ -139,7 +132,6 @@ def rms(left: np.ndarray) -> float:
 
 
 def scope_of(tap: str) -> str:
-    """Return the sublayer to which a tap belongs, or an empty string."""
     parts = tap.split(".")
     return ".".join(parts[:-1]) if len(parts) > 4 else ""
 
@@ -150,13 +142,9 @@ def layer_of(tap: str) -> str:
 
 
 def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[str]) -> tuple[str, Results]:
-    """Join the wrong activations of a sublayer to one segment. Return its end, and the results without the other taps.
-
-    Activations that were matched by value may be matched wrongly, and a different order of operations changes several
-    activations at once. The joint segment starts at the right activations of the sublayer. It ends at the first tap
-    that depends on all wrong taps. The end is empty if a wrong tap was not matched by value, or if only one tap is
-    wrong.
-    """
+    """Join the wrong activations of a sublayer to one segment, because they may be matched wrongly. It starts at the
+    right activations and ends at the first tap that depends on all wrong taps. Return this end, and the results without
+    the other taps. The end is empty if only one tap is wrong, or if a wrong tap was not matched by value."""
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
     if not having or not inside <= {*found}:

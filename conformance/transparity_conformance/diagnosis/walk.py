@@ -101,7 +101,8 @@ def walk(
             model, {name: exact[name] for name in exact if model.parameters[name] is right[name]}, start, dtype
         )
         state = WalkState(model.config, parameters, probe.inputs, _flow(probe, start, dtype) if taps is None else taps)
-        computed = _begun(probe, model, base)
+        # A fault that changes the configuration may change every value.
+        computed = probe.room() if base is None or model.config is not probe.config else copy.copy(base.computed)
         tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until, choices))
         computing = variant(index) if dtype != "float64" else contextlib.nullcontext()
         with np.errstate(all="ignore"), contextlib.suppress(TapReached), computing:
@@ -113,13 +114,6 @@ def _cast(model: Model, known: Arrays, start: Start, dtype: str) -> Arrays:
     """Return the parameters rounded to `dtype`, except the parameters in `known` and in skipped layers."""
     others = {name: value for name, value in model.parameters.items() if name not in known}
     return known | {name: value if start.skips(name) else rounded(value, dtype) for name, value in others.items()}
-
-
-def _begun(probe: Probe, model: Model, base: Base | None) -> MutableMapping[str, np.ndarray]:
-    """Return storage for the computed values, with the values of `base` if no fault changes the configuration."""
-    if base is None or model.config is not probe.config:
-        return probe.room()
-    return copy.copy(base.computed)
 
 
 def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndarray]:
@@ -137,7 +131,6 @@ class Model:
     config: TransformerConfig
     parameters: Arrays
     touched: list[str] = field(default_factory=list)
-    """The taps and parameters at which faults act."""
     downstream: list[str] = field(default_factory=list)
     """The taps at which a fault changes the value with which the walk continues."""
 
@@ -225,7 +218,6 @@ def _start(
     touched: list[str],
     downstream: list[str],
 ) -> Start:
-    """Skip as many layers as possible before the first fault and before the tap `until`."""
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
@@ -243,11 +235,7 @@ def dependents(
     tap: str,
     known: Sequence[Hypothesis] = (),
 ) -> set[str]:
-    """Return the taps that depend on `tap`, other than through another tap in `values`.
-
-    Args:
-        ours: The walk without the change of `tap`.
-    """
+    """Return the taps that depend on `tap` other than through another tap in `values`. `ours` is the unchanged walk."""
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
@@ -268,12 +256,8 @@ def segment_budgets(
     neighbours: int = 3,
     truth: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Return the budget (tolerance) of each segment, measured from the reference's rounding errors in `dtype`.
-
-    Args:
-        neighbours: The number of nearby points (slightly changed weights) at which the errors are measured.
-        truth: The same walk in float64, if it is already known.
-    """
+    """Return the budget (tolerance) of each segment, from rounding errors in `dtype` at nearby points (`neighbours`
+    sets of slightly changed weights). `truth` is the same walk in float64, if it is already known."""
     rule, ulp = RULES[dtype], epsilon(dtype)
     measured = "float32" if dtype == "float64" else dtype
     noise: dict[str, float] = {}

@@ -29,9 +29,7 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack the iterations of loops. `tokens` contains (batch, length) of each input, and `heads` contains the possible
-    numbers of heads.
-    """
+    """Stack loops. `tokens` has (batch, length) of each input, and `heads` the possible numbers of heads."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -96,8 +94,7 @@ def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tu
 
 
 def _groups(operations: Sequence[Operation], counts: Collection[int]) -> Iterator[tuple[int, ...]]:
-    """Yield one group for each operation in a loop's body: the indices of this operation in all iterations. Outside
-    loops, each group contains one operation."""
+    """Yield, for each operation in a loop's body, its indices in all iterations; outside loops, a single index."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(map(_key, operations)))}
     ids = np.array([numbers[_key(each)] for each in operations])
     begin = 0
@@ -112,9 +109,8 @@ def _key(operation: Operation) -> tuple[object, ...]:
 
 
 def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
-    """Return (body length, iterations) of the loop that starts at `begin`, or (1, 1) without a loop. Prefer the
-    shortest body. A repeated single operation is no loop, because splitting an array also records one operation per
-    part."""
+    """Return (body length, iterations) of the loop at `begin` with the shortest body, or (1, 1). A repeated single
+    operation is no loop, because splitting an array also records one operation per part."""
     rest = ids[begin:]
     for period in np.flatnonzero(rest[: len(rest) // 2 + 1] == rest[0])[1:].tolist():
         if period == 1 or rest[1] != rest[period + 1]:
@@ -128,9 +124,7 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether all iterations have equal shapes. Each operation must also read only values from before the loop,
-    or from earlier places in its body.
-    """
+    """Return whether iterations have equal shapes, and read only values before the loop or from earlier in its body."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:
@@ -154,36 +148,34 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
     """Return an operation's scores, with each masked score replaced by the score before masking. If the port scales
-    masked scores, or adds a position bias together with the mask, scale the inserted scores and add the bias, too.
-    """
+    masked scores, or adds a position bias together with the mask, scale the inserted scores and add the bias, too."""
     value, before = operations[index].value, _scores_before(operations, index)
     if before is None:
         return value
-    scores, hidden = operations[before].value, _hidden(value)
+    scores, hidden = operations[before].value, hides(value)
     multiple = _multiple(scores, value, ~hidden)
     replaced = _biased(operations, index, before) if multiple is None else multiple * scores
     return value if replaced is None else np.where(hidden, replaced, value)
 
 
 def with_biases(operations: Sequence[Operation]) -> list[Operation]:
-    """Replace masked scores by the scores before the mask where the port adds a position bias together with the mask.
-    Such a port never computes the sum of only the scores and the bias."""
+    """Restore the scores before the mask, if a port adds a position bias only together with the mask."""
     found = list(operations)
     for index, each in enumerate(operations):
         before = _scores_before(operations, index)
-        if before is not None and _multiple(operations[before].value, each.value, ~_hidden(each.value)) is None:
+        if before is not None and _multiple(operations[before].value, each.value, ~hides(each.value)) is None:
             found[index] = dataclasses.replace(each, value=unmasked(operations, index))
     return found
 
 
-def _hidden(scores: np.ndarray) -> np.ndarray:
+def hides(scores: np.ndarray) -> np.ndarray:
     return np.asarray(scores < EXACT_MASK_BELOW)
 
 
 def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
     """Return the index of the scores from which masked scores were computed; None if the value has no masked scores."""
     value = operations[index].value
-    hidden = _hidden(value)
+    hidden = hides(value)
     waiting = list(operations[index].inputs) if hidden.any() and not hidden.all() else []
     seen: set[int] = set()
     while waiting:
@@ -198,11 +190,9 @@ def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
 
 
 def _biased(operations: Sequence[Operation], index: int, before: int) -> np.ndarray | None:
-    """Return the sum of the scores `before` and a value that the mask adds. Where no key is masked, this sum must equal
-    the value of the operation `index`. Return None if there is no such sum.
-    """
+    """Return the scores `before` plus a value that the mask adds, if visible keys then have the value of `index`."""
     value, scores = operations[index].value, operations[before].value
-    seen = ~_hidden(value)
+    seen = ~hides(value)
     added, tolerance = value[seen] - scores[seen], epsilon("float32") ** 0.5 * float(np.abs(value[seen]).max())
     for each in sorted(ancestors([index], lambda one: operations[one].inputs, known={before}), reverse=True):
         with contextlib.suppress(ValueError):  # the value has another shape
@@ -226,8 +216,7 @@ def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> floa
 
 def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
     """Remove the unused positions of preallocated buffers. Attention weights reveal a buffer: the weights of unused
-    positions are 0 in every row. Each axis as long as the buffer is cut if its unused positions are constant.
-    """
+    positions are 0 in every row. Each axis as long as the buffer is cut if its unused positions are constant."""
     buffers: dict[int, np.ndarray] = {}
     for each in operations:
         size = each.value.shape[-1] if each.value.ndim > 2 else 0

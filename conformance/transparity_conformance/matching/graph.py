@@ -21,8 +21,7 @@ def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known:
 def leading_nowhere(
     nodes: Collection[int], is_goal: Callable[[int], bool], readers: Callable[[int], Iterable[int]]
 ) -> set[int]:
-    """Return the nodes whose values reach no goal through later nodes. Nodes are numbered in execution order.
-    `readers` returns the nodes that read a node's value."""
+    """Return the nodes, numbered in execution order, whose values reach no goal. `readers` returns a node's readers."""
     leading = set[int]()
     for node in sorted(nodes, reverse=True):
         if not leading.isdisjoint(readers(node)) or is_goal(node):

@@ -40,8 +40,7 @@ class Layout:
 
 @functools.lru_cache(maxsize=2**14)
 def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
-    """Return all layouts that turn the reference's shape `ours` into the port's shape `theirs`, the least permuted
-    first. The last axis may be split into `heads` heads."""
+    """Return all layouts of `ours` in the port's shape, least permuted first; features may be split into heads."""
     if math.prod(ours) != math.prod(theirs):
         return ()
     found = [
@@ -57,8 +56,7 @@ def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
 
 
 def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]]:
-    """Yield the axes in every order, with and without a split into heads. Also interleave the halves of a head's
-    features, as some rotary embeddings do."""
+    """Yield the axes in every order, also split into heads, or with interleaved halves of features."""
     splits = [ours]
     if len(ours) == 3 and heads > 1 and ours[-1] % heads == 0:
         splits.append((*ours[:-1], heads, ours[-1] // heads))
@@ -83,10 +81,8 @@ def _merges(permuted: list[int], theirs: Shape) -> bool:
 
 
 HALF_OF_THE_DIGITS = 0.5
-"""Two arrays count as the same activation if they agree in this share of the precision's digits.
-
-Rounding changes fewer than half of the digits, and unrelated values agree in almost none.
-"""
+"""Two arrays count as the same activation if they agree in this share of the precision's digits. Rounding changes fewer
+than half of the digits, and unrelated values agree in almost none."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +105,10 @@ class Recorded:
 
     @functools.cached_property
     def values(self) -> Sequence[np.ndarray]:
-        """Return the value of each operation, followed by the result of the call."""
         return [*(each.value for each in self.operations), self.answer]
 
     @functools.cached_property
     def inputs(self) -> Sequence[Sequence[int]]:
-        """Return, for each of `values`, the indices of the values that it was computed from."""
         return [*(each.inputs for each in self.operations), self.made_answer]
 
     @functools.cached_property
@@ -142,11 +136,8 @@ class Recorded:
 
     @functools.cached_property
     def prints(self) -> dict[int, np.ndarray | None]:
-        """Return the fingerprint of each operation's value, or None.
-
-        Integers that are computed from fractions, such as indices of experts, may be equal by chance, so they have no
-        fingerprint.
-        """
+        """Return the fingerprint of each operation's value. Integers that are computed from fractions, such as indices
+        of experts, have none, because they may be equal by chance."""
         found, has_fraction = dict[int, np.ndarray | None](), set[int]()
         for index, each in enumerate(self.operations):
             is_whole = np.array_equal(each.value, np.round(each.value))
@@ -167,7 +158,6 @@ class Recorded:
 
     @functools.cached_property
     def by_size(self) -> Mapping[int, Sequence[int]]:
-        """Map each size to the indices of the values with this number of elements."""
         found: dict[int, list[int]] = {}
         for index, value in enumerate(self.values):
             found.setdefault(value.size, []).append(index)
@@ -201,10 +191,7 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values contain the same elements, in any order.
-
-        Values that contain only 0 and one other number never match, because two masks may match by chance.
-        """
+        """Return whether two values contain the same elements, in any order. Masks of 0 and one number never match."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
@@ -223,8 +210,7 @@ class Recorded:
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """Return the match with the smallest distance, among operations after `after` for which `may_be` is true. If
-        several distances are about equal, return the first of these matches."""
+        """Return the nearest match after `after` for which `may_be` is true; among about equal distances, the first."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):
@@ -242,9 +228,7 @@ class Recorded:
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield the port's values in each layout with the shape of `ours`; skip duplicates, constants and infinite
-        values.
-        """
+        """Yield the port's values in each layout of `ours`; skip duplicates, constants and infinite values."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]

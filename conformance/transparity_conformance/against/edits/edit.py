@@ -112,8 +112,7 @@ class Edit:
         return self.words if isinstance(self.words, str) else self.words()
 
     def steps(self, at: At) -> list[Step]:
-        """Return the steps that the edit replaces. If the edit swaps two segments, return the steps of the earlier
-        segment."""
+        """Return the steps that the edit replaces; for two swapped segments, the steps of the earlier segment."""
         if self.view_of >= 0 and (view := reordering(at.program, at.step.args[self.view_of].index)) is not None:
             return [view]
         found = at.behind(*self.behind)
@@ -142,7 +141,6 @@ class Context:
 
     @functools.cached_property
     def prints(self) -> list[np.ndarray]:
-        """Return the fingerprints of all unmatched values of the port."""
         return [found for each in self.lost.values() if (found := fingerprint(each)) is not None]
 
 
@@ -160,8 +158,7 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield a value's dominators (see `..flow`), nearest first. If only views separate two dominators, yield only the
-    nearer one."""
+    """Yield a value's dominators, nearest first. If only views separate two dominators, yield only the nearer one."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
@@ -172,8 +169,7 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 
 
 def as_shaped(value: Any, meant: Any) -> Any:
-    """Merge, split or reorder axes of `value` to obtain the shape of `meant`. Return `value` unchanged if this is
-    impossible or ambiguous."""
+    """Merge, split or reorder axes of `value` to match `meant`; return `value` if this is impossible or ambiguous."""
     if value.shape == meant.shape or value.numel() != meant.numel():
         return value
     if value.ndim != meant.ndim:
@@ -242,8 +238,7 @@ def origin(program: Program, index: int) -> str:
 
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
-    """Return the index of the value of which `index` is a view, or `index` itself. With `in_order`, stop at a view that
-    changes the order of the elements."""
+    """Return the index of the value of which `index` is a view. With `in_order`, stop at a reordering view."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
         if in_order and (before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1))):
@@ -260,14 +255,12 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """If an argument is a parameter, an input or a constant, or a view of one, return the index of this value;
-    otherwise -1."""
+    """Return the parameter, input or constant that an argument is, or of which it is a view; otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 
 
 def references(step: Step) -> Iterator[tuple[int, Ref]]:
-    """Yield each tensor among a step's arguments with its position."""
     for place, item in enumerate(step.args):
         if isinstance(item, Ref):
             yield place, item

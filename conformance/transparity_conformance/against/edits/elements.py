@@ -14,7 +14,6 @@ from transparity_conformance.listening.program import Change
 
 
 def orders(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that reorder or negate the elements of a result."""
     value = at.value
     if value is None or not (value.is_floating_point() or value.is_complex()):
         return

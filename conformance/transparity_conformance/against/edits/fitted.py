@@ -38,7 +38,6 @@ def scales(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _multiples(ours: np.ndarray, prints: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield the fingerprints that are multiples of `ours`."""
     for theirs in prints if np.isfinite(ours).all() else ():
         if theirs.size == ours.size:
             work.count(ours.size)
@@ -67,8 +66,7 @@ def other_numbers(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _solved(at: At, values: Values, path: Path, old: float, wanted: float) -> Iterator[float]:
-    """Yield positive arguments for which the mean absolute value of a step's result is `wanted`. Round each argument to
-    a few digits if the mean stays exact enough."""
+    """Yield positive arguments, rounded if possible, for which the mean absolute result of a step is `wanted`."""
 
     def mean(number: float) -> float:
         made = numbers_of(with_number(at, path, math.copysign(number, old))(values))
@@ -93,10 +91,7 @@ CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
 
 
 def limits(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that clip a result to the range of an unmatched value of the port.
-
-    If the step itself clips, change its limits.
-    """
+    """Yield edits that clip a result, or change a step's limits, to the range of an unmatched value of the port."""
     is_limited = short(at.step) in CLIPPING
     ours = _fingerprint_of(context.values, at.step.inputs[0] if is_limited else at.step.output)
     if ours is None:
@@ -168,13 +163,11 @@ def _fitted_cap(ours: np.ndarray, theirs: np.ndarray) -> float | None:
 
 
 def _fingerprint_of(values: Values, index: int) -> np.ndarray | None:
-    """Return the fingerprint of a value; None if the value is unknown, or contains no floating-point numbers."""
     value = values.get(index)
     return None if value is None or not value.is_floating_point() else fingerprint(value)
 
 
 def _shortened(number: float) -> list[float]:
-    """Return a number rounded to one, two and three digits, and the number itself."""
     return [*(float(f"{number:.{digits}g}") for digits in (1, 2, 3)), number]
 
 

@@ -50,8 +50,6 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
 
 
 def number_edit(at: At, path: Path, old: Any, value: Any, rank: int = 0) -> Edit:
-    """Return the edit that passes `value` instead of the number `old` at `path`."""
-
     def says() -> str:
         return f"uses {_in_words(value)} instead of {_in_words(old)} in {part_of(at.program, [at.step])}"
 
@@ -59,8 +57,6 @@ def number_edit(at: At, path: Path, old: Any, value: Any, rank: int = 0) -> Edit
 
 
 def number_arguments(at: At) -> Iterator[tuple[Path, Any]]:
-    """Yield each number among a step's arguments, with its location."""
-
     def inside(path: Path, item: Any) -> Iterator[tuple[Path, Any]]:
         if isinstance(item, bool | int | float):
             yield path, item
@@ -75,8 +71,7 @@ def number_arguments(at: At) -> Iterator[tuple[Path, Any]]:
 
 
 def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
-    """Yield numbers to try instead of `old`: multiples, powers and roots of `old`, functions of the operands' sizes,
-    common constants, and numbers of the configuration."""
+    """Yield multiples, powers and roots of `old`, functions of operands' sizes, constants, and configured numbers."""
     yield from (-old, 2 * old, old / 2, old * old)
     if old > 0:
         yield from (math.sqrt(old), 1 / old)
@@ -223,7 +218,6 @@ def _of_the_port(at: At, exact: Any, dtype: str) -> Any:
 
 
 def tables(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that replace a constant table by an unmatched value of the port."""
     import torch
 
     for place, item in references(at.step):

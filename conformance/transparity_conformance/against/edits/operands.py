@@ -77,16 +77,14 @@ class Other:
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def is_result(self, program: Program, index: int, is_same_site: bool) -> bool:
-        """Return whether a value is the result at this position, in any run of the same instruction (with
-        `is_same_site`) or of the same line."""
+        """Return whether a value is the result at this position, in any run of the same instruction or line."""
         made = program.steps[program.maker[index]] if index in program.maker else None
         if made is None or (made.site != self.step.site if is_same_site else made.line != self.step.line):
             return False
         return made.outputs.index(index) == self.output
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Find the last run before `at` of the same instruction (with `is_same_site`) or line; return its result or
-        argument at this position."""
+        """Return the result or argument at this position in the last earlier run of the same instruction or line."""
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]

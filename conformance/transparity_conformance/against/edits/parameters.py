@@ -77,7 +77,6 @@ def _other_norms(at: At, numbers: Sequence[float]) -> Iterator[Edit]:
 
 
 def layers(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits after which all steps of a module use the parameters of another layer or expert."""
     read = (at.program.names.get(given_of(at.program, item), "") for item in at.step.args)
     for name in filter(None, read):
         parts = name.split(".")
@@ -142,14 +141,12 @@ def _modules_beside(program: Program, module: str) -> list[str]:
 
 
 def _in_sibling(name: str, names: Mapping[str, str]) -> str:
-    """In a parameter's name, replace the module by its sibling in `names`; return other names unchanged."""
     owner, _, leaf = name.rpartition(".")
     parent, dot, module = owner.rpartition(".")
     return f"{parent}{dot}{names.get(module, module)}.{leaf}" if dot or module else name
 
 
 def _in_module(name: str, names: Mapping[str, str]) -> str:
-    """In a parameter's name, replace the full path of the module by its path in `names`."""
     owner, dot, leaf = name.rpartition(".")
     return f"{names.get(owner, owner)}{dot}{leaf}"
 

@@ -49,7 +49,7 @@ def segments(at: At, context: Context) -> Iterator[Edit]:
         for first in range(LONGEST, 0, -1):
             counts = (count, first)
             says = functools.partial(_exchange_in_words, at, *counts)
-            yield Edit("exchanged", says, functools.partial(_exchanged, counts=counts), 3, counts)
+            yield Edit("exchanged", says, functools.partial(_in_turn, counts=counts), 3, counts)
 
 
 def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
@@ -58,7 +58,7 @@ def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
 
     make: Make = functools.partial(_applied, count=count, function=lambda x: x)
     yield Edit("left out", says("leaves out {}"), make, 1, (count,))
-    yield Edit("twice", says("applies {} twice"), functools.partial(_twice, count=count), 2, (count,))
+    yield Edit("twice", says("applies {} twice"), functools.partial(_in_turn, counts=(count,)), 2, (count,))
     steps = at.flow.between(start, at.step.output)
     if any(index in at.program.parameters for each in steps for index in each.inputs):
         return
@@ -75,28 +75,18 @@ def _applied(at: At, count: int, function: Function) -> Change | None:
     return None if found is None else lambda values: at.fitting(function(values[found[0]]))
 
 
-def _twice(at: At, count: int) -> Change | None:
-    found = at.behind(count)
-    if found is None:
-        return None
-    start, end = found[0], at.step.output
-
-    def changed(values: Values) -> Any:
-        once = at.flow.through(start, end, values[start], values)
-        return at.fitting(at.flow.through(start, end, as_shaped(once, values[start]), values))
-
-    return changed
-
-
-def _exchanged(at: At, counts: tuple[int, int]) -> Change | None:
+def _in_turn(at: At, counts: tuple[int, ...]) -> Change | None:
+    """Return a change that runs the last segment before the first segment, or a single segment twice."""
     found = at.behind(*counts)
     if found is None:
         return None
-    middle, start = found
+    ends = [at.step.output, *found]
 
     def changed(values: Values) -> Any:
-        once = at.flow.through(middle, at.step.output, as_shaped(values[start], values[middle]), values)
-        return at.fitting(at.flow.through(start, middle, as_shaped(once, values[start]), values))
+        made = values[ends[-1]]
+        for start, end in ((ends[1], ends[0]), (ends[-1], ends[-2])):
+            made = at.flow.through(start, end, as_shaped(made, values[start]), values)
+        return at.fitting(made)
 
     return changed
 

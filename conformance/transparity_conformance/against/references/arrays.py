@@ -29,13 +29,7 @@ emulated: Any = importlib.import_module("torch._numpy")
 
 
 def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of: Callable[[Any], Any]) -> Program:
-    """Record a call in float64.
-
-    Args:
-        call: The function, or the callable object.
-        inputs: Arrays by argument name.
-        answer_of: A function that selects the array to compare from the result.
-    """
+    """Record a call in float64. `answer_of` selects the array to compare from the result."""
     names: dict[int, str] = {}
 
     def wrapped(name: str, array: np.ndarray) -> Any:

@@ -32,14 +32,8 @@ INSIDE = {*EVALUATED, "closed_call", "core_call", "custom_jvp_call", "custom_vjp
 def record(
     call: Callable[..., Any], inputs: Mapping[str, Any], held: Mapping[str, Any], answer_of: Callable[[Any], Any]
 ) -> Program:
-    """Record a call in float64.
-
-    Args:
-        call: The function.
-        inputs: Arrays by argument name.
-        held: The arrays that the function refers to, by name.
-        answer_of: A function that selects the array to compare from the result.
-    """
+    """Record a call in float64. `held` contains the arrays to which the function refers, by name. `answer_of` selects
+    the array to compare from the result."""
     with jax.disable_jit():
         closed = jax.make_jaxpr(lambda inputs: answer_of(call(**inputs)))(
             {k: jnp.asarray(v) for k, v in inputs.items()}
@@ -60,7 +54,6 @@ class _Evaluation:
         self.composites = composites()
 
     def run(self, jaxpr: Any, given: Sequence[Any]) -> list[Any]:
-        """Run the equations of a jaxpr on tensors."""
         values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
         for (place, _), group in itertools.groupby(jaxpr.eqns, self._composite):
             equations = list(group)
@@ -74,8 +67,7 @@ class _Evaluation:
         return [self._read(each, values) for each in jaxpr.outvars]
 
     def _composite(self, equation: Any) -> tuple[Any, Any]:
-        """Return the code object of the `jax.nn` function that contains an equation, and the stack frames outside this
-        function."""
+        """Return the code of the `jax.nn` function that contains an equation, and the frames outside this function."""
         places = _places(equation)
         for depth, (code, _) in enumerate(places):
             if code in self.composites:
@@ -83,8 +75,7 @@ class _Evaluation:
         return None, None
 
     def _as_one(self, equations: Sequence[Any], code: Any, values: dict[Any, Any], read: Collection[Any]) -> bool:
-        """If a PyTorch function computes the same values as the `jax.nn` function `code`, run it as one operation, and
-        return True. Otherwise, return False."""
+        """Run the `jax.nn` function `code` as one operation; return False without such a PyTorch function."""
         made = {each for equation in equations for each in equation.outvars}
         given = dict.fromkeys(each for equation in equations for each in _variables(equation.invars))
         outside, last = [each for each in given if each not in made], equations[-1].outvars

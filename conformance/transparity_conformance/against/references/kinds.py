@@ -20,14 +20,9 @@ from transparity_conformance.running.inputs import answer_in, arrays, framework_
 
 
 def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
-    """Return a `Reference` for the object `made`; raise `TransparityError` if the object cannot be called.
-
-    Args:
-        name: The name to use in messages.
-        made: A module of PyTorch, flax or Equinox, a function of arrays, a callable object, or a pair (function,
-        parameters). The function of a pair is called with the parameters as its first argument.
-        dtype: The dtype of the port.
-    """
+    """Return a `Reference` for a module of PyTorch, flax or Equinox, a function of arrays, a callable object, or a pair
+    (function, parameters). A pair's function is called with its parameters first. Raise `TransparityError` for an
+    object that cannot be called."""
     if is_instance(made, "torch.nn", "Module"):
         return Reference(name, made.float(), dtype)
     if is_instance(made, "flax.linen", "Module"):
@@ -76,7 +71,6 @@ class TracedReference(Reference):
         return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the result of `answer`; a recorded program has no faster approximation."""
         return self.answer(inputs)
 
     def _recorded(self, inputs: Inputs, experts: str) -> Program:

@@ -39,12 +39,9 @@ def _quotient(a: Any, b: Any, **_: Any) -> Any:
 
 
 def _select(which: Any, *cases: Any) -> Any:
-    which = tensor(which)
-    if which.dtype == torch.bool:
-        return torch.where(which, tensor(cases[1]), tensor(cases[0]))
-    return functools.reduce(
-        lambda made, n: torch.where(which == n, tensor(cases[n]), made), range(len(cases)), cases[0]
-    )
+    if tensor(which).dtype != torch.bool:
+        raise NotImplementedError
+    return torch.where(tensor(which), tensor(cases[1]), tensor(cases[0]))
 
 
 def _broadcast(x: Any, *, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any) -> Any:
@@ -67,22 +64,12 @@ def _slice(
     return x
 
 
-def _starts(x: Any, sizes: Sequence[int], starts: Sequence[Any]) -> list[int]:
-    """Return the start of a slice on each axis. As in JAX, move the start if the slice would exceed the array."""
-    ends = zip(starts, sizes, x.shape, strict=True)
-    return [min(max(int(start), 0), whole - size) for start, size, whole in ends]
-
-
 def _dynamic_slice(x: Any, *starts: Any, slice_sizes: Sequence[int], **_: Any) -> Any:
-    first = _starts(x, slice_sizes, starts)
+    """Return a slice. As in JAX, move its start if the slice would exceed the array."""
+    sizes = zip(starts, slice_sizes, x.shape, strict=True)
+    first = [min(max(int(start), 0), whole - size) for start, size, whole in sizes]
     ends = list(map(operator.add, first, slice_sizes))
     return _slice(x, start_indices=first, limit_indices=ends, strides=None)
-
-
-def _dynamic_update(x: Any, update: Any, *starts: Any, **_: Any) -> Any:
-    made, first = x.clone(), _starts(x, update.shape, starts)
-    made[tuple(slice(start, start + size) for start, size in zip(first, update.shape, strict=True))] = update
-    return made
 
 
 def _pad(x: Any, value: Any, *, padding_config: Sequence[tuple[int, int, int]], **_: Any) -> Any:
@@ -98,23 +85,8 @@ def _reduced(function: Meaning) -> Meaning:
     return lambda x, *, axes, **_: function(x, tuple(axes)) if axes else x
 
 
-def _each(function: Meaning) -> Meaning:
-    """Extend a reduction over one axis to a reduction over several axes."""
-    return lambda x, axes: functools.reduce(function, sorted(axes, reverse=True), x)
-
-
-def _along(function: Meaning) -> Meaning:
-    def run(x: Any, *, axis: int, reverse: bool = False, **_: Any) -> Any:
-        return function(x.flip(axis), axis).flip(axis) if reverse else function(x, axis)
-
-    return run
-
-
-def _sort(*given: Any, dimension: int, is_stable: bool, num_keys: int, **_: Any) -> Any:
-    if num_keys != 1:
-        raise NotImplementedError
-    made, order = torch.sort(given[0], dim=dimension, stable=is_stable)
-    return [made, *(each.gather(dimension, order) for each in given[1:])]
+def _cumsum(x: Any, *, axis: int, reverse: bool = False, **_: Any) -> Any:
+    return x.flip(axis).cumsum(axis).flip(axis) if reverse else x.cumsum(axis)
 
 
 def _dot(a: Any, b: Any, *, dimension_numbers: Any, **_: Any) -> Any:
@@ -177,8 +149,6 @@ MEANINGS: Mapping[str, Meaning] = {
     "min": lambda a, b, **_: torch.minimum(tensor(a), tensor(b).to(tensor(a).dtype)),
     "integer_pow": lambda x, *, y, **_: x**y,
     "logistic": _of_tensors(torch.sigmoid),
-    "erf_inv": _of_tensors(torch.erfinv),
-    "is_finite": _of_tensors(torch.isfinite),
     "clamp": lambda low, x, high, **_: torch.clamp(x, low, high),
     "convert_element_type": lambda x, *, new_dtype, **_: tensor(x).to(dtype_of(new_dtype)),
     "select_n": _of_any(_select),
@@ -192,7 +162,6 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "slice": _slice,
     "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update,
     "concatenate": lambda *given, dimension, **_: torch.cat(given, dimension),
     "stack": lambda *given, axis, **_: torch.stack(given, axis),
     "pad": _pad,
@@ -201,20 +170,14 @@ MEANINGS: Mapping[str, Meaning] = {
     "reduce_sum": _reduced(torch.sum),
     "reduce_max": _reduced(torch.amax),
     "reduce_min": _reduced(torch.amin),
-    "reduce_prod": _reduced(_each(torch.prod)),
-    "reduce_and": _reduced(_each(torch.all)),
-    "reduce_or": _reduced(_each(torch.any)),
     "argmax": lambda x, *, axes, **_: torch.argmax(x, axes[0]),
     "argmin": lambda x, *, axes, **_: torch.argmin(x, axes[0]),
-    "cumsum": _along(torch.cumsum),
-    "cumprod": _along(torch.cumprod),
-    "cummax": _along(lambda x, axis: torch.cummax(x, axis).values),
-    "cumlogsumexp": _along(torch.logcumsumexp),
-    "sort": _sort,
+    "cumsum": _cumsum,
     "top_k": lambda x, *, k, axis=-1, **_: list(torch.topk(x, k, axis)),
     "dot_general": _dot,
 }
-"""The PyTorch function for each primitive. If a primitive is missing or raises `NotImplementedError`, JAX runs it."""
+"""The PyTorch function for each primitive that an edit may change. If a primitive is missing or raises
+`NotImplementedError`, JAX runs it."""
 
 
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:

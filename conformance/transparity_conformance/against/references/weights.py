@@ -67,7 +67,6 @@ class Cut:
         return len(set(self.sizes)) > 1
 
     def starts(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, size) of each part."""
         return zip(itertools.accumulate((0, *self.sizes)), self.sizes, strict=False)
 
 
@@ -84,7 +83,6 @@ class Paired:
     """The reference's tensors whose pairing is confirmed, because the port computes the same values."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
-        """Return copies of the port's tensors, filled with the reference's weights."""
         made = {name: np.array(value) for name, value in port.items()}
         for name, place in self.places.items():
             place.part(made)[...] = theirs[name].T if place.is_transposed else theirs[name]
@@ -107,17 +105,9 @@ class Paired:
 def paired(
     program: Program, dtype: str, theirs: Tensors, forward: Any, listen: Callable[[], Sequence[Operation]]
 ) -> Paired:
-    """Find the port's tensor for each tensor of the reference.
-
-    Args:
-        program: The recorded operations of a call of the reference.
-        dtype: The precision of the port.
-        theirs: The tensors of the reference by name, in the order of definition.
-        forward: The port, with methods that read and write its tensors.
-        listen: A function that returns the port's operations in the same call.
-
-    Raise `PortError` if a tensor has no counterpart.
-    """
+    """Find the port's tensor for each tensor of the reference (`theirs`). `program` is a recorded call of the
+    reference, and `listen` returns the port's operations in the same call. Raise `PortError` if a tensor has no
+    counterpart."""
     port = ask(forward, "tensors")
     if not port:
         raise PortError("The port has no tensors to fill; expected a module, or a loader of a folder (--checkpoint).")
@@ -208,7 +198,6 @@ def _options(surplus: Surplus, groups: Sequence[_Group], *, may_turn: bool) -> I
 
 
 def _left(surplus: Surplus) -> int:
-    """Return the number of tensors without a counterpart."""
     return sum(map(abs, surplus.values()))
 
 
@@ -299,7 +288,6 @@ def _guessed(theirs: Tensors, port: Tensors, cuts: Cuts) -> dict[str, Place]:
 
 
 def _places(name: str, cut: Cut | None) -> list[Place]:
-    """Return the places for a tensor of the port: the whole tensor, or its parts if it is cut."""
     return [Place(name)] if cut is None else [Place(name, cut.axis, start, size) for start, size in cut.starts()]
 
 
@@ -330,8 +318,7 @@ class _Search:
         self.exchanged = set[frozenset[int]]()
 
     def run(self, now: Paired) -> Paired:
-        """Improve a pairing until the port computes the value of each step that uses tensors. If no pairing makes the
-        port compute a step's value, skip this step."""
+        """Improve a pairing until the port computes the value of each step that uses tensors, if possible."""
         known, confirmed = self._known(now), set[str]()
         for step in self.program.steps:
             parts, has = self.parts.get(step.number, []), self._has(step, known)
@@ -394,8 +381,7 @@ class _Search:
         )
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield pairings in which the names `parts` have other tensors of the port. If another name had such a tensor,
-        the two names swap their tensors."""
+        """Yield pairings in which `parts` have other tensors of the port, swapped with the names that had them."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
 
         def unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
@@ -412,8 +398,7 @@ class _Search:
                 yield Paired(places, now.cuts)
 
     def _choices(self, now: Paired, name: str, confirmed: set[str]) -> Iterator[Place]:
-        """Yield the port's tensors whose shape fits a name, the current tensor first. Last, yield the transposes of
-        square tensors."""
+        """Yield the port's tensors that fit a name: the current tensor first, transposes of square tensors last."""
         value = self.theirs[name]
         others = sorted(now.places.items(), key=lambda each: each[0] != name)
         found = [place for other, place in others if other not in confirmed and _fits(place, value, self.port)]

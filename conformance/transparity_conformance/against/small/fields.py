@@ -98,7 +98,6 @@ def are_places(value: Any) -> bool:
 
 
 def sizes(value: Any) -> list[int]:
-    """Return the positive integers in a number or in nested lists."""
     if is_list(value):
         return [number for each in value for number in sizes(each)]
     return [value] if is_size(value) else []
@@ -144,7 +143,6 @@ class Layers:
         return type(value)(value[old] for old in self.picks[len(value)])
 
     def new(self, kind: str, value: Any) -> Any:
-        """Return the small configuration's value of a field about layers."""
         if self.kept and self._are_places(kind, value):
             return type(value)(new for new, old in enumerate(self.kept) if old in value)
         if is_list(value):

@@ -36,14 +36,9 @@ MAIN = ("input_ids", *MEDIA, "inputs")
 
 
 def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
-    """Return random arrays by name that the model's `forward` accepts, the main input first.
-
-    Args:
-        model: the model. Several layouts of inputs are tried until the model runs without an error.
-        length: the number of tokens; a decoder that reads an encoder's output gets two tokens fewer.
-        batch: the number of rows; the last two tokens of the last row are padding.
-        seed: the seed of the random numbers.
-    """
+    """Return random arrays by name that the model's `forward` accepts, the main input first. Several layouts are tried
+    until the model runs. A decoder that reads an encoder's output gets two tokens fewer than `length`. The last two
+    tokens of the last row are padding."""
     failure: Exception = TypeError(f"{type(model).__name__}.forward accepts none of {', '.join(MAIN)}")
     made = _Inputs(model, length, batch, seed)
     for number, inputs in enumerate(made.candidates()):
@@ -54,7 +49,6 @@ def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, see
 
 
 def error_on(model: torch.nn.Module, inputs: Mapping[str, np.ndarray]) -> Exception | None:
-    """Call a model; return the exception that it raises, or None."""
     try:
         with torch.no_grad():
             model(**tensors(inputs))
@@ -78,7 +72,6 @@ class _Inputs:
         self.main = main if main in self.names else next((name for name in MAIN if name in self.names), "")
 
     def candidates(self) -> Iterator[Arrays]:
-        """Yield inputs in several layouts, the most likely first."""
         beside = self._beside()
         if "input_ids" in self.names:
             yield from self._with_features()
@@ -220,7 +213,6 @@ class _Inputs:
                 yield layout | {"input_ids": self._ids((self.batch, count))}
 
     def _method(self, name: str) -> Any:
-        """Return the method of the model, or of the first module inside it that has the method."""
         return next((getattr(each, name) for each in self.model.modules() if hasattr(each, name)), None)
 
     def _text(self) -> Arrays:

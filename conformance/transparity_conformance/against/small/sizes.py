@@ -39,12 +39,8 @@ MIXERS = ("mamba", "linear", "index", "ssm")
 
 
 def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> PretrainedConfig:
-    """Return a small copy of a configuration.
-
-    Args:
-        config: the configuration; nested configurations shrink too.
-        keep: kinds of fields (see `fields.KINDS`) that stay unchanged; `ratios` keeps the ratios of all widths.
-    """
+    """Return a small copy of a configuration and its nested configurations. The kinds of fields in `keep` (see
+    `fields.KINDS`) stay unchanged; `ratios` keeps the ratios of all widths."""
     small = copy.deepcopy(config)
     widths: dict[int, int] = {}
     tokens: dict[int, int] = {}
@@ -224,11 +220,9 @@ class _Part:
         return any(is_list(value) and len(value) > 1 for value in lists)
 
     def _expand(self) -> None:
-        """Restore the relation between a width and heads × head size, which shrinking may have broken.
-
-        If heads × head size was a multiple of the model's width, restore this multiple. If heads × head size was equal
-        to another width, set this width to the new product.
-        """
+        """Restore the relation between a width and heads × head size, which shrinking may have broken. If heads × head
+        size was a multiple of the model's width, restore this multiple. If heads × head size was equal to another
+        width, set this width to the new product."""
         small = vars(self.config)
         for name, value in self._of("head").items():
             partner = next((each for each in self._of("heads") if _stem(each) == _stem(name)), "")
@@ -282,7 +276,6 @@ def _small_heads(counts: set[int]) -> dict[int, int]:
 
 
 def _stem(name: str) -> str:
-    """Remove the words that mean "number of heads" or "head size" from a field name."""
     return re.sub(r"(^|_)(num|n|d|heads?|headdim|dim|attention|size)(?=_|$)", "", name).strip("_")
 
 

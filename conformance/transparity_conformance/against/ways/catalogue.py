@@ -62,10 +62,8 @@ def with_names(
 def _probes(
     config: TransformerConfig, parameters: Mapping[str, Any], answers: Sequence[Answer]
 ) -> Iterator[tuple[str, Probe]]:
-    """Convert inputs without padding to probes of the checker's NumPy reference, wrong answers first.
-
-    Skip inputs that this reference does not accept.
-    """
+    """Convert inputs without padding to probes of the checker's NumPy reference, wrong answers first. Skip inputs that
+    this reference does not accept."""
     names = {theirs: ours for ours in (*config.input_names, *config.further_inputs) for theirs in NAMES.get(ours, ())}
     whole = [each for each in answers if not is_padded(each.inputs) and len(each.inputs) < 3]
     right = [each for each in whole if each.agrees]

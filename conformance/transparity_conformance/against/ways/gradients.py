@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from transparity_conformance.running.ways import COTANGENT, backward, gradients
 CLAIM = "gradients"
 
 Gradients = dict[str, np.ndarray]
+Result = TypeVar("Result")
 
 
 def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
@@ -61,23 +62,15 @@ class Expected:
     reference: Reference
     inputs: Inputs
 
-    def _called(self, model: Any, way: Any) -> Any:
-        return way(model, self.reference.given(model, self.inputs))
-
-    def _gradients(self, model: Any) -> Gradients:
-        learned = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        given = self._called(model, gradients)["gradients"]
-        made = {name: value.double().numpy() for name, value in given.items()}
-        return {name: np.zeros(tuple(value.shape)) for name, value in learned.items()} | made
-
-    def _pair(self, exact: Any, rounded: Any) -> tuple[Gradients, Gradients]:
+    def pair(self, way: Callable[[Any, Any], Result], exact: Any, rounded: Any) -> tuple[Result, Result]:
+        """Return the results of a call in float64 and in the reference's own dtype."""
         with exactly():
-            true = self._gradients(exact)
-        return true, self._gradients(rounded)
+            true = way(exact, self.reference.given(exact, self.inputs))
+        return true, way(rounded, self.reference.given(rounded, self.inputs))
 
     @functools.cached_property
     def own(self) -> tuple[Gradients, Gradients]:
-        return self._pair(self.reference.exact, self.reference.rounded)
+        return self.pair(_gradients, self.reference.exact, self.reference.rounded)
 
     @property
     def exact(self) -> Gradients:
@@ -99,14 +92,13 @@ class Expected:
     @functools.cached_property
     def budgets(self) -> dict[str, float]:
         """Return the budget of each gradient, from the rounding errors of several slightly changed models."""
-        return self._budgets([self.own, *(self._pair(*pair) for pair in self.reference.neighbours)])
+        return self._budgets([self.own, *(self.pair(_gradients, *pair) for pair in self.reference.neighbours)])
 
-    def traces(self) -> tuple[Backward, Backward]:
-        """Record the backward pass of the reference in float64 and in the reference's own dtype."""
-        model = self.reference.exact
-        with exactly():
-            exact = self._called(model, backward)
-        return exact, self._called(self.reference.rounded, backward)
+
+def _gradients(model: Any, given: Any) -> Gradients:
+    learned = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    made = {name: value.double().numpy() for name, value in gradients(model, given)["gradients"].items()}
+    return {name: np.zeros(tuple(value.shape)) for name, value in learned.items()} | made
 
 
 def _of_port(sides: Sides, expected: Expected) -> tuple[Gradients, list[str]]:
@@ -128,12 +120,12 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
         budgets = expected.budgets
     shares = {name: share(error, budgets[name]) for name, error in errors.items()}
     worst = max(shares, key=lambda name: shares[name])
-    verdict: Any = "diverges" if shares[worst] > 1 else "agrees"
-    claim = ClaimResult(CLAIM, verdict, errors[worst], budgets[worst], f"{worst} ({len(shares)} parameters, {probe})")
+    claim = ClaimResult.of(CLAIM, errors[worst], budgets[worst], f"{worst} ({len(shares)} parameters, {probe})")
     if shares[worst] <= 1:
         return CapabilityResult((claim,))
     wrong = [name for name in shares if shares[name] > 1]
-    place = Place(*expected.traces(), ask(sides.forward, "backward", **expected.inputs), sides.reference.dtype)
+    traces: tuple[Backward, Backward] = expected.pair(backward, sides.reference.exact, sides.reference.rounded)
+    place = Place(*traces, ask(sides.forward, "backward", **expected.inputs), sides.reference.dtype)
     first = next(name for name in place.backwards() if name in wrong)
     source, theirs, causes = place.found()
     fault = Divergence(
@@ -214,7 +206,4 @@ def _line(source: Source | None) -> Mapping[str, Any] | None:
 def _apart(exact: np.ndarray, other: np.ndarray) -> float:
     """Return the largest difference of the sorted elements, relative to the largest element."""
     a, b = np.sort(exact, axis=None), np.sort(other, axis=None)
-    scale = float(np.abs(a).max(initial=0.0))
-    if a.shape != b.shape:
-        return float("inf")
-    return float(np.abs(a - b).max(initial=0.0)) / scale if scale else float(np.abs(b).max(initial=0.0))
+    return gap(b, a) / (float(np.abs(a).max(initial=0.0)) or 1.0)

@@ -62,11 +62,8 @@ class AuditProbe(Probe):
         return budget_of(noise, self.oracle.scale("logits"), self.dtype)
 
     def is_off(self, logits: np.ndarray) -> bool:
-        """Return whether logits differ from the reference by more than rounding.
-
-        If the error is slightly too large, measure the budget again: first with sequential sums, then with more
-        slightly changed weights.
-        """
+        """Return whether logits differ by more than rounding. If the error is slightly too large, measure the budget
+        again: first with sequential sums, then with more slightly changed weights."""
         error = self.error(logits)
         if 1 < share(error, self.allowed) < REMEASURED_WITHIN[self.dtype]:
             self.oracle.measure_again(self.dtype)
@@ -75,8 +72,8 @@ class AuditProbe(Probe):
         return share(error, self.allowed) > 1
 
     def left(self, logits: np.ndarray, config: TransformerConfig, parameters: Arrays) -> float | None:
-        """Return the error relative to a reference with another configuration or other parameters. Return None if
-        rounding does not explain the error, or if the parameters do not fit the configuration."""
+        """Return the error relative to another reference; None if rounding does not explain it, or the parameters do
+        not fit."""
         expected = logits_of(config, parameters, self.inputs)
         left = np.inf if expected is None else gap(logits, expected)
         return left if share(left, self.allowed) <= 1 else None
@@ -112,10 +109,7 @@ class Audited:
     """A function that returns the tensors that a loader reports as missing if a folder lacks the tensors `names`."""
 
     def logits(self, edit: Edit, probe: AuditProbe, folder: Path | None = None) -> np.ndarray | PortError:
-        """Build the port with an edit of its files, and return its logits or its error.
-
-        If `folder` already has the model, a loader reads an edited copy of this folder.
-        """
+        """Return the logits or the error of the port after an edit of its files; a loader reads a copy of `folder`."""
         parameters = probe.parameters if folder is None else InFolder(probe.parameters, folder, is_ours=True)
         given = dataclasses.replace(probe, parameters=parameters)
 
@@ -158,10 +152,8 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""One or two variants of a change, each with a call whose logits the variant changes; None if no call shows it.
-
-The audit tries the second variant if the port refuses the first, or if the error of the first may be chance.
-"""
+"""One or two variants of a change, each with a call whose logits the variant changes; None if no call shows it. The
+audit tries the second variant if the port refuses the first, or if the error of the first may be chance."""
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -57,8 +57,7 @@ class TensorFile:
         return not isinstance(one, PortError) and share(gap(one, other), self.probe.allowed) <= 1
 
     def stand_in(self, names: Sequence[str], logits: np.ndarray) -> tuple[str, float] | None:
-        """Find the values that the port uses in place of these tensors. Return (description, remaining error), or None
-        if no known values explain the logits."""
+        """Return (description, remaining error) of known values that explain the logits in place of these tensors."""
         given, ours = self.probe.parameters, [parameter for name in names for parameter in self.parameters[name]]
         for says, replaced in _sources(given, ours):
             if (left := self.probe.left(logits, self.probe.config, {**given, **replaced})) is not None:
@@ -107,8 +106,8 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
 def hub_file(
     model_type: str, probe: AuditProbe, known: Collection[str] = ()
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Return the names of the parameters in each tensor of a family's file, and the tensors that a model needs. If all
-    tensors are of `known` kinds, return an empty set of needed tensors."""
+    """Return the parameters in each tensor of a family's file, and the tensors that a model needs. If all kinds of
+    tensors are `known`, return no needed tensors."""
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))
     parts = parts_in(family, probe.config, names, parameter_shapes(probe.config))
@@ -120,7 +119,6 @@ def hub_file(
 
 
 def _counts(probe: AuditProbe, name: str) -> bool:
-    """Return whether another value of a parameter changes the logits of the reference."""
     logits = logits_with(probe.config, redrawn(probe, (name,)).parameters, probe.inputs)
     return logits is None or probe.is_off(logits)
 
@@ -184,10 +182,8 @@ def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[Au
 
 
 def _reported(port: Audited, file: TensorFile) -> set[str]:
-    """Return tensors that the loader reports by name if half of the needed tensors are missing.
-
-    Most loaders report all missing tensors at once, so that few tensors are left to be tried one by one.
-    """
+    """Return tensors that the loader reports by name if half of the needed tensors are missing. Most loaders report all
+    missing tensors, so that few tensors are left to be tried one by one."""
     names = [name for name in file.parameters if name in file.needed]
     halves = (names[::2], names[1::2]) if file.folder is not None and len(names) > 2 else ()
     with contextlib.suppress(PortError):  # the port's process ended; each tensor is then tried alone

@@ -85,7 +85,6 @@ def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
 
 
 def _replaced(config: TransformerConfig, changes: Mapping[str, Any]) -> TransformerConfig | None:
-    """Return the configuration after the changes; None if it is invalid or unchanged."""
     try:
         other = dataclasses.replace(config, **changes)
     except ConfigError:
@@ -101,8 +100,6 @@ DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop")
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """A changed model, and how its config.json changed."""
-
     name: str
     """The changed field of config.json; if several fields changed, the first."""
     value: str

@@ -70,8 +70,7 @@ def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
 
 
 def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any] | None]:
-    """Return a fault for each wrong key, and the fields with the wrong values. If a shape depends on a wrong value,
-    return None in place of the fields."""
+    """Return a fault for each wrong key, and the fields with the wrong values, or None if a shape depends on them."""
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
     for key in keys_of(config, file.architecture):
@@ -131,7 +130,6 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
 
 
 def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Divergence]:
-    """Yield a fault for each feature of the checkpoint that llama.cpp's architecture does not support."""
     name = file.architecture
     activation, scale = ACTIVATIONS.get(name, "silu"), config.head_dim**-0.5
     lacking = {

@@ -30,14 +30,10 @@ OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
 
 
 def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
-    """Return the grid step of the type at every number of `right`; None for a type with an unknown grid.
-
-    The numbers that share a scale are rounded to a grid of 2ᵇ points. Quantizers choose the scale with the smallest
-    error, so the largest number may be off by a step. The root-mean-square error of a block is still less than a step.
-
-    With llama.cpp's quantizers, the largest measured error of a block is 0.71 steps for random ±1, and 0.36 steps for
-    other rows. If the block of another row is compared by mistake, the error is at least 1.1 steps in a type of 2 bits.
-    """
+    """Return the grid step of the type at every number of `right`; None for a type with an unknown grid. Numbers with a
+    shared scale are rounded to a grid of 2ᵇ points, and the largest number may be off by a step. The largest measured
+    root-mean-square error of a block is 0.71 steps for random ±1, and 0.36 steps for other rows (llama.cpp's
+    quantizers). For the block of another row, it is at least 1.1 steps in a type of 2 bits."""
     if kind in FLOATS:
         return np.abs(right) * FLOATS[kind] + LEAST.get(kind, 0.0)
     if kind not in BITS:
@@ -70,9 +66,8 @@ def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
 
 
 def disorder(found: np.ndarray, right: np.ndarray, kind: Any) -> float:
-    """Return by how much numbers with a shared scale violate the order that they have in `right`; 0 if they do not.
-    Correct quantization keeps the order, because it rounds these numbers to one grid. Equal numbers may have any
-    order."""
+    """Return by how much numbers with a shared scale violate their order in `right`, which rounding to one grid keeps.
+    Equal numbers may have any order."""
     if kind not in BITS:
         return 0.0
     size, worst = OF_16.get(kind, 32), 0.0

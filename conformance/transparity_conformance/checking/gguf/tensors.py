@@ -47,8 +47,6 @@ class Compared:
 
 @dataclass(frozen=True, eq=False)
 class HubTensors:
-    """The tensors of a checkpoint, in the checkpoint's layout."""
-
     family: str
     config: TransformerConfig
     tensors: Mapping[str, np.ndarray]
@@ -91,8 +89,8 @@ def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[s
 def mistake_of(
     hub: HubTensors, name: str, tensor: GgufTensor, found: np.ndarray
 ) -> tuple[tuple[Cause, ...], np.ndarray]:
-    """Find the first known mistake that explains a tensor within a quantization step. Return the mistake as a cause,
-    and the tensor without the mistake. Without an explanation, return the checkpoint's tensor."""
+    """Return the first known mistake that explains a tensor within a quantization step, and the tensor without it;
+    without an explanation, the checkpoint's tensor."""
     right, layout = hub.tensors[name], hub.layout(name)
     for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
         if is_within(found, wrong.to_file(right), tensor.kind):
@@ -236,7 +234,6 @@ def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) 
 
 
 def check_family(family: str, architecture: str, path: object) -> None:
-    """Raise `UsageError` unless the file has the architecture that llama.cpp uses for the family."""
     if family not in ARCHITECTURES:
         raise UsageError(
             f"GGUF files of the family {family} cannot be checked; expected one of {', '.join(ARCHITECTURES)}."

@@ -76,32 +76,30 @@ class Arguments:
     @functools.cached_property
     def probes(self) -> Mapping[str, Probe]:
         """Return the probes that can be judged in the requested dtype."""
-        wanted = _probes(self.preset, self.config, self.parameters)
+        wanted = self._every_probe()
         probes = {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
         return probes_on(probes, self.ranks)
+
+    def _every_probe(self) -> Mapping[str, Probe]:
+        """Return the probes of a preset, or of a configuration with random parameters or with the given parameters."""
+        preset, config, parameters = self.preset, self.config, self.parameters
+        if config is None:
+            if parameters is not None:
+                raise PortError("check() was given parameters without their config; pass the config.")
+            if preset is None:
+                raise PortError("check() was given no model; pass a preset, a family or a config.")
+            preset_called(preset)
+            return probes_of_preset(preset)
+        if parameters is None:
+            return probes_of(config, self.name)
+        if not isinstance(parameters, InFolder):  # parameters in a folder are checked when they are read
+            check_parameters(config, parameters)
+        return probes_with(config, parameters, self.name)
 
     @functools.cached_property
     def long(self) -> list[LongProbe]:
         first = next(iter(self.probes.values()))
         return long_probes(first.config, first.parameters, self.lengths)
-
-
-def _probes(preset: str | None, config: TransformerConfig | None, parameters: Arrays | None) -> Mapping[str, Probe]:
-    """Return the probes of a preset, or of a configuration with random parameters or with the given parameters."""
-    if config is None and (preset is None or parameters is not None):
-        given = "no model; pass a preset, a family or a config"
-        if parameters is not None:
-            given = "parameters without their config; pass the config"
-        raise PortError(f"check() was given {given}.")
-    if config is None:
-        assert preset is not None
-        preset_called(preset)
-        return probes_of_preset(preset)
-    if parameters is None:
-        return probes_of(config, preset or "config")
-    if not isinstance(parameters, InFolder):  # parameters in a folder are checked when they are read
-        check_parameters(config, parameters)
-    return probes_with(config, parameters, preset or "config")
 
 
 class Evidence(LastReport):
@@ -151,9 +149,6 @@ class Evidence(LastReport):
         """Return whether the port's results contain the logits of all positions."""
         return self.form is None or self.form.has_all_logits
 
-    def has_other_form(self) -> bool:
-        return self.form is not None
-
     @property
     def ranks(self) -> ProcessGroup:
         assert self.group is not None
@@ -166,11 +161,7 @@ class Evidence(LastReport):
         """Return whether two runs of the port differ, and the report already lists this as a divergence."""
         return not self.is_steady() and bool(self.report.faults)
 
-    def is_quick(self) -> bool:
-        return self.arguments.quick
-
     def is_whole(self) -> bool:
-        """Return whether the check compares more than the forward pass."""
         return not self.arguments.quick
 
     def shows_taps(self) -> bool:

@@ -66,8 +66,8 @@ class Value:
 
 
 def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return the elementwise error of a port's values. `ours` is the reference's value at `value.tap`, arranged like
-    the port's result. Raise `OtherForm` if the shapes differ."""
+    """Return the elementwise error of a port's values; `ours` is the reference's value at `value.tap`, equally
+    arranged."""
     if value.are_ids:
         return _below_the_largest(theirs, ours)
     if theirs.shape != ours.shape:
@@ -165,11 +165,8 @@ class AnswerForm(Compared):
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """Return the form of a port's results. Return None if they have the shape of logits, or if no form fits.
-
-    Prefer a form whose values agree, then logits, then the form with the smallest error. If no values agree, consider
-    only logits in any arrangement, and other values in the arrangement of logits.
-    """
+    """Return the form of a port's results, or None for logits. Prefer a form whose values agree, then logits, then the
+    smallest error. If no values agree, consider only logits, or values in the arrangement of logits."""
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]
@@ -181,7 +178,6 @@ def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerFo
 
 
 def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dtype: str) -> Iterator[AnswerForm]:
-    """Yield each form that fits the shapes of all the port's results."""
     first = next(iter(probes))
     shapes = answers[first].shape, probes[first].oracle.expected["logits"].shape
     for value in VALUES if probes[first].config.head == "logits" else (LOGITS,):

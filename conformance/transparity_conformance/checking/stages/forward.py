@@ -16,7 +16,7 @@ from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.capabilities.table import failed
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.checking.calls import answer_or_error, run_all, whole
+from transparity_conformance.checking.calls import answer_or_error, run_all
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.checking.stages.forms import form_of, in_form
 from transparity_conformance.checking.stages.reach import can_be_walked
@@ -129,8 +129,8 @@ def listen(evidence: Evidence) -> None:
 
 
 def judge_answers(evidence: Evidence) -> None:
-    """Compare the results with the reference, and find causes and lines. If the causes show that operations were
-    matched to wrong taps, match the operations again, with these causes."""
+    """Compare the results with the reference, and find causes and lines. If causes show that operations were matched to
+    wrong taps, match again with these causes."""
     ran, answer = evidence.ran, evidence.answer
     further = evidence.clock, answer, evidence.repeated
     evidence.report = _judged(evidence, ran.probes, ran.actual, evidence.recorded, *further)
@@ -151,7 +151,6 @@ def _judged(
     answer: Answer | None,
     repeated: ClaimResult | None = None,
 ) -> Report:
-    """Judge the activations and the recorded operations of a port."""
     arguments = evidence.arguments
     every = {**recorded.probes, **probes}  # single rows, which were recorded, come first
     shown = {**actual, **{key: {**actual.get(key, {}), **call.taps} for key, call in recorded.calls.items()}}
@@ -219,8 +218,7 @@ def name_form(evidence: Evidence) -> None:
 
 
 def end_forward_pass(evidence: Evidence) -> None:
-    """Raise the port's error on a probe. If the port also diverges elsewhere, which may cause the error, do not
-    raise."""
+    """Raise the port's error on a probe, unless the port also diverges elsewhere, which may cause the error."""
     raised = evidence.ran.raised
     if raised is not None and evidence.report.verdict != "diverges":
         raise raised
@@ -262,13 +260,11 @@ def load_as_named(evidence: Evidence) -> None:
 
 
 def _as_stored(probe: Probe, logits: np.ndarray, computed: str, dtype: str) -> tuple[float, float]:
-    """Return the error and the budget, if the model computes in the precision `computed`."""
     budget = probe.budget(dtype if computed == dtype else f"float32:{computed}")
     return judged_gap(probe, "logits", logits, probe.oracle.expected["logits"], computed), budget
 
 
 def is_explained_at_other_size(evidence: Evidence) -> bool:
-    """Return whether to search for the causes of a wrong call with other lengths or sizes than the probes."""
     reached = evidence.reached
     is_open = bool(reached.wrong) and not reached.is_history and not evidence.report.faults[-1].is_misshapen
     return is_open and can_be_walked(reached.wrong[0].probe)
@@ -279,7 +275,8 @@ def explain_at_other_size(evidence: Evidence) -> None:
     arguments, report = evidence.arguments, evidence.report
     evidence(report)
     wrong, clock = evidence.reached.wrong[0].probe, evidence.new_clock()
-    probe, forward = whole(wrong), evidence.reached.forwards[id(wrong.parameters)]
+    probe = Probe(wrong.case, wrong.name, wrong.purpose, wrong.config, wrong.parameters, wrong.inputs)
+    forward = evidence.reached.forwards[id(wrong.parameters)]
     row = row_of(wrong)
     taps = answer_or_error(lambda: run(forward, probe, logits_only=arguments.logits_only))
     if isinstance(taps, PortError):  # the same call returned a result before
@@ -313,21 +310,16 @@ def told_in(report: Report, probe: Probe) -> Combination:
 
 
 def is_seen(hypothesis: Hypothesis, seen: Collection[str], probe: Probe) -> bool:
-    """Return whether `seen` contains the taps where a fault acts, and all taps of the same sublayers.
-
-    The port then computes the wrong value itself at these taps, even if other lengths take another branch of its code.
-    """
+    """Return whether `seen` contains the taps where a fault acts, and all taps of the same sublayers. The port then
+    computes the wrong value itself at these taps, even if other lengths take another branch of its code."""
     scopes = {scope_of(site) for site in hypothesis.sites} - {""}
     needed = {*hypothesis.sites, *(tap for tap in probe.oracle.expected if scope_of(tap) in scopes)}
     return bool(hypothesis.sites) and needed <= {*seen}
 
 
 def changes_right_answers(probes: Mapping[str, Probe], told: Combination, dtype: str) -> bool:
-    """Return whether faults that explain a wrong call at another size would also change right answers to the probes.
-
-    For example, a key of zeros has the effect of a sink. A port that pads keys at some lengths has no sinks at other
-    lengths.
-    """
+    """Return whether faults that explain a wrong call at another size also change right answers to the probes. For
+    example, a key of zeros has the effect of a sink, but a port may pad keys only at some lengths."""
     for probe in probes.values() if told else ():
         with contextlib.suppress(Impossible):
             wrong = walk(probe, {}, told, until="logits")["logits"]

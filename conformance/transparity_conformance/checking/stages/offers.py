@@ -174,7 +174,6 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
 def _error_and_budget(
     function: Callable[..., Any], probe: Probe, expected: np.ndarray, forward: ForwardPass
 ) -> tuple[float, float]:
-    """Return the largest error of the logits and its budget (tolerance); if the port fails, the error is infinite."""
     answer = answer_or_error(lambda: run(function, probe, logits_only=True)["logits"])
     error = np.inf if isinstance(answer, PortError) else judged_gap(probe, "logits", answer, expected)
     return error, probe.oracle.budget("logits", forward.dtype)

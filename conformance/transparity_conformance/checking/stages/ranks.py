@@ -50,8 +50,7 @@ def run_one_rank(evidence: Evidence) -> None:
 def against_one(
     group: ProcessGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
 ) -> RanksComparison:
-    """Compare several ranks with one rank of the same code, on the probes that the port accepts. Raise `PortError` if
-    the port fails on several ranks. A failure on one rank makes the comparison inconclusive."""
+    """Compare several ranks with one rank of the same code. A failure on one rank makes the comparison inconclusive."""
     many = run_all(build, probes, progress, logits_only=logits_only)
     declared = next(iter(group.shardings.values())).placements
     placements = {name: str(placement) for name, placement in declared.items()}
@@ -66,7 +65,6 @@ def against_one(
 
 
 def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Actual, dtype: str) -> RanksComparison:
-    """Return the comparison of the tap whose difference is largest relative to the budgets of both runs."""
     worst = RanksComparison(count, "agrees", where="logits")
     for key, probe in probes.items():
         for tap in [tap for tap in actual[key] if tap in alone[key]]:

@@ -143,8 +143,8 @@ def _bisect(evidence: Evidence, function: Callable[..., Any], model: ReachModel)
 
 
 def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
-    """Compare logits with the reference. If the error is slightly too large, measure the budget (tolerance) again, with
-    sequential sums."""
+    """Compare logits with the reference. If the error is slightly too large, measure the budget with sequential
+    sums."""
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         is_masked = "attention_mask" in probe.inputs and probe.config.architecture == "decoder"
@@ -180,7 +180,6 @@ def _add_wrong_calls(evidence: Evidence) -> None:
 
 
 def _claim(name: str, compared: Iterable[Comparison]) -> ClaimResult:
-    """Return the claim `name` about compared calls, with the error that is largest relative to its budget."""
     worst = max(compared, key=lambda each: each.share)
     return ClaimResult.of(name, worst.error, worst.budget, f"logits ({worst.probe.name})")
 

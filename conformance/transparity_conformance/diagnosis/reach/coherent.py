@@ -62,10 +62,7 @@ class Coherent:
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Return the fault onto whose effect the error of the logits has the longest projection.
-
-    Return None if rounding explains a projection of this length.
-    """
+    """Return the fault whose effect has the longest projection of the logits' error, unless rounding explains it."""
     some = {
         name: result.probe
         for name, result in results.items()
@@ -111,8 +108,8 @@ def _power(errors: Errors, scales: Mapping[str, float]) -> float:
 def _farthest(
     errors: Errors, effects: Mapping[str, Effects], scales: Mapping[str, float]
 ) -> tuple[float, float, Key | None]:
-    """Project the errors onto each effect. Return (length, coefficient, key) of the longest projection. Lengths are
-    relative to `scales`, the sizes of rounding errors on the probes."""
+    """Return (length, coefficient, key) of the longest projection of the errors onto an effect. Lengths are relative to
+    `scales`, the sizes of rounding errors on the probes."""
     best: tuple[float, float, Key | None] = (0.0, 0.0, None)
     for key in dict.fromkeys(key for effect in effects.values() for key in effect):
         along = size = 0.0

@@ -84,7 +84,6 @@ class Call:
 
 
 def boundary(calls: Sequence[Call]) -> str:
-    """Describe the wrong calls, shortest first."""
     wrong = sorted((each for each in calls if each.is_wrong), key=lambda each: each.length)
     names = [each.name for each in wrong]
     lengths = {each.length for each in wrong}
@@ -97,8 +96,7 @@ def boundary(calls: Sequence[Call]) -> str:
 
 
 def bisect(calls: Sequence[Call], call: Callable[[int], bool | None]) -> None:
-    """Find the first wrong length of a port that is right up to some length. `call(length)` returns whether the result
-    is wrong, or None to end the search."""
+    """Find the first wrong length; `call(length)` returns whether the result is wrong, or None to end the search."""
     right = max((each.length for each in calls if not each.is_wrong), default=0)
     wrong = min((each.length for each in calls if each.is_wrong), default=0)
     while 0 < right < wrong - 1:

@@ -52,7 +52,6 @@ def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
 
 
 def _injected(result: ProbeResult, taps: Sequence[str]) -> np.ndarray:
-    """Return the reference's logits after adding the port's deviations at `taps` to the activations."""
     wrong = [tap for tap in taps if tap in result.recorded and result.share(tap) > 1]
     expected = result.probe.oracle.expected["logits"]
     if not wrong:

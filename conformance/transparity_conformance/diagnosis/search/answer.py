@@ -76,8 +76,7 @@ class Answer:
         return Search(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find the single faults that reproduce the port's logits if they act at all possible taps; return the first
-        fault. For a large model, return (), because the reference takes too long."""
+        """Find the single faults that reproduce the logits at all possible taps; return the first, or ()."""
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
@@ -91,9 +90,8 @@ class Answer:
         return [tap for tap in still_wrong(results, chosen) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
-        """Return the smallest set of faults from `told` that reproduces the port's logits and contains a fault from
-        `last`. If there is no such set, return an empty tuple. Each fault acts at the taps where it was found, or at a
-        larger group that includes them."""
+        """Return the smallest set of faults from `told` that contains a fault from `last` and reproduces the logits, or
+        (). Each fault acts at the taps where it was found, or at a larger group that includes them."""
         kinds, new = _by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
         every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]
@@ -107,10 +105,9 @@ class Answer:
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
-        """Search for one further fault that reproduces the port's logits together with `last`, or with all faults in
-        `told`. Return all these faults, or an empty tuple if there is no such fault. First, known faults act at all
-        possible taps, because the missing fault may hide their effect at some taps. Then they act at the group of taps
-        that leaves the smallest difference."""
+        """Search for a fault that reproduces the logits with `last`, or with all faults in `told`; return all these
+        faults, or (). First, known faults act at all possible taps, because the missing fault may hide their effect at
+        some taps. Then they act at the taps that leave the smallest difference."""
         kinds, new = _by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
             for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:

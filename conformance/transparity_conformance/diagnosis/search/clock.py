@@ -49,16 +49,14 @@ class Limit:
         return max(self.end - self.read(), 0.0)
 
     def part(self) -> Limit:
-        """Return a limit for one stage: the stage's share of the whole amount, but at most the amount that is left."""
+        """Return a limit for one stage: its share of the whole amount, or what is left."""
         return Limit(self.read, min(self.left, self.amount / STAGES))
 
 
 class Clock:
-    """The work that a search may still do, and the number of tried candidates.
-
-    Work is counted, not timed, so that a slow or busy computer finds the same causes. `cap` also limits the processor
-    time, in seconds. `watch` receives the progress: a text, the work done, and all work.
-    """
+    """The work that a search may still do, and the number of tried candidates. Work is counted, not timed, so that a
+    slow or busy computer finds the same causes. `cap` also limits the processor time, in seconds. `watch` receives the
+    progress: a text, the work done, and all work."""
 
     def __init__(self, cap: float | None = None, watch: Callable[[str, int, int], None] | None = None) -> None:
         self.work = Limit(work.done, WORK)
@@ -78,7 +76,6 @@ class Clock:
         self.work.end += max(needed - self.work.left, 0.0)
 
     def part(self) -> Clock:
-        """Return a clock for one stage."""
         clock = Clock(watch=self.watch)
         clock.work, clock.time, clock.is_interrupted = self.work.part(), self.time.part(), self.is_interrupted
         return clock
@@ -92,7 +89,6 @@ class Clock:
         return self.is_interrupted or self.work.left <= 0 or self.time.left <= 0
 
     def check(self) -> None:
-        """Raise `OutOfTime` if no work or time is left."""
         if self.is_over:
             self.ran_out, self.is_late = True, self.time.left <= 0
             raise OutOfTime

@@ -33,7 +33,6 @@ def alternatives() -> dict[str, tuple[Any, ...]]:
 
 
 def changed(fields: Mapping[str, Any]) -> Hypothesis:
-    """Return the hypothesis that the port's configuration has the values `fields`."""
     return Hypothesis(Fault("several-fields", "", "", fields=fields))
 
 
@@ -50,8 +49,7 @@ def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
 
 
 def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
-    """Find up to `DEEPEST` fields whose change leaves the smallest difference. Return the changed fields, and the share
-    of the difference that remains. `left` returns the difference with a fault."""
+    """Return up to `DEEPEST` changed fields that leave the smallest difference, and the share that remains."""
     before = left(changed({}))
     found = beam = [(before, Fields())]
     for _ in range(DEEPEST):
@@ -67,9 +65,8 @@ def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], c
 def several_fields(
     results: Results, places: Sequence[str], divergences: Sequence[Divergence], clock: Clock
 ) -> dict[str, tuple[Any, Any]]:
-    """Find two or more fields whose change makes most wrong taps (`places`) right. Return (configured value, value in
-    the port) for each field. Each step adds the field that leaves the fewest taps wrong. Do not search if one cause
-    already explains all divergences."""
+    """Find two or more fields whose change makes most wrong taps (`places`) right, one field at a time. Return
+    (configured value, value in the port) for each field. Do not search if one cause explains all divergences."""
     kinds = {divergence.causes[0].mistake if divergence.causes else divergence.where for divergence in divergences}
     if len(places) < 2 or len(kinds) < 2 or any(each.probe.is_large for each in results.values()):
         return {}
@@ -86,8 +83,7 @@ def several_fields(
 
 
 def fewest_wrong(results: Results, tried: Sequence[Hypothesis], most: int) -> tuple[Hypothesis | None, int]:
-    """Return the hypothesis that leaves the fewest taps wrong, and the number of these taps. Return (None, `most` + 1)
-    if every hypothesis leaves more than `most` taps wrong."""
+    """Return the hypothesis that leaves the fewest taps wrong, and their number, or (None, `most` + 1)."""
     best = None
     for hypothesis in tried:
         with contextlib.suppress(Impossible):

@@ -64,8 +64,7 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
 
 
 def made_at(config: TransformerConfig, fault: Fault, site: str, ranks: int = 1) -> Fault | None:
-    """Return the fault of the same id and variant at the tap `site`, or None if this tap cannot have the fault. A fault
-    with a fitted number is returned unchanged."""
+    """Return the fault of the same id and variant at `site`, or a fault with a fitted number unchanged."""
     every = faults_at(config, site, ranks)
     same = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
     fitted = (numeric.make(1.0).id for numeric, _ in fittables(config, [site]))
@@ -73,8 +72,8 @@ def made_at(config: TransformerConfig, fault: Fault, site: str, ranks: int = 1) 
 
 
 def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> float | None:
-    """Find the positive number that minimizes `function`: the best of a grid, refined by golden-section search. Return
-    None if all values on the grid are equal, or if the refined value is hardly better."""
+    """Find the positive number that minimizes `function`: the best of a grid, refined. Return None if all values on the
+    grid are equal, or if the refined value is hardly better."""
     values = [function(number) for number in grid]
     if not np.nanmin(values) < np.nanmax(values):
         return None
@@ -88,8 +87,7 @@ def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> floa
 def golden_section(
     function: Callable[[float], float], grid: Sequence[float], best: int
 ) -> Iterator[tuple[float, float]]:
-    """Yield ever better numbers near the `best` number of a grid, each with the smallest value of `function` so far.
-    The search is over the logarithm of the number, which is positive."""
+    """Yield ever better positive numbers near the `best` of a grid, each with the smallest value so far."""
     low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
     ratio = (math.sqrt(5) - 1) / 2
     inner, outer = high - ratio * (high - low), low + ratio * (high - low)

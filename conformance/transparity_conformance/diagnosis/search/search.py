@@ -33,18 +33,16 @@ Round = tuple[Probe, list[Combination]]
 
 
 class Effects:
-    """The difference that remains with each fault of a list. If the effects of two faults are independent, the
-    difference with both is `left[one] + left[other] − before`. To save memory, a sample of the elements is stored."""
+    """The difference that remains with each fault of a list, in a sample of the elements. If the effects of two faults
+    are independent, the difference with both is `left[one] + left[other] − before`."""
 
     def __init__(self, before: np.ndarray, faults: int) -> None:
-        """Store `before`, the difference between the port and the reference without a fault."""
         self.shape = before.shape
         self.drawn = np.random.default_rng(0).permutation(before.size)[: BLOCK // max(faults, 1)]
         self.before = before.ravel()[self.drawn]
         self.left: list[np.ndarray] = []
 
     def add(self, left: np.ndarray) -> None:
-        """Append the difference that remains with the next fault."""
         self.left.append(left.ravel()[self.drawn] if left.shape == self.shape else np.full(self.before.shape, np.inf))
 
     @functools.cached_property
@@ -74,10 +72,8 @@ class Effects:
 
 
 class Search:
-    """A search for faults that explain the difference at `segment`. Every method may raise `OutOfTime`.
-
-    Faults may act at the taps `sites`. The faults `known` are always in the reference.
-    """
+    """A search for faults that explain the difference at `segment`. Every method may raise `OutOfTime`. Faults may act
+    at the taps `sites`. The faults `known` are always in the reference."""
 
     def __init__(self, segment: Segment, sites: list[str], known: Combination, clock: Clock) -> None:
         self.segment, self.sites, self.known, self.clock = segment, sites, known, clock
@@ -95,12 +91,9 @@ class Search:
     def run(
         self, likely: Sequence[Combination], deepest: int, *, only_wide: bool = False
     ) -> tuple[list[Combination], bool]:
-        """Return combinations of at most `deepest` faults, and whether a difference remains with them.
-
-        The combinations explain every probe or, if a difference remains, at least all probes of one size. The search
-        stops at the smallest number of faults; combinations of preferred faults come first. `likely` are combinations
-        that explain other segments of the same kind. With `only_wide`, each fault acts at all possible taps.
-        """
+        """Return combinations of at most `deepest` faults, as few faults as possible, and whether a difference remains.
+        The combinations explain every probe or, if a difference remains, all probes of one size. `likely` combinations
+        explain other segments of this kind. With `only_wide`, each fault acts at all possible taps."""
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
         for depth in range(deepest):
@@ -274,17 +267,14 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the single faults that explain the largest number of wrong probes, but at least two, because a fault
-        may explain one probe by chance."""
+        """Return the faults that explain the most wrong probes, at least two: one may be explained by chance."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Return single faults with the number of wrong probes that each explains, in descending order.
-
-        Candidates come from the probe `screen` and from the shortest probe, on which fewer faults may have an effect.
-        """
+        """Return single faults with the number of wrong probes that each explains, descending. Candidates come from
+        `screen` and from the shortest probe, on which fewer faults may have an effect."""
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
@@ -339,7 +329,6 @@ class Search:
         return self.segment.share(probe, (*self.known, *chosen))
 
     def by_rest(self, probe: Probe, combinations: Sequence[Combination]) -> list[Combination]:
-        """Return the combinations, sorted by the difference that remains on a probe."""
         rests = [self._left(probe, chosen) for chosen in self.clock.each(combinations)]
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
@@ -358,8 +347,7 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe with the largest difference relative to its budget. Prefer probes with the first probe's
-    configuration, if the difference on one of them exceeds the budget."""
+    """Return the probe with the largest difference in budgets, preferably with the first probe's configuration."""
     shares = {probe.name: segment.largest(probe, known) / (segment.budget(probe) or 1) for probe in segment.probes}
     ordinary = [
         probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1

@@ -42,11 +42,7 @@ def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndar
 
 
 def matched(model: Model, tensors: Mapping[str, np.ndarray], config: TransformerConfig, clock: Clock) -> FoundAdapter:
-    """Match the tensors of a model with the reference's parameters.
-
-    Args:
-        tensors: the model's tensors by name, possibly including buffers.
-    """
+    """Match the tensors of a model, possibly with its buffers, with the reference's parameters."""
     values = drawn(tensors)
     model.assign(values)
     lengths = (min(length, config.max_length) for length in (SOURCE, TARGET))
@@ -108,11 +104,8 @@ def adapt_model(
     budget: float | None = None,
     progress: Progress | None = None,
 ) -> Adapted:
-    """Find the adapter of an existing model; see `adapt`.
-
-    Args:
-        given: the parameters that the model's own loader has received; None without a loader.
-    """
+    """Find the adapter of an existing model (see `adapt`). `given` are the parameters that the model's loader
+    received."""
     told = progress or ignore_progress
     told("listening to the port", 0, 1)
     tensors = model.tensors()
@@ -137,11 +130,7 @@ def adapt_model(
 
 
 def proof_of(model: Model, tensors: Mapping[str, np.ndarray], probes: Mapping[str, Probe], adapter: Adapter) -> Proof:
-    """Compare a model with the reference; the adapter writes the weights of the probes into the model.
-
-    Args:
-        tensors: the model's original tensors.
-    """
+    """Compare a model with the reference; the adapter writes the weights of the probes into the model's `tensors`."""
 
     def answer(probe: Probe) -> np.ndarray:
         model.assign(adapter.tensors(probe.config, probe.parameters, tensors))

@@ -111,14 +111,9 @@ IsRight = Callable[[Lines, str], bool]
 def hypotheses_of(
     place: Place, config: TransformerConfig, pool: Pool, pools: Iterable[Shapes], is_right: IsRight
 ) -> Iterator[Lines]:
-    """Yield every combination of an adapter's lines that may select the parameters of `place`.
-
-    Args:
-        config: the configuration, with all biases enabled.
-        pools: groups of tensors with unused elements, the most likely group first.
-        is_right: a function of lines and an activation's name. It returns whether the reference, with parameters from
-            these lines, computes the port's value of the activation.
-    """
+    """Yield every combination of an adapter's lines that may select the parameters of `place`. `config` has all biases,
+    and `pools` are groups of tensors with unused elements, the most likely group first. `is_right` returns whether the
+    reference, with parameters from given lines, computes the port's value of an activation."""
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
     for shapes, in_one in itertools.product(pools, (True, False)):
         ways = [_ways(each, config, pool, shapes, is_right, in_one) for each in place.maps]
@@ -162,12 +157,8 @@ def templates_of(text: str, pool: Pool) -> list[str]:
 def _ways(
     each: Map, config: TransformerConfig, pool: Pool, shapes: Shapes, is_right: IsRight, in_one: bool
 ) -> list[Lines]:
-    """Return the possible adapter lines for a map's parameters. For queries, keys and values, return only lines for
-    which `is_right` returns true.
-
-    Args:
-        in_one: whether all tensors must be in the same module, judging by their names.
-    """
+    """Return the possible adapter lines for a map's parameters; for queries, keys and values, only lines that
+    `is_right` accepts. With `in_one`, all tensors must be in the same module, judging by their names."""
     ways: list[Lines] = []
     for texts in itertools.product(*(texts_of(name, config, shapes) for name in each.parameters)):
         parts = [parted(text, pool.shapes) for text in texts if text != ABSENT]

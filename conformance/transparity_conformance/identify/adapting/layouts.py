@@ -145,10 +145,8 @@ def _latent(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _recurrent(role: str) -> list[Rows]:
-    """Return the possible places of a map's or a kernel's rows in a recurrence: its own tensor, or a fused tensor.
-
-    A fused tensor contains the rows of several maps: one map after another, or grouped by key heads.
-    """
+    """Return the possible places of a recurrence's rows: their own tensor, or a fused tensor. A fused tensor has the
+    rows of several maps: one map after another, or grouped by key heads."""
     kind = role.removesuffix("_convolution")
     whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")
     whole |= dict.fromkeys(("decay", "beta"), "R")
@@ -177,11 +175,8 @@ NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, 
 
 
 def rotations(config: TransformerConfig) -> list[str]:
-    """Return the possible steps that bring a port's features within a head into the reference's order.
-
-    With rotary positions, a port may rotate neighboring features or halves of a head. Without rotary positions, no
-    steps are needed. `{}` stands for the number of heads.
-    """
+    """Return the steps that may bring a port's rotated features into the reference's order: a port may rotate
+    neighboring features or halves of a head. `{}` stands for the number of heads."""
     turned = config.rotary_dim or config.head_dim
     if config.positions != "rotary" or turned != config.head_dim or config.head_dim % 2:
         return [""]

@@ -58,14 +58,8 @@ def misplaced(
     right: Lines, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> list[Misplaced]:
     """Return the parameters that the port's loader stores in one tensor, but the model reads from another tensor.
-
-    Return an empty list if the port has not loaded the parameters.
-
-    Args:
-        right: for each matched parameter, the line for the tensor from which the model reads it.
-        parameters: the parameters that the port's loader received.
-        tensors: the port's tensors after loading.
-    """
+    `right` has the line from which the model reads each parameter, `parameters` what the loader received, and `tensors`
+    the loaded tensors. Return an empty list if the port has not loaded the parameters."""
     pool, given = Pool(tensors, config), GIVEN[config.rope_layout]
     read = {name: line for name, line in right.items() if line != ABSENT}
     wrong = {name: line for name, line in read.items() if not _contains(line, parameters[name], pool)}

@@ -69,13 +69,8 @@ class FoundAdapter:
 def search(
     config: TransformerConfig, tensors: Mapping[str, np.ndarray], inputs: Arrays, candidates: Recorded, clock: Clock
 ) -> FoundAdapter:
-    """Match the tensors of a port with the reference's parameters.
-
-    Args:
-        tensors: the port's tensors, with random numbers.
-        inputs: one row of tokens without padding.
-        candidates: all values that the port computed from these inputs; the last value is its output.
-    """
+    """Match a port's tensors, with random numbers, with the reference's parameters. `inputs` are one row without
+    padding, and `candidates` all values that the port computed from them, the output last."""
     found, own = FoundAdapter(), parameter_shapes(config)
     seeker = _Seeker(config, Pool(tensors, config), inputs, candidates, clock)
     own_row = Probe("adapting", "row", "", seeker.config, probe_parameters(seeker.config), inputs)
@@ -105,19 +100,11 @@ def search(
 
 def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]:
     """Return the parameters, in the layer where the search failed, whose lines differ from the first layer's lines.
-
-    These matches are doubtful: if the port has fewer layers, its final norm may look like a norm of this layer.
-    """
+    These matches are doubtful: if the port has fewer layers, its final norm may look like a norm of this layer."""
     stack, layer, _ = in_layer(lost_at or "") or ("", 0, "")
-    found = []
-    for name in [name for name in lines if layer and name.startswith(f"{stack}.layers.{layer}.")]:
-        first = lines[in_every_layer(name).replace("{i}", "0")]
-        if lines[name] not in [
-            *[ABSENT] * (first == ABSENT),
-            *(at_layer(each, layer) for each in templates_of(first, pool)),
-        ]:
-            found.append(name)
-    return found
+    here = [name for name in lines if layer and name.startswith(f"{stack}.layers.{layer}.")]
+    first = {name: templates_of(lines[in_every_layer(name).replace("{i}", "0")], pool) for name in here}
+    return [name for name in here if lines[name] not in [at_layer(each, layer) for each in first[name]]]
 
 
 def _joined(zero: Lines, pool: Pool) -> Lines:
@@ -130,12 +117,7 @@ def _joined(zero: Lines, pool: Pool) -> Lines:
 
 
 class Reference:
-    """The reference with the parameters that have been matched so far.
-
-    Args:
-        inputs: one row of tokens without padding.
-        candidates: all values that the port computed from these inputs.
-    """
+    """The reference with the parameters that have been matched so far; see `search` for the arguments."""
 
     def __init__(self, config: TransformerConfig, inputs: Arrays, candidates: Recorded) -> None:
         self.config, self.inputs, self.candidates = config, inputs, candidates
@@ -160,11 +142,9 @@ class Reference:
         self.taps |= self.computed({}, tap)
 
     def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
-        """Return 0 if the activation `tap`, computed with the parameters `values`, is among the port's values.
-
-        For scores, return the index of the first successful comparison of `SCORES`. Return `best` if nothing agrees, or
-        if the index is not less than `best`.
-        """
+        """Return 0 if the activation `tap`, computed with the parameters `values`, is among the port's values. For
+        scores, return the index of the first successful comparison of `SCORES`. Return `best` if nothing agrees, or if
+        the index is not less than `best`."""
         if not tap.endswith(".scores"):
             return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
         weights = f"{tap.removesuffix('scores')}weights"
@@ -244,11 +224,8 @@ class _Seeker:
         return ()
 
     def _hypotheses(self, place: Place, passes: int | None = None) -> Iterator[Lines]:
-        """Yield every combination of lines for a group's parameters once.
-
-        Args:
-            passes: the number of groups of tensors (`Pool.free`) to try; None for all.
-        """
+        """Yield every combination of lines for a group's parameters once, from the first `passes` groups of
+        `Pool.free`."""
         pools = itertools.islice(self.pool.free(place.tap), passes)
         heard: dict[tuple[str, ...], bool] = {}
 
@@ -273,10 +250,8 @@ class _Seeker:
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
     def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
-        """Add a bias of the port to each map without a bias, if the reference still matches with this bias.
-
-        A match without the bias proves nothing, because the port may add the bias later.
-        """
+        """Add a bias of the port to each map without one, if the reference still matches. A match without the bias
+        proves nothing, because the port may add the bias later."""
         *_, every = self.pool.free(place.tap)
         for name in [name for name, text in lines.items() if text == ABSENT]:
             seen = next((each.tap for each in place.maps if name in each.parameters), place.tap)

@@ -22,12 +22,7 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -> Matches:
-    """Find the reference's taps among the values of a port.
-
-    Args:
-        port: the recorded call of the port; its last value is the output.
-        known: known faults of the port, which the reference also applies.
-    """
+    """Find the reference's taps among the values of a port, whose `known` faults the reference also has."""
     aligning = _Aligning(Found(probe, port, flow_of(probe, known), clock, {}, known))
     with contextlib.suppress(OutOfTime):
         aligning.alternate()
@@ -66,10 +61,8 @@ class _Aligning:
             self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
 
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
-        """Apply the faults of newly matched taps in every layer, if more values of the reference then match.
-
-        Usually, a port runs the same code in every layer, so a wrong line is wrong in every layer.
-        """
+        """Apply the faults of newly matched taps in every layer, if more values of the reference then match. Usually, a
+        port runs the same code in every layer, so a wrong line is wrong in every layer."""
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
             for fault in known_faults.faults_of(self.found, tap, match):
@@ -116,11 +109,9 @@ class _Aligning:
         return [tap for tap in self.taps if tap not in self.found.matches]
 
     def _resumed(self, lost: Collection[str]) -> Matches:
-        """Return a match for the first tap of `lost` for which a match exists.
-
-        A wrong value of the port matches a tap if the reference, continued from this value, computes later values of
-        the port. If there is no such value, use the code that computes the same tap in another layer.
-        """
+        """Return a match for the first tap of `lost` for which a match exists. A wrong value of the port matches a tap
+        if the reference, continued from this value, computes later values of the port. If there is no such value, use
+        the code that computes the same tap in another layer."""
         found, port = self.found, self.found.port
         for tap in lost:
             faulty = known_faults.behind_faults(found, tap)
@@ -141,11 +132,8 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Match a tap whose operation does not lead to the later taps to another operation: one that has the same value
-        and leads to them.
-
-        Return the taps for which no operation leads to the later taps.
-        """
+        """Match a tap whose operation does not lead to the later taps to an operation with the same value that does.
+        Return the taps without such an operation."""
         astray, port = [], self.found.port
         for tap in [tap for tap in self.taps if tap in self.found.matches]:
             found, match = self.found, self.found.matches[tap]

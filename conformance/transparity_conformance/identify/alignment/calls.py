@@ -39,12 +39,8 @@ class _Step:
 def with_line_of_step(
     report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
 ) -> Report:
-    """Add the line at which the first wrong cached step starts to differ from the forward pass.
-
-    Args:
-        requests: the steps that were compared.
-        others: built ports with other sizes, by the `id` of their parameters.
-    """
+    """Add the line at which the first wrong step of `requests` starts to differ from the forward pass. `others` are
+    built ports with other sizes, by the `id` of their parameters."""
     for index, fault in enumerate(report.faults):
         asked = [each for each in requests if each.probe.name == fault.probe]
         if fault.where != "step" or not math.isfinite(fault.error) or not asked:
@@ -62,10 +58,7 @@ def with_line_of_step(
 
 
 def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong value in the first wrong step.
-
-    Use a single row if its steps are wrong, too; otherwise, use the whole batch.
-    """
+    """Return the line of the first wrong value in the first wrong step, of a single row or else of the whole batch."""
     for rows in (aligned_probe(requests[0].probe), requests[0].probe):
         for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
@@ -112,13 +105,11 @@ def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray
 
 
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong value on which the logits depend.
-
-    A value is wrong if no operation of the forward pass (`right`) computes it. If the line also computes right values
-    in this step, return the caller's line, which passed wrong arguments.
-    """
+    """Return the line of the first value on which the logits depend, but which the forward pass (`right`) does not
+    compute. If the line also computes right values in this step, return the caller's line, which passed wrong
+    arguments."""
     port, scale = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
-    lines, rounding = _Lines(right), budget / scale
+    same, rounding = _by_line(right), budget / scale
     # Choose a tolerance between the rounding error and the error of the logits, so that values are clearly right or
     # wrong.
     near = math.sqrt(budget * min(error, scale)) / scale
@@ -126,7 +117,7 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
     def is_among(index: int, others: Sequence[Operation], tolerance: float) -> bool:
         return any(_is_part(port.values[index], each.value, step, tolerance) for each in others)
 
-    alike = {index: lines.same(port.operations[index]) for index in port.relevant}
+    alike = {index: same(port.operations[index]) for index in port.relevant}
     is_right = {index: is_among(index, alike[index] or right, near) for index in sorted(port.relevant)}
     is_known = lambda index: is_right[index] and is_among(index, alike[index], rounding)
     nowhere = leading_nowhere(port.relevant, is_known, lambda index: port.readers.get(index, ()))
@@ -137,26 +128,22 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
     return wrong.line_apart(each for each in others if each.name == wrong.name)
 
 
-class _Lines:
-    def __init__(self, operations: Sequence[Operation]) -> None:
-        self.by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
-        for each in operations:
-            for count in range(1, len(each.stack) + 1):
-                self.by_lines.setdefault((each.name, each.stack[:count]), []).append(each)
+def _by_line(operations: Sequence[Operation]) -> Callable[[Operation], Sequence[Operation]]:
+    """Return a function that finds the operations with the name and line of another, and the most common callers."""
+    by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
+    for each in operations:
+        for count in range(1, len(each.stack) + 1):
+            by_lines.setdefault((each.name, each.stack[:count]), []).append(each)
 
-    def same(self, operation: Operation) -> Sequence[Operation]:
-        """Return the operations with the same name and line, and with the most callers in common with `operation`."""
-        for count in range(len(operation.stack), 0, -1):
-            if found := self.by_lines.get((operation.name, operation.stack[:count])):
-                return found
-        return ()
+    def same(one: Operation) -> Sequence[Operation]:
+        found = (by_lines.get((one.name, one.stack[:count])) for count in range(len(one.stack), 0, -1))
+        return next(filter(None, found), ())
+
+    return same
 
 
 def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float) -> bool:
-    """Return whether a value of a step is a part of the forward pass's value `whole`.
-
-    The part has the positions of the step, or all positions up to the end of the step.
-    """
+    """Return whether a value has the positions of the step in the forward pass's value `whole`, or all up to them."""
     if value.ndim != whole.ndim:
         return False
     ways = [list(_cuts(*sizes, step)) for sizes in zip(value.shape, whole.shape, strict=True)]
@@ -171,10 +158,8 @@ def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float
 
 
 def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
-    """Yield pairs of slices of an axis, one in the step and one in the forward pass, that may correspond.
-
-    The slices may be the whole axis, the last positions up to the step's end, or the used part of a larger buffer.
-    """
+    """Yield pairs of slices of an axis, one in the step and one in the forward pass, that may correspond. The slices
+    may be the whole axis, the last positions up to the step's end, or the used part of a larger buffer."""
     if size == whole:
         yield slice(None), slice(None)
     if whole == step.length and size <= step.end:
@@ -213,12 +198,8 @@ def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe
 def parted_tap(
     probe: Probe, operations: Sequence[Operation], parting: Sequence[int], answer: np.ndarray, dtype: str
 ) -> str:
-    """Return the last right tap before two calls of the port start to differ, or an empty string.
-
-    Args:
-        operations: the operations of one call, on a row without padding.
-        parting: the indices of the operations whose values differ in the other call.
-    """
+    """Return the last right tap before two calls on a row without padding start to differ, or an empty string.
+    `parting` are the indices of the operations whose values differ."""
     port = recorded(probe, operations, answer, dtype)
     unsteady = {*parting, len(operations)}
     equal = port.equal(walk(probe, {}), may_be=lambda index: index not in unsteady)

@@ -47,19 +47,15 @@ class Flow:
         return reached
 
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
-        """Return, in order, the missing taps on which no `confirming` tap depends directly or through missing taps.
-
-        A router's choice confirms no tap, because other scores may lead to the same choice.
-        """
+        """Return, in order, the missing taps on which no `confirming` tap depends directly or through missing taps. A
+        router's choice confirms no tap, because other scores may lead to the same choice."""
         telling = {tap for tap in confirming if not is_choice(tap)}
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
 
 
 def flow_of(probe: Probe, known: Combination = ()) -> Flow:
-    """Determine the data flow of the reference: perturb each tap, and observe which other taps change.
-
-    For a large model, use a small model with the same layers, and without the `known` faults.
-    """
+    """Determine the data flow of the reference: perturb each tap, and observe which other taps change. For a large
+    model, use a small model with the same layers, and without the `known` faults."""
     if probe.is_large:
         known = ()
         layers = {name: getattr(probe.config, name) for name in ("num_encoder_layers", "num_decoder_layers")}
@@ -111,11 +107,8 @@ class Found:
         return self.matches[tap].index
 
     def admits(self, tap: str, index: int) -> bool:
-        """Return whether the data flow allows that an operation computes `tap`.
-
-        The operation must depend on a tap directly before `tap`, and a tap directly after `tap` must depend on the
-        operation. One such path is enough, because a fault may remove the other paths.
-        """
+        """Return whether an operation depends on a tap directly before `tap`, and a tap directly after `tap` on the
+        operation. One such path is enough, because a fault may remove the other paths."""
         before, behind = self._next(tap, self.flow.inputs), self._next(tap, self.flow.outputs)
         is_fed = not before or any(self.port.leads_to(each, index) for each in before)
         return is_fed and (not behind or any(self.port.leads_to(index, each) for each in behind))
@@ -128,8 +121,7 @@ class Found:
 
     def leads_on(self, tap: str, index: int) -> bool:
         """Return whether an operation leads only to taps after `tap`, and does not only rearrange another tap's
-        elements. This test distinguishes operations with equal values.
-        """
+        elements. This test distinguishes operations with equal values."""
         port, behind = self.port, self.flow.behind[tap]
         return not any(
             (name not in behind and port.leads_to(index, match.index))
@@ -138,10 +130,7 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether a match splits features into heads in the same way as the tap's inputs.
-
-        A match that interleaves the halves of a head does not. Only inputs with the shape of `tap` are compared.
-        """
+        """Return whether a match splits features into heads like the tap's inputs of this shape, not interleaved."""
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
@@ -156,13 +145,8 @@ class Found:
     def most_gaining(
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
-        """Return the match of `tap` that makes the reference compute the most later values of the port.
-
-        Return None if no match makes another tap agree.
-
-        Args:
-            before: the reference's values without the match; `ours` by default.
-        """
+        """Return the match of `tap` with which the reference computes the most later values of the port; None without
+        any. `before` are the reference's values without the match, by default `ours`."""
         most, chosen = 0, None
         for match in matches:
             self.clock.check()
@@ -172,10 +156,8 @@ class Found:
         return chosen
 
     def _gained(self, tap: str, match: Match, before: Mapping[str, np.ndarray]) -> int:
-        """Count the later taps that agree with the port if the reference continues from `match`.
-
-        Count only taps that depend on the match, and no taps after a tap that disagrees.
-        """
+        """Count the later taps that agree with the port if the reference continues from `match`. Count only taps that
+        depend on the match, and no taps after a tap that disagrees."""
         value = self.port.read(match)
         now = walk(self.probe, {**self.values, tap: value}, self.known)
         changed = [name for name in now if name != tap and not np.array_equal(now[name], before[name], equal_nan=True)]

@@ -28,10 +28,8 @@ MOST_COMBINATIONS = 2**4
 
 
 def between(found: Found, lost: Sequence[str]) -> Matches:
-    """Return matches of the `lost` taps that the data flow identifies; start with the last tap.
-
-    Several operations may fit. Prefer the operations from which the reference computes the port's next known values.
-    """
+    """Return matches of the `lost` taps that the data flow identifies; start with the last tap. Several operations may
+    fit. Prefer the operations from which the reference computes the port's next known values."""
     known, port, possible = found, found.port, dict[str, list[Match]]()
     depends = {tap: found.flow.reached(tap, found.matches) for tap in found.matches}
     for tap in reversed(lost):
@@ -51,10 +49,8 @@ def between(found: Found, lost: Sequence[str]) -> Matches:
 
 
 def _confirmed(found: Found, possible: Mapping[str, Sequence[Match]]) -> dict[str, Match]:
-    """Return the matches from which the reference computes the port's values of the next known taps.
-
-    A known tap may depend on several missing taps, so combinations of matches are tried.
-    """
+    """Return the matches from which the reference computes the port's values of the next known taps. A known tap may
+    depend on several missing taps, so combinations of matches are tried."""
     ends = {tap: frozenset(found.flow.reached(tap, found.matches) & found.matches.keys()) for tap in possible}
     confirmed: dict[str, Match] = {}
     for end in dict.fromkeys(ends.values()):
@@ -71,10 +67,7 @@ def _confirmed(found: Found, possible: Mapping[str, Sequence[Match]]) -> dict[st
 
 def _fitting(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> list[int]:
     """Return the values of the given shape that depend on the taps before `tap`, and lead to all taps after `tap`; the
-    last value first.
-
-    Values that lead directly to each of these later taps come before other values.
-    """
+    last value first. Values that lead directly to each of these later taps come before other values."""
     if not made_from and known.flow.inputs[tap]:
         return []
     port, every = known.port, [match.index for match in known.matches.values()]
@@ -154,11 +147,8 @@ def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers
 
 
 def rearranged(found: Found, lost: str) -> Matches:
-    """Return later matches for taps before `lost` whose elements the port rearranges.
-
-    For example, a port may merge heads without moving the axes. If the reference continues from the rearranged values,
-    it must compute the port's values of the next taps.
-    """
+    """Return later matches for taps before `lost` whose elements the port rearranges, such as merged heads. The
+    reference must then compute the port's values of the next taps."""
     feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
     for is_any in (True, False):
         misplaced = {tap: _misplaced(found, tap, is_any) for tap in feeding}
@@ -170,11 +160,8 @@ def rearranged(found: Found, lost: str) -> Matches:
 
 
 def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
-    """Return the first operation after a tap that contains the tap's elements in another order.
-
-    Args:
-        is_any: whether every order of the axes counts as the tap's order, rather than only the least permuted order.
-    """
+    """Return the first operation after a tap that contains the tap's elements in another order. With `is_any`, every
+    order of the axes counts as the tap's order, not only the least permuted order."""
     ours, match, port = found.values[tap], found.matches[tap], found.port
     same = {match.index}
     for index in port.by_size[ours.size]:
@@ -192,8 +179,7 @@ def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
 
 def further_on(found: Found, lost: str) -> Matches:
     """Return later matches for one or two taps before `lost`; the reference then computes the port's value of `lost`.
-    For example, if a port normalizes queries and keys twice, both taps must move to the second norm.
-    """
+    For example, if a port normalizes queries and keys twice, both taps must move to the second norm."""
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():
         others = found.without([tap])
@@ -213,10 +199,8 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return the taps that match the same value of the port as one of their inputs, if only `moved` taps read them.
-
-    For example, a port may apply a norm later than the reference does. The norm's tap then equals the norm's input.
-    """
+    """Return the taps that match the same value of the port as one of their inputs, if only `moved` taps read them. For
+    example, a port may apply a norm later than the reference does. The norm's tap then equals the norm's input."""
     return [
         tap
         for tap, match in found.matches.items()
@@ -229,10 +213,8 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def reordered(found: Found) -> dict[str, Match]:
-    """Match queries and keys whose features the port stores in another order.
-
-    The order must be the same for queries and keys, because the scores would change otherwise.
-    """
+    """Match queries and keys whose features the port stores in another order. The order must be the same for queries
+    and keys, because the scores would change otherwise."""
     matches: dict[str, Match] = {}
     for scores in (tap for tap in found.flow.inputs if tap.endswith(".scores")):
         scope, before = scores.removesuffix("scores"), sorted(found.flow.inputs[scores] - found.matches.keys())
@@ -260,9 +242,7 @@ def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
 
 def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
     """Return, for each feature of the reference, the port's nearest unused feature; compare query and key together.
-
-    Return an empty tuple if a feature has no counterpart within the relative `tolerance`.
-    """
+    Return an empty tuple if a feature has no counterpart within the relative `tolerance`."""
     wanted, given = _features(ours, ours), _features(theirs, ours)
     order: list[int] = []
     for feature in wanted:
@@ -276,8 +256,7 @@ def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
 
 def _features(values: Pair, scales: Pair) -> np.ndarray:
     """Return a row for each feature, with the feature's elements in the query and in the key. Divide the query by the
-    largest element of `scales[0]`, and the key by the largest element of `scales[1]`.
-    """
+    largest element of `scales[0]`, and the key by the largest element of `scales[1]`."""
     largest = [float(np.abs(each).max(initial=0.0)) or 1.0 for each in scales]
     rows = [
         np.moveaxis(value, -1, 0).reshape(value.shape[-1], -1) / size

@@ -82,8 +82,7 @@ class AlignedRow(Probe):
 BYTES_OF_A_TAP = 220
 """The bytes of memory for each element of a tap, as measured by `meta.listening.cost`. For each element of a tap, a
 recording of PyTorch contains 6.7 numbers of 8 bytes. The rest is memory for the port's process, for the transfer of its
-answer, and for sorted values.
-"""
+answer, and for sorted values."""
 
 WALKS_OF_A_TAP = 2
 """The number of runs of the reference per tap: one to find the data flow, one to try values after a fault."""
@@ -119,14 +118,9 @@ def hear(
     row: Probe | None = None,
     known: Combination = (),
 ) -> RecordedPort:
-    """Record a port whose logits are wrong, and find the taps that the port does not return.
-
-    Args:
-        actual: the taps that the port returned on each probe, including the logits.
-        row: one row without padding, on which taps are matched; by default, a row of the first probe. A large model is
-            recorded only on this row.
-        known: known faults of the port, which the reference also applies.
-    """
+    """Record a port whose logits are wrong, and find the taps that the port does not return. They are matched on `row`
+    (by default a row of the first probe), with the port's `known` faults in the reference. A large model is recorded
+    only on this row."""
     first = next(iter(probes.values()))
     row = row or aligned_probe(first)
     if shows_all(probes, actual):
@@ -213,10 +207,8 @@ def _heard(
 
 
 def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> AlignedCall:
-    """Return the taps of a call, which the plan finds among the port's operations.
-
-    If the port returns a tap by name and in the right shape, use the returned value.
-    """
+    """Return the taps of a call, which the plan finds among the port's operations. If the port returns a tap by name
+    and in the right shape, use the returned value."""
     expected = probe.oracle.expected
     taps, numbers = read(plan, probe, operations, shown["logits"])
     own = {tap: value for tap, value in shown.items() if value.shape == expected[tap].shape}
@@ -244,14 +236,8 @@ Taps = Mapping[str, Arrays]
 def further_on_probes(
     plan: Plan, row: Probe, probes: Mapping[str, Probe], read: Callable[[Plan], Taps], dtype: str, clock: Clock
 ) -> Plan:
-    """Return the plan with some taps moved to later operations.
-
-    A tap moves if one of the taps directly after it is wrong on a probe, and the move makes all of them right.
-
-    Args:
-        row: the row on which the plan was made.
-        read: a function that returns the taps of each probe's call, as a plan finds them.
-    """
+    """Return the plan, made on `row`, with some taps moved to later operations. A tap moves if a tap directly after it
+    is wrong on a probe, and the move makes all of these taps right. `read` returns the taps of each call by a plan."""
     wrong = _wrong_taps(probes, read(plan), dtype, plan.known)
     flow = flow_of(row, plan.known) if wrong else Flow({}, {})
     for tap in [tap for tap in flow.outputs if tap in plan.matches and flow.outputs[tap] & wrong]:
@@ -274,10 +260,8 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield other matches of `tap`: operations after its present match that compute `tap` with a known fault.
-
-    All paths from the present match to the taps that read `tap` lead through such an operation.
-    """
+    """Yield other matches of `tap`: operations after its present match that compute `tap` with a known fault. All paths
+    from the present match to the taps that read `tap` lead through such an operation."""
     others, early = found.without([tap]), found.matches[tap]
     ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
     for match in behind_faults(others, tap, of_weights=False).values():

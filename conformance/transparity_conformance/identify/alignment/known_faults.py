@@ -49,10 +49,8 @@ def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
 
 
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
-    """Return the last of `matches` that only a fault explains.
-
-    Some matches may be intermediate results of a correct port, such as scores before their bias is added.
-    """
+    """Return the last of `matches` that only a fault explains. Some matches may be intermediate results of a correct
+    port, such as scores before their bias is added."""
     wrong = set(matches)
     for each in intermediates(found.probe, found.values, tap) if wrong else ():
         wrong -= set(found.port.with_numbers(each, wrong))
@@ -60,10 +58,8 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
 
 
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
-    """If the tap is a choice of experts, return only the matches that the port's later values confirm.
-
-    A choice consists of zeros and ones, so another array, such as a choice of groups, may be equal by chance.
-    """
+    """If the tap is a choice of experts, return only the matches that the port's later values confirm. A choice
+    consists of zeros and ones, so another array, such as a choice of groups, may be equal by chance."""
     if not is_choice(tap):
         return matches
     values = found.values
@@ -87,7 +83,6 @@ def is_reached(found: Found, tap: str) -> bool:
 
 
 def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault, np.ndarray]]:
-    """Yield each fault that can act at `tap`, with the value of `tap` that the reference computes with the fault."""
     for fault in faults_at(found.probe.config, tap):
         found.clock.check()
         if fault.alter is not None and not of_weights:
@@ -143,14 +138,9 @@ TURNED = ("query", "query_norm", "key", "key_norm")
 
 
 def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:
-    """Return the parameters, and all values that the reference computes from the port's taps, up to `until`.
-
-    Leave out embedding tables, but not the rows that the model looks up.
-
-    Args:
-        given: the port's values by tap.
-        hypotheses: faults that the reference applies; the result contains the values with and without these faults.
-    """
+    """Return the parameters, and all values that the reference computes from the port's values `given` up to the tap
+    `until`. Include the values with and without the faults `hypotheses`. Leave out embedding tables, but not the rows
+    that the model looks up."""
     values = [value for name, value in probe.exact.items() if not name.endswith("embedding.weight")]
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:

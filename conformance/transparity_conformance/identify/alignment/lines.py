@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.identify.alignment.found import flow_of
 from transparity_conformance.identify.alignment.heard import AlignedCall
 from transparity_conformance.identify.alignment.known_faults import intermediates, tables
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.forms import hides
 from transparity_conformance.matching.graph import ancestors, leading_nowhere, readers_of
 from transparity_conformance.matching.recorded import is_near, largest, layouts
 from transparity_conformance.matching.values import same_numbers
@@ -24,20 +24,15 @@ def operation_of(
     probe: Probe, call: AlignedCall, where: str, error: float, budget: float, besides: Sequence[Hypothesis] = ()
 ) -> int:
     """Find the first operation that leads to the wrong tap `where`, but to no right value. A value is right if the
-    reference also computes it between the port's earlier taps and this tap. If the port omits an operation, no value is
-    wrong, so the result is the operation that uses the tap's value. If the found operation has no line, the result is
-    the operation of the tap.
-
-    Args:
-        error, budget: the error and the budget at `where`, which determine the tolerance for rounding.
-        besides: other faults in the segment; values with these faults count as right.
-    """
+    reference also computes it between the port's earlier taps and this tap, or with the faults `besides`. If no value
+    is wrong, return the operation that uses the tap's value, because the port omits an operation. If the found
+    operation has no line, return the tap's operation. `error` and `budget` determine the tolerance for rounding."""
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]
     # Do not continue from masked scores, because their mask may be wrong.
-    masked = {tap for tap, index in numbers.items() if _hides(operations[index].value).any()}
+    masked = {tap for tap, index in numbers.items() if hides(operations[index].value).any()}
     given = {tap: value for tap, value in taps.items() if tap != where and tap not in masked}
-    masks = [_hides(each) for each in intermediates(probe, given, [*probe.oracle.expected][-1]) if _hides(each).any()]
+    masks = [hides(each) for each in intermediates(probe, given, [*probe.oracle.expected][-1]) if hides(each).any()]
     configs = (dataclasses.replace(probe.config, **each.fault.fields) for each in besides if each.fault.fields)
     every = [probe, *(dataclasses.replace(probe, config=config) for config in configs)]
     right = _Right(intermediates(probe, given, where, besides), every, masks, is_masked=not where.endswith(".scores"))
@@ -118,22 +113,21 @@ class _Right:
         self.sketches: dict[int, list[np.ndarray]] = {}
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
-        """Return whether a value is right, within `tolerance` times its largest element. A table is right if it is
-        constant, if it contains only integers, or if each element is in a table of the reference.
-        """
+        """Return whether a value is right, within `tolerance` of its largest element. A table is right if it is
+        constant or whole, or if each element is in a table of the reference."""
         sketch = _sketch(value)
         allowed = tolerance * (largest(sketch) or 1.0)
-        if is_table and self._is_table(sketch if self.is_masked else sketch[~_hides(sketch)], allowed):
+        if is_table and self._is_table(sketch if self.is_masked else sketch[~hides(sketch)], allowed):
             return True
         if value.size not in self.sketches:
             self.sketches[value.size] = [_sketch(each) for each in self.by_size.get(value.size, [])]
-        if _hides(value).any():
+        if hides(value).any():
             return self._has_masked(value, allowed)
         same = (is_near(each, sketch, allowed) for each in self.sketches[value.size])
         ours = [each for each, is_same in zip(self.by_size.get(value.size, []), same, strict=True) if is_same]
         ways = ((each, layouts(each.shape, value.shape, self.heads)) for each in ours)  # compare positions, too
         return any(
-            not fits or any(is_near(_hidden(each), _hidden(fit.to_ours(value)), allowed) for fit in fits)
+            not fits or any(is_near(_without_mask(each), _without_mask(fit.to_ours(value)), allowed) for fit in fits)
             for each, fits in ways
         )
 
@@ -143,29 +137,22 @@ class _Right:
         return bool(is_plain) or any(_all_in(sketch, each, allowed) for each in self.tables)
 
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
-        """Return whether masked scores are right.
-
-        A mask of the reference must hide the same keys, and the visible scores must equal the reference's scores.
-        """
+        """Return whether a mask of the reference hides the same keys, and visible scores equal the reference's."""
         same_size = self.by_size.get(value.size, [])
         ways = [
             (ours, way.to_ours(value)) for ours in same_size for way in layouts(ours.shape, value.shape, self.heads)
         ]
-        is_mask = any(np.array_equal(mask, _hides(theirs)) for _, theirs in ways for mask in self.masks)
-        seen = ((ours[~_hides(theirs)], theirs[~_hides(theirs)]) for ours, theirs in ways)
+        is_mask = any(np.array_equal(mask, hides(theirs)) for _, theirs in ways for mask in self.masks)
+        seen = ((ours[~hides(theirs)], theirs[~hides(theirs)]) for ours, theirs in ways)
         return is_mask and any(is_near(*each, allowed) for each in seen)
 
 
-def _hides(scores: np.ndarray) -> np.ndarray:
-    return scores < EXACT_MASK_BELOW
-
-
-def _hidden(value: np.ndarray) -> np.ndarray:
-    return np.where(_hides(value), -np.inf, value)
+def _without_mask(value: np.ndarray) -> np.ndarray:
+    return np.where(hides(value), -np.inf, value)
 
 
 def _sketch(value: np.ndarray) -> np.ndarray:
-    return np.sort(_hidden(value), axis=None)
+    return np.sort(_without_mask(value), axis=None)
 
 
 def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:

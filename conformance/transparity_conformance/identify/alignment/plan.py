@@ -42,12 +42,8 @@ class Plan:
 def plan_of(
     probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock, known: Combination = ()
 ) -> Plan:
-    """Align the operations of a call with the reference.
-
-    Args:
-        probe: the model, and the inputs of the call: one row without padding.
-        known: known faults of the port, which the reference also applies.
-    """
+    """Align the operations of a call (one row without padding) with the reference, which has the port's `known`
+    faults."""
     port = recorded(probe, operations, answer, dtype)
     return planned(port, align(probe, port, clock, known), known)
 
@@ -81,10 +77,8 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """Return the first operation with the elements of `match` and with the tap's order of axes, or None.
-
-    In this order, the axes cannot be confused in other calls, in which two axes may have the same length.
-    """
+    """Return the first operation with the elements of `match` in the tap's order of axes, or None. In this order, axes
+    cannot be confused in other calls, where two may have the same length."""
     if match.layout.is_in_order:
         return match
     value = port.read(match)
@@ -99,10 +93,8 @@ def _in_order(port: Recorded, match: Match) -> Match | None:
 def read(
     plan: Plan, probe: Probe, operations: Sequence[Operation], answer: np.ndarray
 ) -> tuple[Arrays, dict[str, int]]:
-    """Return the taps of another call of the same port, and the index of the operation that computed each tap.
-
-    If the port loops over the rows of a batch, join the operations of all rows.
-    """
+    """Return the taps of another call of the same port, and the index of the operation that computed each tap. If the
+    port loops over the rows of a batch, join the operations of all rows."""
     lengths = lengths_of(probe.config, probe.inputs)
     rows = len(next(iter(probe.inputs.values())))
     shapes = tap_shapes(probe.config, rows, **lengths)
@@ -142,11 +134,8 @@ def _ways(
     shape: tuple[int, ...],
     learned: Layout,
 ) -> list[np.ndarray]:
-    """Return the possible values of a tap, one for each order of axes; no values for masked scores.
-
-    Args:
-        indices: the operations; each operation computes some rows of the tap, with the shape `shape`.
-    """
+    """Return the possible values of a tap, one for each order of axes; none for masked scores. Each operation of
+    `indices` computes some rows of the tap, with the shape `shape`."""
     values, config = [unmasked(operations, index) for index in indices], probe.config
     heads = config.num_heads, config.key_value_heads
     values = [each if each.size == math.prod(shape) else unrepeated(each, *heads) for each in values]
@@ -160,14 +149,9 @@ def _ways(
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
-    """Return, for each tap, the operation from which to read it in another call.
-
-    Prefer an operation with the tap's order of axes. If the other call lacks an operation, use a later operation with
-    the same value. For example, a framework may multiply matrices by another operation if there are several rows.
-
-    Args:
-        moved: the operations of the aligned call that the other call also has; None for all operations.
-    """
+    """Return, for each tap, the operation from which to read it in another call, which has the operations `moved` (None
+    for all). Prefer the tap's order of axes. Otherwise use a later operation with the same value: a framework may
+    multiply several rows by another operation."""
     placed: dict[str, Match] = {}
     for tap, match in plan.matches.items():
         ways = (plan.in_order.get(tap), match, *plan.unchanged.get(tap, ()))
@@ -178,11 +162,8 @@ def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
 
 
 def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: Mapping[int, int]) -> dict[str, Match]:
-    """Return the taps that depend on the same other taps in both calls.
-
-    If the other call skips code, such as an expert without tokens, `moved` may map an operation to another layer. Taps
-    of such operations depend on other taps, and are left out.
-    """
+    """Return the taps that depend on the same other taps in both calls. If the other call skips code, such as an expert
+    without tokens, `moved` may map an operation to another layer."""
     taps = sorted(placed, key=lambda tap: placed[tap].index)
     learned = _sources(plan.port.inputs, [placed[tap].index for tap in taps])
     now = _sources(here.inputs, [moved[placed[tap].index] for tap in taps])
@@ -203,12 +184,9 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 
 
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
-    """Return the value in the shape of its tap, for each order of axes that agrees with the learned layout.
-
-    The learned layout comes from a call with one row, so it does not show the position of the batch axis. If no order
-    agrees, use the least permuted layout. Return [] if the learned layout reorders features, and this call has another
-    number of features.
-    """
+    """Return a tap's value for each order of axes that agrees with the learned layout, or else for the least permuted
+    order. The layout comes from one row, so it does not show the batch axis. Return [] if it reorders another number of
+    features."""
     if learned.features and len(learned.features) != shape[-1]:
         return []
     fits = layouts(shape, value.shape, heads)
@@ -222,10 +200,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call.
-
-    The counterpart of a tap is the operation that the counterparts of the tap's readers read. For example, a loop over
-    experts may have more iterations in the other call. The sum after the last iteration then matches the tap."""
+    """Map operations of the aligned call to their counterparts in another call. The counterpart of a tap is what the
+    counterparts of its readers read. For example, this is the sum after the last iteration of a loop over experts."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

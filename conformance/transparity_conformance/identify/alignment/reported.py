@@ -36,10 +36,8 @@ def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe])
 
 
 def alike_on_a_line(faults: Sequence[Divergence]) -> tuple[Divergence, ...]:
-    """Drop the causes of a line that computes other activations of the same kind wrongly without a known cause.
-
-    For example, a cause explains some norms only by chance if it does not explain all norms that the line computes.
-    """
+    """Drop the causes of a line that computes other activations of the same kind wrongly without a known cause. For
+    example, a cause explains some norms only by chance if it does not explain all norms that the line computes."""
 
     def computing(fault: Divergence) -> tuple[object, ...]:
         line = fault.source or {}
@@ -79,7 +77,6 @@ def _changes(value: np.ndarray, given: np.ndarray, tap: str) -> dict[str, list[f
 
 
 def with_first_line(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
-    """Add only the line of the first divergence, to save time."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults[:1])
     return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
 
@@ -118,9 +115,7 @@ def _line(
     probe: Probe,
     besides: Sequence[Hypothesis] = (),
 ) -> Source | None:
-    """Return the line of the first wrong value of a segment. If the line also computes right values, return the
-    caller's line, which passed wrong arguments.
-    """
+    """Return the line of a segment's first wrong value. If it also computes right values, return the caller's line."""
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
     source = call.operations[index].source
     size = largest(np.nan_to_num(call.taps[fault.where]))
@@ -171,11 +166,8 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 def _right_alike(
     fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
 ) -> list[str]:
-    """Return the taps of the same kind as the wrong tap at which the report has no fault.
-
-    If there are causes, return only taps at which at least one of them can act. A norm of queries and keys may be
-    called at the wrong place; other norms are then of the same kind.
-    """
+    """Return the taps of the wrong tap's kind at which the report has no fault and, if there are causes, a cause can
+    act. If a norm of queries and keys is at the wrong place, all norms are of this kind."""
     ids = {cause.mistake for cause in causes}
     kind = "norms" if "query-key-norm" in ids else tap_kind(fault.where)
     wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
@@ -186,11 +178,8 @@ def _right_alike(
 
 
 def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
-    """Add to each divergence the swaps of two weights that explain the same values.
-
-    Args:
-        actual: the activations that the port returned by name.
-    """
+    """Add to each divergence the swaps of two weights that explain the same values. `actual` are the returned
+    activations."""
     named = {tap for shown in actual.values() for tap in shown}
     faults = [_with_exchanges(fault, report.dtype, heard, probes, named) for fault in report.faults]
     return dataclasses.replace(report, faults=tuple(faults))
@@ -215,10 +204,7 @@ def _with_exchanges(
 
 
 def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[str]) -> Iterator[Hypothesis]:
-    """Yield the swaps of two weights whose taps are before `where` in the same sublayer.
-
-    Leave out taps that the port returned by name.
-    """
+    """Yield the swaps of weights whose taps are before `where` in its sublayer and not in `named`."""
     sublayer, order = where.rpartition(".")[0], list(call.taps)
     before = [tap for tap in order[: order.index(where)] if tap.rpartition(".")[0] == sublayer and tap not in named]
     for hypothesis in hypotheses(probe.config, before):
@@ -227,10 +213,8 @@ def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[st
 
 
 def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
-    """Return whether the reference with swapped weights computes the port's value at `where`.
-
-    The reference continues from the port's values, except at the taps that the swapped weights compute.
-    """
+    """Return whether the reference with swapped weights, continued from other values, has the port's value at
+    `where`."""
     given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
     ours = walk(probe, given, (rival,), until=where)[where]
     budgets = segment_budgets(probe, given, dtype, (rival,), until=where, neighbours=min(2, probe.neighbours))

@@ -101,6 +101,12 @@ def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield _residual("twice", lambda state, scope, name: 2 * sites.stream(state, scope, name))
     if sublayer in ("feed_forward", "cross_attention") and config.branches == "sequential":
         yield _residual("layer input", lambda state, scope, name: sites.stream(state, scope, "self_attention"))
+        yield _residual("attention's output", _attention_output)
+
+
+def _attention_output(state: WalkState, scope: str, sublayer: str) -> Value:
+    attention = {"feed_forward": sites.sublayers(state.config, scope)[-2], "cross_attention": "self_attention"}
+    return state.taps[sites.branch_end(state.config, f"{scope}.{attention[sublayer]}")]
 
 
 def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, flow: Value) -> Value:

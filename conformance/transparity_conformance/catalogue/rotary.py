@@ -171,7 +171,8 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     angles = settings.get("sign", 1) * np.expand_dims(positions, [*range(1, 4 - along)]) * frequencies
     if part in ("angles", "everything"):
         angles = rounded_to(angles, kind)
-    tables = [config.rotary_attention_factor * np.cos(angles), config.rotary_attention_factor * np.sin(angles)]
+    factors = settings.get("factors", lambda factor: (factor, factor))(config.rotary_attention_factor)
+    tables = [factor * table for factor, table in zip(factors, (np.cos(angles), np.sin(angles)), strict=True)]
     if part in ("tables", "everything"):
         tables = [rounded_to(table, kind) for table in tables]
     both, begin = (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), 0
@@ -232,9 +233,11 @@ BY_PARTS = _scaled("llama3", "yarn")
 """Scaling methods that slow down low frequencies, but leave high frequencies unchanged."""
 
 
+HAS_FACTOR: Callable[[TransformerConfig], bool] = lambda c: c.rotary_attention_factor != 1
+
+
 def _factor(variant: str, value: Callable[[TransformerConfig], float]) -> FaultRow:
-    when = lambda c: c.rotary_attention_factor != 1
-    return row("rotary-attention-factor", variant, when, rotary_attention_factor=value)
+    return row("rotary-attention-factor", variant, HAS_FACTOR, rotary_attention_factor=value)
 
 
 def _mixed(variant: str, share: Callable[[np.ndarray], np.ndarray]) -> FaultRow:
@@ -256,6 +259,8 @@ SCALINGS = (
     _factor("twice", lambda c: c.rotary_attention_factor**2),
     _factor("divided", lambda c: 1 / c.rotary_attention_factor),
     _factor("its root", lambda c: c.rotary_attention_factor**0.5),
+    row("rotary-attention-factor", "cosines only", HAS_FACTOR, factors=lambda factor: (factor, 1.0)),
+    row("rotary-attention-factor", "sines only", HAS_FACTOR, factors=lambda factor: (1.0, factor)),
     _factor("by the formula", lambda c: 0.1 * math.log(max(c.rotary_factor, 1)) + 1),
     _scaling("ends exchanged", YARN, frequencies=partial(_with_ends, lambda first, last: (last, first))),
     _scaling("from the first pair", YARN, frequencies=partial(_with_ends, lambda first, last: (0.0, last))),

@@ -163,8 +163,8 @@ class Search:
 
     def _pairs(self, best: list[Combination]) -> Iterator[Round]:
         """Yield pairs of faults if only logits are known, because all pairs would take too many runs. First yield pairs
-        whose added effects leave the smallest differences, then pairs at all possible taps, pairs with one of the best
-        faults, and pairs with a fitted number. End if no work is left, because triples have their own work."""
+        whose added effects leave the smallest differences. Then yield pairs at all possible taps, pairs with one of the
+        best faults, and pairs with a fitted number. If no work is left, end, because triples have their own work."""
         with contextlib.suppress(OutOfTime):
             likeliest = self._likely(PAIR, self._effects.distinct)
             yield self.screen, likeliest

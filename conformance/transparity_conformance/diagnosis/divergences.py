@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
@@ -147,8 +148,9 @@ def _by_answer(
     divergences, explanations = list[Divergence](), dict[str, Explanation]()
     for tap in faulty:
         segment = segment_of(results, tap, answer.ranks)
-        there = tuple(each for each in told if tap in each.sites)
-        best = next((each for each in [*((one,) for one in told), there, told] if segment.vanishes(each)), ())
+        parts = [part for size in range(len(told)) for part in itertools.combinations(told, size + 1)]
+        parts.sort(key=lambda part: (len(part), -sum(tap in each.sites for each in part)))
+        best = next((part for part in parts if segment.vanishes(part)), ())
         if any(tap in each.sites or each in elsewhere for each in best):
             elsewhere = [each for each in elsewhere if each not in best]
             kept = earlier.get(tap)

@@ -64,6 +64,7 @@ LLAMA = SIZES | {"intermediate_size": 44, "num_attention_heads": 4, "num_key_val
 MOE = SIZES | {"num_attention_heads": 3, "max_position_embeddings": 64, "eos_token_id": 1, "intermediate_size": 20}
 IMAGES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
 TEXTS = IMAGES | {"vocab_size": 37, "max_position_embeddings": 29, "bos_token_id": 1, "projection_dim": 7}
+SENTENCES = IMAGES | {"vocab_size": 37, "max_position_embeddings": 40}
 IMAGES |= {"image_size": 6, "patch_size": 2}
 OF_HUB = ("padding", "attention_multiplier", "attention_softcap", "final_softcap")
 EXPERTS = ("num_experts", "experts_per_token", "normalize_topk", "feed_forward_dim", "gated", "activation")
@@ -258,6 +259,15 @@ LONG: dict[str, Found] = {
     "a buffer of sevens": Found(lambda: decoders.buffered(fill=7.0), {}),
     "a buffer, by hand": Found(lambda: decoders.buffered(by_hand=True), {}),
     "no buffer": Found(decoders.Decoder, {"num_heads": 3, "max_length": 40}),
+    "weights that are kept": Found(lambda: decoders.GPT(attend=decoders.averaged), {"num_heads": 3}),
+    "one map for all": Found(
+        decoders.Palm, {"branches": "parallel-one-norm", "num_key_value_heads": 1, "gated": True}, is_whole=True
+    ),
+    "masked words": Found(
+        lambda: hub.BertForMaskedLM(hub.BertConfig(**SENTENCES)),
+        {"head_transform": True, "head_transform_bias": True, "tied_head": True},
+        is_whole=True,
+    ),
     "two masks": Found(decoders.TwoMasks, {"padding": "attention-mask"}),
     "head by head": Found(decoders.head_by_head, {"num_heads": 3}),
     "padded to all places": Found(decoders.padded, {"num_heads": 3, "max_length": 40}),
@@ -313,6 +323,7 @@ REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "one length": (decoders.whole, FitError, r"when it was called with tokens \(8, 9\)"),
     "a wider result": (decoders.narrow, FitError, "Layer 1 of the decoder does not end with a feed-forward"),
+    "log-probabilities": (decoders.LogProbabilities, FitError, "The output is the log-softmax .* return the logits"),
     "scaled positions": (decoders.scaled, PortError, r"wpe\.weight are multiplied by 0\.25 before they are added"),
     "no correction": (
         lambda: qwen3_next(forms.HalfCorrected, mlp_only_layers=[0, 1, 2]),

@@ -179,10 +179,9 @@ class Columns:
         """
         sizes = np.cumsum([0, *(each.made.shape[1] for each in self.maps)])
         places = [(int(np.searchsorted(sizes, each, "right")) - 1, each) for each in chosen]
-        begin, end = (places[0][1], places[-1][1] + 1)
-        if len({index for index, _ in places}) == 1 and list(chosen) == list(range(begin, end)):
-            first = int(sizes[places[0][0]])
-            return self.maps[places[0][0]].part(begin - first, end - first)
+        (index, begin), end = places[0], places[-1][1] + 1
+        if index == places[-1][0] and list(chosen) == list(range(begin, end)):
+            return self.maps[index].part(begin - int(sizes[index]), end - int(sizes[index]))
         rows = [(self.maps[index], each - int(sizes[index])) for index, each in places]
         has_bias = any(one.bias is not None for one, _ in rows)
         bias = np.array([0.0 if one.bias is None else one.bias[row] for one, row in rows]) if has_bias else None

@@ -120,6 +120,43 @@ class TwoMasks(Decoder):
         return super().forward(ids)
 
 
+def averaged(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend, and keep the weights in another order and their mean over the heads, as some modules return them."""
+    length = q.size(2)
+    scores = q @ k.transpose(-2, -1) / k.size(-1) ** 0.5
+    weights = scores.masked_fill(layer.attn.bias[:, :, :length, :length] == 0, -torch.inf).softmax(-1)
+    layer.seen = weights.transpose(0, 1).contiguous(), weights.mean(1)
+    return weights @ v
+
+
+class OneMap(nn.Module):
+    """A layer like PaLM's: one linear map computes the query of two heads, a shared key and value, and gated ups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.map = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH + 12 + 12 + 80, bias=False)
+        self.out, self.down = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(40, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v, up, gate = self.map(self.norm(x)).split((WIDTH, 12, 12, 40, 40), -1)
+        y = F.scaled_dot_product_attention(by_two(q), by_two(k), by_two(v), is_causal=True, enable_gqa=True)
+        return x + self.out(y.transpose(1, 2).flatten(2)) + self.down(F.silu(gate) * up)
+
+
+def by_two(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (-1, 12)).transpose(1, 2)
+
+
+class Palm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(PLACES, WIDTH)
+        self.rest = nn.Sequential(OneMap(), OneMap(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.rest(self.embed(ids) + self.places(torch.arange(ids.shape[1])))
+
+
 class Every(nn.Embedding):
     """The embeddings of all positions, for texts of any length."""
 
@@ -227,6 +264,11 @@ class RowsSecond(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.tokens(ids.T) + self.places(torch.arange(ids.shape[1]))[:, None]
         return self.head(self.layers(x, nn.Transformer.generate_square_subsequent_mask(len(x)))).transpose(0, 1)
+
+
+class LogProbabilities(RowsSecond):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids).log_softmax(-1)
 
 
 def needs(width: int) -> GPT:

@@ -156,6 +156,10 @@ LONG: dict[str, Found] = {
     "a buffer of sevens": Found(lambda: decoders.buffered(fill=7.0), {}),
     "a buffer, by hand": Found(lambda: decoders.buffered(by_hand=True), {}),
     "no buffer": Found(decoders.Decoder, {"num_heads": 3, "max_length": 40}),
+    "weights that are kept": Found(lambda: decoders.GPT(attend=decoders.averaged), {"num_heads": 3}),
+    "one map for all": Found(
+        decoders.Palm, {"branches": "parallel-one-norm", "num_key_value_heads": 1, "gated": True}, is_whole=True
+    ),
     "two masks": Found(decoders.TwoMasks, {"padding": "attention-mask"}),
     "head by head": Found(decoders.head_by_head, {"num_heads": 3}),
     "padded to all places": Found(decoders.padded, {"num_heads": 3, "max_length": 40}),
@@ -219,6 +223,7 @@ REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "one length": (decoders.whole, FitError, r"when it was called with tokens \(8, 9\)"),
     "a wider result": (decoders.narrow, FitError, "Layer 1 of the decoder does not end with a feed-forward"),
+    "log-probabilities": (decoders.LogProbabilities, FitError, "The output is the log-softmax .* return the logits"),
     "scaled positions": (decoders.scaled, PortError, r"wpe\.weight are multiplied by 0\.25 before they are added"),
     "no correction": (
         lambda: of_hub("Qwen3-Next, dense", forms.HalfCorrected),

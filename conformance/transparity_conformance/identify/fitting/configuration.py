@@ -125,7 +125,7 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         f"{stack}.{name.removeprefix(stack + '.')}": norm
         for stack, each in parts.stacks.items()
         for name, norm in each.stream.norms.items()
-    }
+    } | ({} if parts.head.norm is None else {"head_norm": parts.head.norm})
     if not named:
         raise FitError("No norm was found between the sublayers; expected layer, RMS or batch norms.")
     kinds = {(norm.kind, norm.gain) for norm in named.values()}
@@ -237,6 +237,10 @@ def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         found.fields["pooler"] = head.activation
     if head.pooler is not None:
         found.put("pooler", head.pooler, bias=True)
+    if head.transform is not None:
+        has_bias = head.transform.bias is not None
+        found.fields |= {"head_transform": True, "head_transform_bias": has_bias}
+        found.put("head_transform", head.transform, bias=has_bias)
     if head.linear is None:
         return
     linear = head.linear

@@ -72,7 +72,7 @@ def fitted(subject: FittedModel) -> Fit:
     """Return the first confirmed configuration of a model or, if none is confirmed, the one with the smallest error.
 
     Try several interpretations of the recording: with or without loops over heads or rows, and with queries or keys
-    first. If all interpretations fail, raise the first error.
+    first. If all interpretations fail, raise the error of the one that found the most fields.
     """
     errors: list[FitError] = []
     made: list[Fit] = []
@@ -87,7 +87,7 @@ def fitted(subject: FittedModel) -> Fit:
             return min(made, key=lambda each: each.share)
         if isinstance(errors[0], ForeignError):
             break
-    raise errors[0]
+    raise max(errors, key=lambda error: len(error.known))
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ def _collected(errors: list[FitError]) -> Iterator[None]:
 def _readings(subject: FittedModel) -> Iterator[Fit]:
     """Yield the fit that assumes that the module computes queries before keys, and then the fit with keys first.
 
-    At the end, raise the first error if one of the fits failed.
+    At the end, if one of the fits failed, raise the error of the fit that found more fields.
     """
     sizes, plain = inputs.first_answer(subject)
     if "pixels" in plain:
@@ -138,7 +138,7 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
             break
         errors[-1].known = errors[-1].known or found.fields
     if errors:
-        raise errors[0]
+        raise max(errors, key=lambda error: len(error.known))
 
 
 def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], causal: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from transparity_conformance.identify.fitting.subject import FitError, FittedMod
 from transparity_conformance.identify.fitting.values.convolutions import convolutions_in, grouped
 from transparity_conformance.identify.fitting.values.embedding import Embedding, embedding
 from transparity_conformance.identify.fitting.values.experts import Experts, experts_in
-from transparity_conformance.identify.fitting.values.head import Head, activation_between, choices
+from transparity_conformance.identify.fitting.values.head import Head, activation_between, choices, of_logits
 from transparity_conformance.identify.fitting.values.linears import Linear, linears
 from transparity_conformance.identify.fitting.values.norms import Norms
 from transparity_conformance.identify.fitting.values.numbers import is_same
@@ -84,11 +84,12 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
     kernels = {name: value for name, value in values.items() if name not in used} if causal else {}
     over_time = grouped(convolutions_in(heard.operations, kernels, heard.batch, lengths[-1]), maps)
     found, rest = sublayers(maps, weights, width, keys_first=keys_first, recurrences=over_time, experts=experts)
-    head = _head(rest, heard.output, width)
-    names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)
-    split = _split(_of_width(found, width), lengths)
     biases = {one.bias_name.partition("[")[0] for one in maps if one.bias_name is not None}
     vectors = {name: value for name, value in values.items() if value.shape == (width,) and name not in biases}
+    head = _head(rest, heard.output, width, Norms(vectors, are_biasless=True))
+    vectors = {name: value for name, value in vectors.items() if head.norm is None or name not in head.norm.names}
+    names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)
+    split = _split(_of_width(found, width), lengths)
     named = {name: _named(name, subs) for name, subs in zip(names, split, strict=True)}
     end = End(head.given(heard.output, width))
     if head.is_pooled and len(end.value) == heard.batch:
@@ -207,7 +208,7 @@ def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
     return named
 
 
-def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
+def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int, norms: Norms) -> Head:
     """Return the head: the kind of the output, and the linear maps after the last sublayer."""
     last = rest[-1] if rest else None
     if output.ndim == 2:
@@ -215,7 +216,7 @@ def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
     if last is None:
         return Head("hidden")
     if output.size == last.made.size:
-        return Head("logits", last)
+        return of_logits(rest, norms)
     if output.ndim == 3 and output.shape[-1] == last.given.shape[-1]:  # the linear map is an unused pooler
         return Head("hidden")
     raise FitError(

@@ -5,6 +5,7 @@ Attention consists of linear maps before a softmax, and a linear map after the s
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,23 +81,24 @@ Anchor = Softmax | tuple[list[Convolution], list[Linear]]
 
 
 def softmaxes(heard: RecordedCall) -> list[Softmax]:
-    """Return the weights of all attentions: nonnegative values whose rows have one number per key and sum to 1."""
+    """Return the weights of all attentions: nonnegative values whose rows have one number per key and sum to 1.
+
+    Leave out values that are computed from such weights: copies, or means over the heads.
+    """
     found: list[Softmax] = []
-    copies: set[int] = set()
+    seen: set[int] = set()
     batch, lengths = heard.batch, heard.lengths.values()
     for index, operation in enumerate(heard.operations):
         value = operation.value
-        if copies & set(operation.inputs) and is_same(found[-1].weights, value):
-            copies.add(index)
-            continue
         if value.ndim < 3 or value.shape[-1] not in lengths or value.shape[-2] not in lengths:
             continue
         if value.size % (batch * value.shape[-1] * value.shape[-2]) or value.min() < 0:
             continue
         if np.abs(value.sum(-1) - 1).max() > SAME:
             continue
-        copies = {index}
-        found.append(Softmax(index, value.reshape(batch, -1, *value.shape[-2:])))
+        if not seen & set(operation.inputs):
+            found.append(Softmax(index, value.reshape(batch, -1, *value.shape[-2:])))
+        seen.add(index)
     return found
 
 
@@ -135,7 +137,9 @@ def sublayers(
         gates = [one for one in rest[:-1][:1] if is_same(one.given, projections[0].given)]
         output, *behind = rest[len(gates) :]
         if isinstance(anchor, Softmax):
-            found.append(_attention(anchor, [*projections, *gates], output, begins, keys_first=keys_first))
+            attention, unread = _attention(anchor, [*projections, *gates], output, begins, keys_first=keys_first)
+            found.append(attention)
+            behind = [*unread, *behind]
         else:
             found.append(Recurrence(*anchor, output, begins))
         feed, projections = _feed_forward(behind, width, routed, is_last=anchor is anchors[-1])
@@ -178,84 +182,69 @@ def _feed_forward(
 
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
-) -> Attention:
-    """Return the attention with the weights `softmax`; its query, key and value are among `projections`.
+) -> tuple[Attention, list[Linear]]:
+    """Return the attention with the weights `softmax`, and the part of a fused map that the attention does not read.
 
-    The value is recognized because weights · value is the input of the output map.
+    `_values` finds the features that are the value; the first other features are the query and the key. If the value's
+    features are not consecutive, each group of heads has its own query, key and value.
     """
-    heads, width = softmax.weights.shape[1], output.weight.shape[1]
+    (batch, heads, queries, keys), width = softmax.weights.shape, output.weight.shape[1]
     if width % heads:
         raise FitError(f"An attention has {heads} heads, but its output map reads {width} features; {_FORMS}")
-    for ways in (_plain_attentions, _gated_attentions):
-        for made in ways(softmax, projections, output, begins, keys_first):
-            return made
-    if len(projections) > 3:
-        raise FitError(f"{len(projections)} linear maps were found before a softmax; {_FORMS}")
-    raise FitError(f"The context of an attention with {heads} heads is no weighted sum of a projection; {_FORMS}")
-
-
-def _plain_attentions(
-    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, keys_first: bool
-) -> Iterator[Attention]:
-    heads, width = softmax.weights.shape[1], output.weight.shape[1]
-    packed = list(_by_head(projections[0], heads, width // heads)) if len(projections) == 1 else []
-    for separate in (_separate(list(projections), width), *packed):
-        for value in reversed(separate):
-            query, key = (one for one in separate if one is not value)
-            if len(key.weight) > len(query.weight) or (keys_first and len(key.weight) == len(query.weight)):
-                query, key = key, query
-            names = (query.name, query.bias_name) if separate in packed else ()
-            made = Attention(softmax, query, key, value, output, begins, None, tuple(filter(None, names)))
-            if is_same(_context(made), output.given):
-                yield made
-
-
-def _gated_attentions(
-    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, keys_first: bool
-) -> Iterator[Attention]:
-    for value in reversed(projections if len(projections) > 1 else ()):
-        rest = [one for one in projections if one is not value]
-        own = [one for one in rest if len(one.made) == len(output.given)]
-        of_memory = [one for one in rest if one not in own]
-        made = Attention(softmax, rest[0], value, value, output, begins)
-        context = _context(made)
-        if context.size != output.given.size or len(of_memory) > 1 or not own:
+    shared = (heads * batch * queries, heads * batch * keys)  # the rows of a map that is applied to every head
+    every = [one.over_heads(heads) if len(one.made) in shared else one for one in projections]
+    columns = Columns([one for one in every if len(one.made) == batch * keys])
+    rest = [one for one in every if one not in columns.maps]  # in cross-attention: the maps of the query
+    own, wide = (Columns(rest), 0) if rest else (columns, width)
+    names = tuple(each for one in every for each in (one.name, one.bias_name) if each is not None)
+    for value, gate in _values(softmax, columns, own, output, begins):
+        left = columns.without(value, () if rest else gate)
+        groups = 1 if max(value) - min(value) < len(value) else len(value) * heads // width
+        of_query, of_key = wide // groups, len(value) // groups
+        if len(left) % groups or len(left) < groups * (of_query + of_key):
             continue
-        columns = Columns(own)
-        chosen = columns.matching(output.given, sigmoid, context.reshape(output.given.shape))
-        if chosen is None:
-            continue
-        gate, left = columns.linear(chosen), columns.without(chosen)
-        wide = output.weight.shape[1]
-        keys = len(left) - wide
-        ends = (
-            (slice(keys, None), slice(0, keys)) if keys_first and not of_memory else (slice(0, wide), slice(wide, None))
-        )
-        query, key = (columns.linear(left[at]) if left[at] else of_memory[0] for at in ends)
-        names = tuple(each for one in rest for each in (one.name, one.bias_name) if each is not None)
-        yield Attention(softmax, query, key, value, output, begins, gate, names)
+        rows = np.reshape(left, (groups, -1))
+        ends = (of_key, of_key + of_query, 0, of_key) if keys_first else (0, of_query, of_query, of_query + of_key)
+        key, unread = rows[:, ends[2] : ends[3]].ravel().tolist(), rows[:, of_query + of_key :].ravel().tolist()
+        query = own.linear(own.without(gate) if rest else rows[:, ends[0] : ends[1]].ravel().tolist())
+        linears = (query, columns.linear(key), columns.linear(value), output)
+        made = Attention(softmax, *linears, begins, own.linear(gate) if gate else None, names)
+        if gate or is_same(_context(made), output.given):
+            return made, [columns.linear(unread)] if unread else []
+    raise FitError(
+        f"The context of an attention with {heads} heads is no weighted sum of the results of the {len(projections)} "
+        f"linear maps before it; {_FORMS}"
+    )
 
 
-def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]]:
-    """Split a fused map into groups of query heads, a key head and a value head; try all group sizes."""
-    for groups in range(1, heads + 1):
-        size = heads // groups + 2
-        if heads % groups or len(packed.weight) != groups * size * head_dim:
-            continue
-        rows = np.arange(len(packed.weight)).reshape(groups, size, head_dim)
-        yield [packed.rows(each.ravel()) for each in (rows[:, :-2], rows[:, -2], rows[:, -1])]
+def _values(
+    softmax: Softmax, columns: Columns, own: Columns, output: Linear, begins: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield features that are the value, and features whose sigmoid multiplies the context, if any.
 
+    Without such a gate, weights · value is the input of the output map. With a gate, the value is a map by itself.
+    """
+    batch, heads, queries, keys = softmax.weights.shape
+    context = output.given.reshape(len(output.given), heads, -1)
 
-def _separate(maps: list[Linear], width: int) -> list[Linear]:
-    """Return the maps of query, key and value, after splitting fused maps; [] if there are more than three maps."""
-    if len(maps) == 1:
-        rest = (maps[0].weight.shape[0] - width) // 2
-        ends = (0, width, width + rest, width + 2 * rest)
-        return [maps[0].part(begin, end) for begin, end in itertools.pairwise(ends)]
-    if len(maps) == 2:
-        half = maps[1].weight.shape[0] // 2
-        return [maps[0], maps[1].part(0, half), maps[1].part(half, 2 * half)]
-    return maps if len(maps) == 3 else []
+    def weighted(head: int, made: np.ndarray) -> np.ndarray:
+        sums = softmax.weights[:, head] @ made.reshape(batch, keys, -1)
+        return sums.reshape(batch * queries, -1)
+
+    if not columns.maps or len(context) != batch * queries:
+        return
+    found = [columns.matching(context[:, head], functools.partial(weighted, head)) for head in range(heads)]
+    if None not in found:
+        yield list(dict.fromkeys(each for one in found for each in one or ())), []
+    end = columns.made.shape[1]
+    for value in reversed(columns.maps):
+        begin = end - value.made.shape[1]
+        sums = _context(Attention(softmax, value, value, value, output, begins))
+        if sums.size == output.given.size:
+            gate = own.matching(output.given, sigmoid, sums.reshape(output.given.shape))
+            if gate is not None:
+                yield list(range(begin, end)), gate
+        end = begin
 
 
 def _context(attention: Attention) -> np.ndarray:

@@ -42,8 +42,6 @@ class Embedding:
     layout: RopeLayout = "interleaved"
     timescales: Timescales = "exclusive"
     type_table: str | None = None
-    left: np.ndarray | None = None
-    """The term that is added to the tokens (batch, length, width)."""
     parameters: Arrays = field(default_factory=dict)
     """For images and audio: the parameters, by the reference's names without the stack."""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -100,7 +98,7 @@ def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str
     a constant factor times such rows, raise `FitError`, because no configuration has such a factor.
     """
     for value, scale, left in reversed(list(sums)):
-        plain = Embedding(tokens, scale, value.reshape(-1, value.shape[-1]), type_table=type_table, left=left)
+        plain = Embedding(tokens, scale, value.reshape(-1, value.shape[-1]), type_table=type_table)
         if is_same(value, value - left):
             return plain
         length, width = left[0].shape

@@ -11,10 +11,12 @@ import numpy as np
 from transparity.config import Activation, TransformerConfig
 from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.values.linears import Linear
+from transparity_conformance.identify.fitting.values.norms import Norm, Norms
 from transparity_conformance.identify.fitting.values.numbers import SAME, difference, is_same, settle
 from transparity_conformance.identify.fitting.values.scores import cap_of
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.activations import ACTIVATIONS
+from transparity_numpy.arithmetic.functional import log_softmax, softmax
 from transparity_numpy.heads.pooled import POOLERS, pool
 from transparity_numpy.masks import visible_keys
 
@@ -47,6 +49,9 @@ def final_softcap(logits: np.ndarray, output: np.ndarray) -> float | None:
 
     cap = cap_of(error, output)
     if error(cap) > SAME:
+        for name, function in (("softmax", softmax), ("log-softmax", log_softmax)):
+            if is_same(function(logits), output):
+                raise FitError(f"The output is the {name} of the last linear map; return the logits instead.")
         raise FitError("The output is neither the result of the last linear map nor its softcap; expected logits.")
     return settle(cap, error)
 
@@ -61,6 +66,9 @@ class Head:
     pooler: Linear | None = None
     activation: str = "none"
     """The activation of the pooler."""
+    transform: Linear | None = None
+    """The linear map before an activation and the norm `norm`, whose result the head reads."""
+    norm: Norm | None = None
 
     @property
     def is_pooled(self) -> bool:
@@ -68,8 +76,19 @@ class Head:
 
     def given(self, output: np.ndarray, width: int) -> np.ndarray:
         """Return the input of the head's first linear map (rows, width); without a linear map, return `output`."""
-        first = self.pooler or self.linear
+        first = self.pooler or self.transform or self.linear
         return output.reshape(-1, width) if first is None else first.given
+
+
+def of_logits(maps: Sequence[Linear], norms: Norms) -> Head:
+    """Return the head whose last map is the last of `maps`; the map before may be its transform."""
+    *before, last = maps
+    for one in before[-1:] if before and len(before[-1].weight) == last.given.shape[1] else ():
+        for function in ACTIVATIONS.values():
+            norm = norms.between(function(one.made), last.given)
+            if norm is not None:
+                return Head("logits", last, transform=one, norm=norm)
+    return Head("logits", last)
 
 
 def activation_between(linear: Linear, made: np.ndarray) -> str | None:

@@ -29,6 +29,10 @@ class Linear:
     bias: np.ndarray | None = None
     bias_name: str | None = None
 
+    def over_heads(self, heads: int) -> Linear:
+        """Return the map with the results for all heads side by side; the module applies the map to each head."""
+        return dataclasses.replace(self, made=self.made.reshape(-1, heads * len(self.weight)))
+
     def part(self, begin: int, end: int) -> Linear:
         return self.rows(slice(begin, end))
 
@@ -169,9 +173,15 @@ class Columns:
         return found if len(set(found)) == len(found) else None
 
     def linear(self, chosen: Sequence[int]) -> Linear:
-        """Return a linear map that computes the features with the indices `chosen`; a missing bias becomes 0."""
-        sizes = np.cumsum([0, *(len(each.weight) for each in self.maps)])
+        """Return a linear map that computes the features with the indices `chosen`; a missing bias becomes 0.
+
+        Return a part of a map, which shares the map's memory, if the features are consecutive.
+        """
+        sizes = np.cumsum([0, *(each.made.shape[1] for each in self.maps)])
         places = [(int(np.searchsorted(sizes, each, "right")) - 1, each) for each in chosen]
+        (index, begin), end = places[0], places[-1][1] + 1
+        if index == places[-1][0] and list(chosen) == list(range(begin, end)):
+            return self.maps[index].part(begin - int(sizes[index]), end - int(sizes[index]))
         rows = [(self.maps[index], each - int(sizes[index])) for index, each in places]
         has_bias = any(one.bias is not None for one, _ in rows)
         bias = np.array([0.0 if one.bias is None else one.bias[row] for one, row in rows]) if has_bias else None

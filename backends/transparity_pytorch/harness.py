@@ -14,6 +14,7 @@ from torch import nn
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import identity, recording
+from transparity_pytorch.fast import fast_linear
 from transparity_pytorch.layers import LAYERS
 from transparity_pytorch.layers.sequential import Layer
 from transparity_pytorch.mixers.attention import attention
@@ -87,13 +88,15 @@ def describe(device: str) -> dict[str, str]:
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    has_cuda, products = torch.cuda.is_available(), torch.get_float32_matmul_precision()
+    has_cuda, products, least = torch.cuda.is_available(), torch.get_float32_matmul_precision(), fast_linear.LEAST
     torch.set_float32_matmul_precision("highest")
+    fast_linear.LEAST = 0  # also pack the weights of small models, so that claims test packed weights
     try:
         with torch.backends.cudnn.flags(allow_tf32=False) if has_cuda else nullcontext():
             yield
     finally:
         torch.set_float32_matmul_precision(products)
+        fast_linear.LEAST = least
 
 
 def processes(ranks: int) -> int:

@@ -183,7 +183,8 @@ class Harness(Protocol):
         """Return the versions of the libraries, the device's name, and the precision of float32 matrix products."""
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context manager in which float32 matrix products use float32 on every device, without TF32."""
+        """Return a context manager in which float32 matrix products use float32 on every device, without TF32. In this
+        context, small models also use the faster code for large models."""
 
 
 class ShardedBackend(Backend, Protocol):

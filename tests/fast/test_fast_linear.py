@@ -38,6 +38,11 @@ from transparity_pytorch.fast.fast_linear import (
 from transparity_pytorch.port import build
 
 
+@pytest.fixture(autouse=True)
+def _small_weights_are_packed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_linear, "LEAST", 0)
+
+
 def linears(model: nn.Module) -> set[type]:
     return {type(module) for module in model.modules() if isinstance(module, nn.Linear)}
 
@@ -53,6 +58,16 @@ def test_a_packed_model_says_what_the_model_says(case: str) -> None:
     forward.fastest = forward.model
     plain = np.asarray(forward.logits(**probe.inputs))
     np.testing.assert_allclose(fast, plain, rtol=0, atol=probe.oracle.budget("logits", "float32"))
+
+
+def test_small_weights_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = probes("translation")["mixed"]
+    model = build(probe.config, probe.parameters).model
+    monkeypatch.setattr(fast_linear, "LEAST", model.head.weight.numel())
+    maps = [each for each in fast_linear.packed(model).modules() if isinstance(each, nn.Linear)]
+    assert {PackedLinear, nn.Linear} == {type(each) for each in maps}
+    for each in maps:
+        assert isinstance(each, PackedLinear) == (each.weight.numel() >= fast_linear.LEAST)
 
 
 def test_its_parameters_are_the_models_own() -> None:

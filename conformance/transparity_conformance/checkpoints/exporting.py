@@ -88,12 +88,22 @@ def tensors_in(
 
 def written(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any] | None:
     """Convert a configuration to config.json; return None if the family cannot express the configuration."""
+    if (fields := drafted(model_type, family, config)) is None:
+        return None
     try:
-        fields: dict[str, Any] = json.loads(json.dumps(fields_of(model_type, family, config)))
         again = read_beside(family, config, fields)
     except TransparityError:
         return None
     return fields if explicit(again) == explicit(config) else None
+
+
+def drafted(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any] | None:
+    """Convert a configuration to config.json, without testing whether the fields describe the whole configuration."""
+    try:
+        fields: dict[str, Any] = json.loads(json.dumps(fields_of(model_type, family, config)))
+    except TransparityError:
+        return None
+    return fields
 
 
 def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:

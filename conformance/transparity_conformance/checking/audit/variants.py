@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.errors import ConfigError, TransparityError
-from transparity_conformance.checkpoints.exporting import explicit, read_beside, written
+from transparity_conformance.checkpoints.exporting import drafted, explicit, read_beside, written
 from transparity_conformance.checkpoints.importing import family_called
 from transparity_conformance.checkpoints.tables.codecs import TOKENS, Family
 from transparity_conformance.checkpoints.tables.kinds import full_attention_every
@@ -125,19 +125,22 @@ Changed = list[Variant]
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:
     """Yield variants of a small model: changes of config.json for a family, otherwise changes of our configuration."""
     if model_type is None:
-        yield from _changed(TransformerConfig.as_dict, config)
+        yield from _changed(TransformerConfig.as_dict, TransformerConfig.as_dict, config)
         return
     family = family_called(model_type)
     write = functools.cache(functools.partial(written, model_type, family))
     base = write(config)
     assert base is not None, "the audited model is one of its family"
-    yield from _changed(write, config)
+    yield from _changed(functools.partial(drafted, model_type, family), write, config)
     for variant in (*_absent(family, config, base), *_forms(family, write, config), *_inert(family, config, base)):
         yield [variant]
 
 
-def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
-    """Yield variants with another value of a field, or of several fields that change together."""
+def _changed(draft: Write, write: Write, config: TransformerConfig) -> Iterator[Changed]:
+    """Yield variants with another value of a field, or of several fields that change together.
+
+    `draft` returns the same fields as `write`, but does not test them, which takes most of the time.
+    """
     base = write(config)
     assert base is not None
     every: list[tuple[frozenset[str], Changed]] = []
@@ -145,6 +148,8 @@ def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
     for made in candidates(config):
         by_names: dict[frozenset[str], Changed] = {}
         for other in made:
+            if draft(other) in (None, *(each for _, each in known)):
+                continue
             fields = write(other) or base
             if all(differing(each, fields) for _, each in known):  # different models may have the same config.json
                 names, variant = _nearest(known, other, fields)

@@ -157,11 +157,12 @@ def as_markdown(reports: Sequence[Report], *, weights: Path | None = None) -> st
 def _report(report: Report) -> Iterator[str]:
     view = CheckView(report)
     yield from (f"### {MARKS[report.verdict]} {_plain(view.title)} ({_plain(view.system)})", "")
-    text = "\n".join(as_text([report], WIDTH).splitlines()[1:]).strip("\n")
+    text = as_text([report], WIDTH).partition("\n\n")[2].strip("\n")  # without the title
     fence = "`" * 8  # longer than any fence in the port's code
     yield from (f"{fence}text", text, fence, "")
     if view.coverage:
-        yield from (f"Covers {_plain(view.coverage)}.", "")
+        parts = (f"- {part}" for part in _plain(view.coverage).split("; "))
+        yield from ("<details><summary>What was compared</summary>", "", *parts, "", "</details>", "")
 
 
 def _provenance(reports: Sequence[Report], weights: Path | None) -> Iterator[str]:

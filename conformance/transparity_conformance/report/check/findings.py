@@ -213,7 +213,7 @@ def worst_share(report: Report) -> str:
     if not where:
         return "nothing was compared"
     if used > 1:
-        return f"an error is {format_share(used)} its tolerance ({where})"
+        return f"end to end, an error is {format_share(used)} its tolerance ({where})"
     return f"at most {format_share(used)} of the tolerance is used ({where})".replace("at most <", "less than ")
 
 

@@ -71,11 +71,12 @@ def headline(reports: Sequence[Report]) -> dict[str, str]:
     if len(reports) == 1:
         return {"verdict": worst, "text": f"{reports[0].title} {VERBS[worst][0]}"}
     number = verdicts.count(worst)
-    of = f"All {number}" if number == len(reports) else f"{number} of {len(reports)}"
+    every = "both" if number == 2 else f"all {number}"
+    of = every if number == len(reports) else f"{number} of {len(reports)}"
     ports = {report.port for report in reports}
     begins = f"{ports.pop()}: " if len(ports) == 1 and "" not in ports else ""
     text = f"{begins}{of} {VERBS[worst][number > 1]}" if reports else "Nothing was checked"
-    return {"verdict": worst, "text": text}
+    return {"verdict": worst, "text": text if begins else text.capitalize()}
 
 
 def _probes(report: Report) -> list[str]:

@@ -79,7 +79,7 @@ def sentences() -> dict[str, list[str]]:
         found[fault.id].setdefault(fault.variant, fault.description)
     for simulated in itertools.chain.from_iterable(FAULTS.values()):
         found[simulated.id][simulated.says] = simulated.says
-    return {name: list(texts.values()) for name, texts in found.items()}
+    return {name: list(dict.fromkeys(texts.values())) for name, texts in found.items()}
 
 
 def places() -> dict[str, set[str]]:

@@ -79,7 +79,7 @@ def sentences() -> dict[str, list[str]]:
         found[fault.id].setdefault(fault.variant, fault.description)
     for simulated in itertools.chain.from_iterable(FAULTS.values()):
         found[simulated.id][simulated.says] = simulated.says
-    return {name: list(texts.values()) for name, texts in found.items()}
+    return {name: list(dict.fromkeys(texts.values())) for name, texts in found.items()}
 
 
 def places() -> dict[str, set[str]]:
@@ -130,22 +130,22 @@ def planted_lines() -> dict[str, dict[str, str]]:
 
 
 def published_lines() -> dict[str, tuple[str, str]]:
-    """Return a diff of other code for each cause, with the file's name; published bugs are preferred to the tests'
-    pools."""
-    found: dict[str, tuple[bool, bool, int, int, str, str]] = {}
+    """Return a diff of other code for each cause, with the file's name and what is wrong. Published bugs are
+    preferred to the tests' pools."""
+    found: dict[str, tuple[bool, bool, int, int, tuple[str, str, str]]] = {}
     for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
         hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})
         old, new = hunk.get("old", "").strip("\n"), hunk.get("new", "").strip("\n")
         if old and new and "file" in row and not row["file"].startswith("subjects"):
             for rank, cause in enumerate(row.get("causes", [])):
-                diff = edit(_text_around(row["file"], old), old, new)
-                this = "/" not in row["file"], "source" not in row, rank, len(old + new), row["file"], diff
+                shown = row["file"], row.get("story", ""), edit(_text_around(row["file"], old), old, new)
+                this = "/" not in row["file"], "source" not in row, rank, len(old + new), shown
                 found[cause] = min(found.get(cause, this), this)
-    shown = {cause: (file, text) for cause, (*_, file, text) in found.items()}
-    independent = "an independent port in PyTorch"
-    return dict(_lines_around()) | {
-        cause: (f"`{file}`" if "/" in file else independent, text) for cause, (file, text) in shown.items()
-    }
+    lines = dict(_lines_around())
+    for cause, (*_, (file, story, text)) in found.items():
+        place = f"`{file}`" if "/" in file else "an independent port in PyTorch"
+        lines[cause] = f"{place} ({story})" if story else place, text
+    return lines
 
 
 def _text_around(file: str, old: str) -> str:

@@ -82,7 +82,7 @@ COMMAND_HELP = (
 )
 BUDGET_HELP = "Time limit for each search for causes. By default, the work of a search is limited, not its time."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
-AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists ignored ones."
+AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists such findings."
 RANKS_HELP = "Run PORT on N ranks, as torchrun does. The results are compared with one rank and with the reference."
 BY_LAYER_HELP = (
     "Check each layer as a separate model, with the memory for only one layer. Needs --checkpoint and load(folder)."
@@ -107,6 +107,12 @@ EXPORTED_HELP = (
     "hashes of the folder's tensors."
 )
 EXPORTED_BY_LAYER_HELP = "With --checkpoint: write a bundle and a checkpoint for each layer."
+
+
+EPILOG = (
+    "Example: transparity check my.py:load --family llama. Exit codes: 0 the port agrees, 1 it diverges, 2 the check "
+    "could not run, 3 too little was compared."
+)
 
 
 def _argument(metavar: str, help: str) -> Any:
@@ -198,7 +204,7 @@ def options(
     """Check whether a port of a transformer is right and, if not, where it is wrong and why."""
 
 
-@app.command()
+@app.command(epilog=EPILOG)
 @_with_capabilities
 def check(
     port: PortArgument = None,

@@ -63,7 +63,7 @@ def write_pages(into: Path) -> None:
 
 
 def generated_pages() -> dict[str, str]:
-    parts: list[Callable[[], dict[str, str]]] = [_home, _forward, _causes, _gallery, _columns, _tables]
+    parts: list[Callable[[], dict[str, str]]] = [_home, _forward, _causes, _gallery, _columns, _noise]
     parts += [notebooks.notebooks, *(partial(_document, name) for name in documents.DOCUMENTS), reference_pages]
     found: dict[str, str] = {}
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as processes:
@@ -107,12 +107,9 @@ def _gallery() -> dict[str, str]:
     return {"gallery.md": _filled("gallery.md", gallery.PLACE, diagnoses), **reports}
 
 
-def _tables() -> dict[str, str]:
-    errors = kept("normal", _own("noise"), noise.tables)
-    return {
-        "normal.md": _filled("normal.md", noise.PLACE, errors),
-        "configuration.md": _filled("configuration.md", model.PLACE, model.fields()),
-    }
+def _noise() -> dict[str, str]:
+    errors = kept("noise", _own("noise"), noise.tables)
+    return {noise.PAGE: _filled(noise.PAGE, noise.PLACE, errors)}
 
 
 def _document(name: str) -> dict[str, str]:

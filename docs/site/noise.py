@@ -17,10 +17,11 @@ PRECISIONS = ("float64", "float32", "bfloat16", "float16")
 DEPTHS, LENGTHS = (1, 2, 4, 8, 16), (2, 8, 32, 128)
 CASE, DEPTH, LENGTH = "llama", 2, 8
 
+PAGE = "my-port-disagrees.md"
 PLACE = "<!-- measured: by docs/site/noise.py, in the site -->"
-"""The line of the page that the tables replace."""
+"""The page, and its line that the tables replace."""
 
-HEAD = """## What rounding does, measured
+HEAD = """### Measured rounding errors
 
 The model is a small {case} with {size}. The tables show the largest rounding error of the reference's logits, as a
 share of the largest logit, in the precision of each column. With these random weights, attention is neither flat nor

@@ -15,9 +15,9 @@ function stackTables() {
   }
 }
 
-// A line of text breaks before an option such as `--checkpoint`, but not inside it.
+// A line of text or of a command breaks before an option such as `--checkpoint`, but not inside it.
 function keepOptionsWhole() {
-  for (const code of document.querySelectorAll(".md-typeset :not(pre) > code"))
+  for (const code of document.querySelectorAll(".md-typeset :not(pre) > code, .md-typeset .language-sh code"))
     code.innerHTML = code.innerHTML.replace(/--\w[\w-]*/g, '<span class="option">$&</span>')
 }
 

@@ -169,7 +169,7 @@ class Harness(Protocol):
     """Access to a column's functions and modules by name, to compare each one. A Python module can be a harness."""
 
     def function(self, name: str, *, dtype: str = ..., device: str = ...) -> Callable[..., Any]:
-        """Return a function of the column, such as `attention.split_heads`, for NumPy arrays."""
+        """Return a function of the column, such as `attention.split_heads`, that takes and returns NumPy arrays."""
 
     def module(
         self, name: str, config: TransformerConfig, parameters: Arrays, *, dtype: str = ..., device: str = ...

@@ -232,7 +232,7 @@ def test_the_name_of_the_port_is_in_every_headline() -> None:
     named = report(fault(0, SCALE), port="my.py:load")
     assert re.match("✗ my.py:load differs from the reference +notes-lm, float32\n", as_text([named]))
     assert "<title>Port check: my.py:load on notes-lm differs</title>" in as_html([named])
-    assert headline([named, named])["text"] == "my.py:load: All 2 differ"
+    assert headline([named, named])["text"] == "my.py:load: both differ"
     assert named.as_dict()["port"] == "my.py:load"
 
 
@@ -319,7 +319,7 @@ def test_a_long_spread_is_a_pattern_or_is_counted() -> None:
 
 def test_the_headline_is_the_worst_verdict() -> None:
     good, bad = report(verdict="agrees"), report(fault())
-    assert headline([good, good])["text"] == "All 2 agree"
+    assert headline([good, good])["text"] == "Both agree"
     assert headline([good, bad]) == {"verdict": "diverges", "text": "1 of 2 differs"}
     assert headline([bad])["text"] == "notes-lm differs"
     assert headline([])["verdict"] == "inconclusive"

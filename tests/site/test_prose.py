@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 APART = re.compile(
-    r"docs/(?:faults|family-fields|exam|causes/.*|documents/.*)\.md$|\.github/|tests/site/test_prose\.py$"
+    r"docs/(?:faults|family-fields|exam-bugs|causes/.*|documents/.*)\.md$|\.github/|tests/site/test_prose\.py$"
 )
 """Files that are not checked: generated pages, templates, and this file."""
 QUOTED = "Alice was beginning to get very tired"

@@ -84,7 +84,7 @@ def test_every_cause_can_be_found_from_what_is_seen() -> None:
 
 
 def test_the_page_on_noise_has_its_tables() -> None:
-    assert (ROOT / "docs/normal.md").read_text(encoding="utf-8").count(noise.PLACE) == 1
+    assert (ROOT / "docs" / noise.PAGE).read_text(encoding="utf-8").count(noise.PLACE) == 1
     first, *rest = [row for row in noise.tables().splitlines() if row.startswith("|")]
     assert first == "| layers, at 8 tokens | float64 | float32 | bfloat16 | float16 |"
     errors = [[float(cell) for cell in row.split("|")[2:-1]] for row in rest if re.match(r"\| \d", row)]

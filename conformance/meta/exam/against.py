@@ -33,7 +33,7 @@ __all__ = ["add_options", "choose", "line_of", "shares", "trials"]
 SUBJECTS = ("hub", "by_hand", "fms_models", "litgpt_models", "scratch")
 """Subjects whose loaders return PyTorch modules."""
 
-HIDDEN = ("cache", "with a cache", "configuration", "another configuration")
+HIDDEN = ("with a cache", "reading the configuration", "another configuration")
 """Values of `Bug.hidden` for bugs that one forward pass cannot show."""
 
 SHAPES = ((2, 11), (1, 1), (3, 2), (1, 16), (1, 32))

@@ -1,4 +1,4 @@
-"""Write docs/exam.md and docs/exam.png from docs/exam.json: `python -m meta.exam.page [--cache FOLDER]`.
+"""Write docs/exam.md, docs/exam-bugs.md and docs/exam.png from docs/exam.json: `python -m meta.exam.page`.
 
 docs/exam.json has the published results: the first and the latest judgment of every bug, by its id.
 
@@ -23,7 +23,7 @@ from meta.trial import Share
 from transparity_conformance.report.causes import meanings
 
 FILE = DOCS / "exam.json"
-PAGE, PLOT = FILE.with_suffix(".md"), FILE.with_suffix(".png")
+PAGE, BUGS, PLOT = FILE.with_suffix(".md"), DOCS / "exam-bugs.md", FILE.with_suffix(".png")
 
 TOLD = ("story", "source", "group", "file", "hidden", "control")
 """The fields of a row that come from the bug's table and are therefore not stored."""
@@ -126,6 +126,7 @@ def _kinds(row: Row) -> dict[str, bool]:
 
 
 def missed(rows: Rows) -> str:
+    """Return the number of answers with each kind of flaw, and a table of these answers."""
     order = [*_kinds({**dict.fromkeys(JUDGED), "control": True})]
     order += _kinds({**dict.fromkeys(JUDGED), "control": False})
     found = [(title, name, row) for name, row in rows.items() for title, broken in _kinds(row).items() if broken]
@@ -160,19 +161,16 @@ def every_bug(rows: Rows) -> str:
     return table(["id", "what is wrong", "where it shows", "found by", "named", "line", "rules that refuse"], lines)
 
 
-PARTS: dict[str, Callable[[Rows], str]] = {
-    "beside rules": beside_rules,
-    "answers": answers,
-    "by where": by_where,
-    "missed": missed,
-    "every bug": every_bug,
+PARTS: dict[Path, dict[str, Callable[[Rows], str]]] = {
+    PAGE: {"beside rules": beside_rules, "answers": answers, "by where": by_where},
+    BUGS: {"missed": missed, "every bug": every_bug},
 }
 
 
-def rendered(page: str, rows: Rows) -> str:
-    for name, render in PARTS.items():
-        page = with_part(page, name, render(rows))
-    return page
+def rendered(page: Path, text: str, rows: Rows) -> str:
+    for name, render in PARTS[page].items():
+        text = with_part(text, name, render(rows))
+    return text
 
 
 def plot(rows: Rows, file: Path) -> None:
@@ -198,7 +196,7 @@ def plot(rows: Rows, file: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Write docs/exam.md and docs/exam.png from docs/exam.json.")
+    parser = argparse.ArgumentParser(description="Write the pages and the picture of the exam from docs/exam.json.")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="merge the results in this folder")
     parser.add_argument(
         "--first", type=Path, metavar="FOLDER", help="publish the results in this folder as the first answers"
@@ -210,7 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name in rows:
             rows[name] = {**rows[name], "first": row["first"]}
     write(rows)
-    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    for page in PARTS:
+        page.write_text(rendered(page, page.read_text(encoding="utf-8"), rows), encoding="utf-8")
     plot(rows, PLOT)
 
 

@@ -125,15 +125,16 @@ def test_an_audit_of_a_control_may_list_what_is_told_alone() -> None:
     assert judged(control, answer("agrees", audit={"theta": "ignored"})).detected == "audit"
 
 
-def test_the_page_is_what_the_published_results_say() -> None:
-    text = page.PAGE.read_text(encoding="utf-8")
-    assert page.rendered(text, page.read()) == text, "run python -m meta.exam.page"
+def test_the_pages_are_what_the_published_results_say() -> None:
+    for file in page.PARTS:
+        text = file.read_text(encoding="utf-8")
+        assert page.rendered(file, text, page.read()) == text, "run python -m meta.exam.page"
     assert page.PLOT.is_file()
 
 
 def test_a_page_without_a_place_for_a_part_is_refused() -> None:
     with pytest.raises(ValueError, match="has 0 comments that begin the part 'beside rules'"):
-        page.rendered("", {})
+        page.rendered(page.PAGE, "", {})
 
 
 def test_the_published_results_are_those_of_bugs_that_there_are() -> None:

@@ -90,7 +90,7 @@ def harness_beside(build: Backend) -> Harness:
 
 @contextmanager
 def as_reference(build: Backend) -> Iterator[None]:
-    """Make `build` the reference of the suite; its column's names replace names imported from the NumPy column."""
+    """Make `build` the reference of the suite, which then uses names of its column instead of the NumPy column."""
 
     def found(name: str) -> Backend:
         return build if name == REFERENCE else backend(name)

@@ -131,7 +131,7 @@ def shows_apart(case: str, bugs: Sequence[Bug]) -> bool:
 
 
 def single_trials(kind: str) -> list[Trial]:
-    """Return a trial of every bug of a kind, for every configuration that runs the bug's line and every view."""
+    """Return the trials of every bug of a kind: one for each view and each configuration that runs the bug's line."""
     cases = CAPABLE if kind == "capability" else tuple(CASES)
     views: tuple[View, ...] = ("operations",) if kind == "capability" else VIEWS
     rows = [bug for bug in pool().values() if kind_of(bug) == kind]

@@ -219,7 +219,7 @@ class Capability:
         if not self.is_discrete:
             return f"{tokens} tokens"
         rate = 1 - 0.05 ** (1 / rows)
-        return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {1 / rate:.0f} differs)"
+        return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {int(1 / rate)} differs)"
 
     def after(self, verdict: Verdict) -> str:
         reasons = {"diverges": self.if_forward_diverges, "inconclusive": "too little of the forward pass was compared"}

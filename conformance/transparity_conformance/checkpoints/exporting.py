@@ -107,7 +107,7 @@ def drafted(model_type: str, family: Family, config: TransformerConfig) -> dict[
 
 
 def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Convert the config.json `fields` to a configuration, as in a folder with all tensors of the model `config`."""
+    """Return the configuration of a folder whose config.json has `fields`, with all tensors of the model `config`."""
     zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
     tensors = tensors_in(family, config, zeros, with_computed=False)
     return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})

@@ -53,7 +53,9 @@ class Coverage:
     def line(self) -> str:
         parts = [self.inputs] * bool(self.inputs) + [*self.sizes]
         if self.calls:
-            parts.append(f"{self.calls:,} calls of one object (at most one in {1 / self.rate:.0f} differs, 95 %)")
+            parts.append(
+                f"{self.calls:,} calls of one object (95 % confidence: at most 1 call in {int(1 / self.rate)} differs)"
+            )
         if self.features:
             parts.append(f"{len(self.features):,} fields of the configuration")
         if self.untested:

@@ -1,4 +1,4 @@
-"""The table of configuration fields, and the pages of parameters and activations."""
+"""The pages of configuration fields, parameters and activations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from transparity.taps import tap_shapes
 from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
 from transparity_conformance.report.fields import as_rows
 
-PLACE = "<!-- fields: docs/site/reference/model.py, in the site -->"
-"""The line of docs/configuration.md that the table of fields replaces."""
+FIELDS = """# Configuration
+
+The fields of [`TransformerConfig`](../columns.md#configuration). `transparity describe --fields` prints this table.
+"""
 
 PARAMETERS = """# Parameters
 
@@ -39,6 +41,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def pages() -> dict[str, str]:
     return {
+        "reference/configuration.md": f"{FIELDS}\n{fields()}\n",
         "reference/parameters.md": f"{PARAMETERS}\n{_names('parameter', parameter_shapes)}\n",
         "reference/taps.md": f"{TAPS}\n{_names('tap', _tap_shapes)}\n",
     }

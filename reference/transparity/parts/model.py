@@ -75,7 +75,7 @@ def embedding(config: TransformerConfig, stack: str, length: str) -> Part:
 
 
 def stack(config: TransformerConfig, name: str, length: str) -> Part:
-    """Return the stack `name`, which reads the input `length`."""
+    """Return the encoder or the decoder (`name`); `length` is the name of the input that it reads."""
     memory = "source" if name == "decoder" and config.has_encoder else None
     buckets = linear(
         "relative_bias", config.relative_buckets, config.num_heads, bias=False, cut=Cut(1, config.num_heads)

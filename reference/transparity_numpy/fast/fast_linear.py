@@ -39,7 +39,7 @@ class FastWeight(np.ndarray):
 
 
 class FastBias(np.ndarray):
-    """A bias that is added in place, because new memory for large logits has to be cleared first.
+    """A bias that is added in place, which saves the time to clear new memory for large logits.
 
     The sum overwrites the array on the left, which must be a new product.
     """

@@ -64,7 +64,7 @@ def _write_attention(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _share(config: TransformerConfig) -> float:
-    """Invert `_multiplier`: return the `mscale_all_dim` that results in exactly the attention multiplier."""
+    """Return the `mscale_all_dim` from which `_multiplier` computes exactly the configuration's multiplier."""
     factor, right = config.rotary_factor, config.attention_multiplier
     if config.rotary_scaling != "yarn" or factor <= 1 or right < 1:
         raise CheckpointError(

@@ -101,7 +101,7 @@ def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
 
 
 def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[str, Any]]:
-    """Return the base and scaling of each kind of layer; `own` has the fields in which a kind differs."""
+    """Return the rotary base and scaling of each kind of layer. `own` maps a kind to its own config.json fields."""
     given = fields["rope_parameters"] or {}
     if not isinstance(given, dict) or not set(given) <= set(own):
         raise row.wrong("rope_parameters", given, f"an object for each of {' and '.join(own)}")

@@ -172,7 +172,7 @@ def number(
 
 
 def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a string; of several strings in `values` with equal meaning, the first is written."""
+    """Return a row for a string. If several strings in `values` have the same meaning, the first is written."""
 
     def write(value: str) -> Any:
         return next((theirs for theirs, each in values.items() if each == value), None)

@@ -182,7 +182,7 @@ The true gradient of a key's bias is often 0, and division by a tiny norm would 
 """
 
 POINTS = 3
-"""The largest number of points at which rounding is measured; most right gradients need only the first."""
+"""The largest number of points at which rounding is measured. For most right gradients, one point is enough."""
 
 
 class Together:

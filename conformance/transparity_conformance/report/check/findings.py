@@ -213,7 +213,7 @@ def worst_share(report: Report) -> str:
     if not where:
         return "nothing was compared"
     if used > 1:
-        return f"an error is {format_share(used)} its tolerance ({where})"
+        return f"end to end, an error is {format_share(used)} its tolerance ({where})"
     return f"at most {format_share(used)} of the tolerance is used ({where})".replace("at most <", "less than ")
 
 
@@ -262,7 +262,7 @@ def places(taps: Iterable[str]) -> list[str]:
 
 
 def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
-    """Return the share of the tolerance that each layer itself uses, for kinds of activations in several layers."""
+    """Return, for each kind of activation in several layers, the share of the tolerance that each layer adds."""
     patterns: dict[str, dict[int, float]] = {}
     for item in measured:
         if place := in_layer(item.tap):

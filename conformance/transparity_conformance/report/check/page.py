@@ -71,11 +71,12 @@ def headline(reports: Sequence[Report]) -> dict[str, str]:
     if len(reports) == 1:
         return {"verdict": worst, "text": f"{reports[0].title} {VERBS[worst][0]}"}
     number = verdicts.count(worst)
-    of = f"All {number}" if number == len(reports) else f"{number} of {len(reports)}"
+    every = "both" if number == 2 else f"all {number}"
+    of = every if number == len(reports) else f"{number} of {len(reports)}"
     ports = {report.port for report in reports}
     begins = f"{ports.pop()}: " if len(ports) == 1 and "" not in ports else ""
     text = f"{begins}{of} {VERBS[worst][number > 1]}" if reports else "Nothing was checked"
-    return {"verdict": worst, "text": text}
+    return {"verdict": worst, "text": text if begins else text.capitalize()}
 
 
 def _probes(report: Report) -> list[str]:
@@ -157,11 +158,12 @@ def as_markdown(reports: Sequence[Report], *, weights: Path | None = None) -> st
 def _report(report: Report) -> Iterator[str]:
     view = CheckView(report)
     yield from (f"### {MARKS[report.verdict]} {_plain(view.title)} ({_plain(view.system)})", "")
-    text = "\n".join(as_text([report], WIDTH).splitlines()[1:]).strip("\n")
+    text = as_text([report], WIDTH).partition("\n\n")[2].strip("\n")  # without the title
     fence = "`" * 8  # longer than any fence in the port's code
     yield from (f"{fence}text", text, fence, "")
     if view.coverage:
-        yield from (f"Covers {_plain(view.coverage)}.", "")
+        parts = (f"- {part}" for part in _plain(view.coverage).split("; "))
+        yield from ("<details><summary>What was compared</summary>", "", *parts, "", "</details>", "")
 
 
 def _provenance(reports: Sequence[Report], weights: Path | None) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The auxiliary loss that balances the load of experts, as `transformers` defines it for Mixtral.
 
-E · Σ_e f_e · P_e over the tokens of all layers together: f_e is how often a token chooses the expert e, and P_e is the
-mean probability of e. Fedus et al. 2022, eq. 4 to 6, have one choice per token. Padding does not count.
+The loss is E · Σ_e f_e · P_e. f_e is how often a token chooses the expert e, and P_e is the mean probability of e. Both
+are means over the tokens of all layers, without padding. In Fedus et al. 2022, eq. 4 to 6, a token chooses one expert.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ import numpy as np
 
 from transparity.config.probe_sizes import most_experts
 from transparity.taps import Tap
-from transparity_conformance.capabilities.capability import Judged, cause_of, kept_in, result
+from transparity_conformance.capabilities.capability import Judged, kept_in, result
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.oracle.differentiation.derivatives import RouterLoss, of_routers, targets_of
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
-from transparity_conformance.report.report import CapabilityResult
+from transparity_conformance.report.report import CapabilityResult, Cause
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.experts import highest
@@ -66,20 +66,14 @@ def no_loss(layers: Layers, count: int) -> np.ndarray:
     return np.zeros(())
 
 
-FAULTS = tuple(
-    SimulatedFault("router-loss", says, rule)
-    for says, rule in (
-        ("the auxiliary loss is missing", no_loss),
-        ("each layer has an auxiliary loss of its own; these losses are added", functools.partial(_by_layer, np.sum)),
-        (
-            "each layer has an auxiliary loss of its own; these losses are averaged",
-            functools.partial(_by_layer, np.mean),
-        ),
-        ("only the first choice of each token counts", lambda layers, count: load_balancing_loss(layers, 1)),
-        ("the factor of the auxiliary loss, the number of experts, is missing", _over_experts),
-    )
-)
-"""Other auxiliary losses, most likely first; their `simulate` is a `Rule`."""
+OTHERS: dict[str, Rule] = {
+    "the auxiliary loss is missing": no_loss,
+    "each layer has an auxiliary loss of its own; these losses are added": functools.partial(_by_layer, np.sum),
+    "each layer has an auxiliary loss of its own; their mean counts": functools.partial(_by_layer, np.mean),
+    "only the first choice of each token counts": lambda layers, count: load_balancing_loss(layers, 1),
+    "the factor of the auxiliary loss, the number of experts, is missing": _over_experts,
+}
+"""Other auxiliary losses, by the sentence about the fault."""
 
 WITHOUT_GRADIENTS = (SimulatedFault("router-loss", "the gradients do not contain the auxiliary loss", no_loss),)
 
@@ -140,7 +134,7 @@ def judge_router_loss(probe: Probe, loss: float | None, dtype: str) -> tuple[Cap
 
     worst = judged(load_balancing_loss)
     fitting = [rule for rule in ACCEPTED if judged(rule).share <= 1]
-    explaining = [] if fitting else [fault for fault in FAULTS if judged(fault.simulate).share <= 1]
-    causes = [cause_of(fault, worst.error) for fault in explaining]
+    others = {} if fitting else {says: rule for says, rule in OTHERS.items() if judged(rule).share <= 1}
+    causes = [Cause("router-loss", says) for says in others]
     found = result(f"gradients.{OPTION}.loss", judged(fitting[0]) if fitting else worst, lambda: causes)
-    return found, [*fitting, *(fault.simulate for fault in explaining), load_balancing_loss][0]
+    return found, [*fitting, *others.values(), load_balancing_loss][0]

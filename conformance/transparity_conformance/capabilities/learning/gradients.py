@@ -281,7 +281,8 @@ def _judge_one(
     unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
     by_reason = {why: [name for name, reason in unknown.items() if reason == why] for why in unknown.values()}
     is_plain, loss, rule = not way.is_optional, None, None
-    found = not_compared(*(f"gradients: {some(names)}: {why}" for why, names in by_reason.items() if is_plain))
+    is_own = is_plain or way.keywords == (ROUTERS,)  # the other options lack the same gradients
+    found = not_compared(*(f"{way.claim}: {some(names)}: {why}" for why, names in by_reason.items() if is_own))
     if set(unknown) >= set(filter(is_learned, probe.parameters)):
         return found
     if way.keywords == (ROUTERS,):

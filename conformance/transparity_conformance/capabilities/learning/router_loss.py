@@ -1,7 +1,8 @@
 """The auxiliary loss that balances the load of experts, as `transformers` defines it for Mixtral.
 
 The loss is E · Σ_e f_e · P_e. f_e is how often a token chooses the expert e, and P_e is the mean probability of e. Both
-are means over the tokens of all layers, without padding. In Fedus et al. 2022, eq. 4 to 6, a token chooses one expert.
+are means over the tokens of all layers, without masked padding. In Fedus et al. 2022, eq. 4 to 6, a token chooses one
+expert.
 """
 
 from __future__ import annotations
@@ -90,13 +91,17 @@ def why_no_router_loss(probe: Probe, dtype: str) -> str:
 
 @kept_in(0)
 def router_loss(probe: Probe, rule: Rule) -> RouterLoss | None:
-    """Return a function of the routers' logits for one batch; None for `no_loss`, whose derivatives are known."""
+    """Return a function of the routers' logits for one batch. Padding counts unless a mask hides it from queries.
+
+    Return None for `no_loss`, whose derivatives are known.
+    """
     if rule is no_loss:
         return None
     config, mask = probe.config, probe.inputs.get("attention_mask")
     counted: dict[str, np.ndarray] = {}
     for stack, name in zip(config.stacks, config.input_names, strict=True):
-        counted[stack] = visible_keys(probe.inputs[name], config.pad_id, mask, config.positions_of(name))
+        pad_id = config.pad_id if stack == "encoder" or config.decoder_mask == "causal-and-padding" else None
+        counted[stack] = visible_keys(probe.inputs[name], pad_id, mask, config.positions_of(name))
         mask = None
 
     def loss(routers: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -141,7 +141,7 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     takes, array, without_gradients, whole = _prepared(_in_evaluation_mode(model), framework)
     names = frozenset() if takes is None else frozenset(takes.parameters)
 
-    def with_graph(settings: Mapping[str, bool] | None = None, **inputs: np.ndarray) -> Any:
+    def with_graph(settings: Mapping[str, bool] | None = None, /, **inputs: np.ndarray) -> Any:
         args, named = arguments(add_mask(inputs, config), config, names)
         if may_have_no_mask(inputs, named, config, takes):
             del named["attention_mask"]

@@ -57,7 +57,8 @@ def in_pytorch(
 
     with torch.enable_grad():
         answer = with_graph({ROUTER_LOGITS: True} if router_aux_loss_coef else {}, **tokens)
-        logits, of_routers = answer_in(answer), getattr(answer, "aux_loss", None)
+        logits: Any = answer_in(answer)
+        of_routers: Any = getattr(answer, "aux_loss", None)
         if not logits.requires_grad or (router_aux_loss_coef and of_routers is None):
             return {}, None
         given = torch.from_numpy(np.asarray(targets)).reshape(-1).to(logits.device)

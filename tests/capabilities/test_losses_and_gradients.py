@@ -226,9 +226,7 @@ def with_dropout(wrong: str) -> Callable[..., Any]:
     def build(config: TransformerConfig, parameters: Gradients) -> Offering:
         forward, calls = pytorch_build(config, parameters), iter(range(100))
 
-        def said(
-            targets: np.ndarray, *, seed: int | None = None, checkpointing: bool = False, **tokens: np.ndarray
-        ) -> Any:
+        def said(targets: np.ndarray, *, seed: int | None = None, checkpointing: bool = False, **tokens: Any) -> Any:
             if seed is None or wrong == "inactive":
                 return forward.loss_and_gradients(targets, **tokens)
             drawn = seed + (wrong == "recomputed") * checkpointing + (wrong == "again") * next(calls)

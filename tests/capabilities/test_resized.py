@@ -33,7 +33,7 @@ def interpolating(change: dict[str, Any], is_swapped: bool = False) -> Callable[
             own, side = int(config.class_token), config.image_size // (config.patch_size or 1)
             table = torch.from_numpy(parameters[TABLE])
             patches = table[own:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
-            settings = {"mode": "bicubic", "align_corners": False} | change
+            settings: dict[str, Any] = {"mode": "bicubic", "align_corners": False} | change
             size = (width, height) if is_swapped else (height, width)
             patches = torch.nn.functional.interpolate(patches, size=size, **settings)
             whole = torch.cat([table[:own], patches.permute(0, 2, 3, 1).flatten(0, 2)]).numpy()

@@ -88,8 +88,8 @@ def _resized(probe: Probe, grid: tuple[int, int]) -> LogitsRequest:
     shape = ROWS, probe.config.image_channels, height, width
     pixels = np.random.default_rng(grid).normal(size=shape).astype(np.float32)
     config = dataclasses.replace(probe.config, max_length=math.prod(grid) + probe.config.class_token)
-    given = {"config": config, "inputs": {"pixels": pixels}, "kept": None}
-    whole = dataclasses.replace(probe, parameters=_interpolated(probe, grid), **given)
+    parameters = _interpolated(probe, grid)
+    whole = dataclasses.replace(probe, config=config, parameters=parameters, inputs={"pixels": pixels}, kept=None)
     wrong = {says: _interpolated(probe, grid, matrix) for says, matrix in OTHERS.items()}
     wrong["height and width are swapped when positions are interpolated"] = _interpolated(probe, grid[::-1])
     side = math.isqrt(math.prod(grid))

@@ -17,6 +17,7 @@ from transparity.config.probe_sizes import most_experts
 from transparity.taps import Tap
 from transparity_conformance.capabilities.capability import Judged, kept_in, result
 from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.learning.loss import as_loss
 from transparity_conformance.oracle.differentiation.derivatives import RouterLoss, of_routers, targets_of
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe
@@ -115,7 +116,8 @@ def router_loss(probe: Probe, rule: Rule) -> RouterLoss | None:
 def _oracle(probe: Probe, rule: Rule) -> Oracle:
     def run(arrays: Arrays, tap: Tap) -> None:
         routers: dict[str, np.ndarray] = {}
-        logits = transformer(probe.config, arrays, **probe.inputs, tap=of_routers(routers))
+        inputs: dict[str, Any] = dict(probe.inputs)
+        logits = transformer(probe.config, arrays, **inputs, tap=of_routers(routers))
         targets = targets_of(probe.config, probe.inputs)
         further = router_loss(probe, rule)
         loss = cross_entropy(logits, targets, probe.config.pad_id)
@@ -124,7 +126,7 @@ def _oracle(probe: Probe, rule: Rule) -> Oracle:
     return Oracle(run, probe.parameters, neighbours=2)
 
 
-def judge_router_loss(probe: Probe, loss: float | None, dtype: str) -> tuple[CapabilityResult, Rule]:
+def judge_router_loss(probe: Probe, loss: np.ndarray | None, dtype: str) -> tuple[CapabilityResult, Rule]:
     """Judge the sum of the cross-entropy and the auxiliary loss.
 
     Returns:
@@ -135,7 +137,7 @@ def judge_router_loss(probe: Probe, loss: float | None, dtype: str) -> tuple[Cap
 
     def judged(rule: Rule) -> Judged:
         oracle = _oracle(probe, rule)
-        return Judged(gap(np.array(loss), oracle.expected["loss"]), oracle.budget("loss", dtype), probe.name)
+        return Judged(gap(as_loss(loss), oracle.expected["loss"]), oracle.budget("loss", dtype), probe.name)
 
     worst = judged(load_balancing_loss)
     fitting = [rule for rule in ACCEPTED if judged(rule).share <= 1]

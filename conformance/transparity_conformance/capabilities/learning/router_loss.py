@@ -15,6 +15,7 @@ import numpy as np
 
 from transparity.config.probe_sizes import most_experts
 from transparity.taps import Tap
+from transparity.text import describe_error
 from transparity_conformance.capabilities.capability import Judged, kept_in, result
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.learning.loss import as_loss
@@ -22,7 +23,7 @@ from transparity_conformance.oracle.differentiation.derivatives import RouterLos
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
-from transparity_conformance.report.report import CapabilityResult, Cause
+from transparity_conformance.report.report import CapabilityResult, Cause, not_compared
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.experts import highest
@@ -132,16 +133,21 @@ def judge_router_loss(probe: Probe, loss: np.ndarray | None, dtype: str) -> tupl
     Returns:
         The result, and the rule that the port seems to compute; without a `loss`, or if none fits, the right rule.
     """
+    claim = f"gradients.{OPTION}.loss"
     if loss is None:
         return CapabilityResult(), load_balancing_loss
+    try:
+        number = as_loss(loss)
+    except TypeError as error:
+        return not_compared(f"{claim}: raised {describe_error(error)}"), load_balancing_loss
 
     def judged(rule: Rule) -> Judged:
         oracle = _oracle(probe, rule)
-        return Judged(gap(as_loss(loss), oracle.expected["loss"]), oracle.budget("loss", dtype), probe.name)
+        return Judged(gap(number, oracle.expected["loss"]), oracle.budget("loss", dtype), probe.name)
 
     worst = judged(load_balancing_loss)
     fitting = [rule for rule in ACCEPTED if judged(rule).share <= 1]
     others = {} if fitting else {says: rule for says, rule in OTHERS.items() if judged(rule).share <= 1}
     causes = [Cause("router-loss", says) for says in others]
-    found = result(f"gradients.{OPTION}.loss", judged(fitting[0]) if fitting else worst, lambda: causes)
+    found = result(claim, judged(fitting[0]) if fitting else worst, lambda: causes)
     return found, [*fitting, *others.values(), load_balancing_loss][0]

@@ -173,6 +173,7 @@ SECTIONS = {
     "training": "the training of a tiny model with SGD and AdamW",
     "packed": "the logits of rows with several documents",
     "adapters": "the logits of the model with LoRA adapters",
+    "resized": "the output for images of other sizes",
 }
 """The options for capabilities, and the result that each option adds to a check."""
 

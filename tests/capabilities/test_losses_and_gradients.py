@@ -8,14 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.capabilities.test_faults import Offering, other_of, with_loss
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
+from transparity.taps import recording
+from transparity.training import dropout_masks
 from transparity_conformance import check
+from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.faults import LOSS_FAULTS
+from transparity_conformance.capabilities.table import CAPABILITIES, compare_capability
+from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
+from transparity_conformance.report.report import CapabilityResult
 from transparity_numpy.port import build as numpy_build
 from transparity_numpy.training.loss import cross_entropy
 from transparity_pytorch.port import build as pytorch_build
@@ -174,7 +182,7 @@ def test_micro_batches_and_checkpointing_that_leave_the_gradients_unchanged_agre
 
 def test_options_that_a_port_does_not_offer_are_not_mentioned() -> None:
     report = check(pytorch_build, preset="notes-lm")
-    assert not any("micro_batches" in says or "checkpointing" in says for says in report.not_compared)
+    assert not any("gradients.micro_batches" in says or "gradients.checkp" in says for says in report.not_compared)
     assert not {claim.id for claim in report.claims} & OPTIONAL
 
 
@@ -210,3 +218,119 @@ def test_options_are_not_compared_if_the_gradients_without_them_are_wrong() -> N
     assert [claim.id for claim in report.claims if claim.verdict == "diverges"] == ["gradients"]
     for name in ("micro_batches", "checkpointing"):
         assert f"gradients.{name}: the result without this option is wrong" in report.not_compared
+
+
+def with_dropout(wrong: str) -> Callable[..., Any]:
+    """Return a port that draws dropout masks from a seed, wrongly unless `wrong` is empty."""
+
+    def build(config: TransformerConfig, parameters: Gradients) -> Offering:
+        forward, calls = pytorch_build(config, parameters), iter(range(100))
+
+        def said(targets: np.ndarray, *, seed: int | None = None, checkpointing: bool = False, **tokens: Any) -> Any:
+            if seed is None or wrong == "inactive":
+                return forward.loss_and_gradients(targets, **tokens)
+            drawn = seed + (wrong == "recomputed") * checkpointing + (wrong == "again") * next(calls)
+            lengths = {name: value.shape[1] for name, value in tokens.items()}
+            masks = dropout_masks(config, np.random.default_rng(drawn), len(targets), **lengths)
+            return forward.loss_and_gradients(targets, masks=masks, **tokens)
+
+        return Offering(forward, loss_and_gradients=said)
+
+    return build
+
+
+DROPPING = preset("notes-lm").resized()
+
+
+def gradients_of(build: Callable[..., Any], config: TransformerConfig) -> CapabilityResult:
+    """Compare only the gradients, on one probe."""
+    probe = Probe("config", "mixed", "", config, probe_parameters(config), mixed_inputs(config))
+    logits = {"mixed": probe.oracle.expected["logits"].astype(np.float32)}
+    port = BuiltPort(build, build(config, dict(probe.parameters)))
+    return compare_capability(CAPABILITIES["gradients"], port, ForwardPass({"mixed": probe}, logits, "float32"))
+
+
+def verdicts(found: CapabilityResult) -> dict[str, str]:
+    return {claim.id: claim.verdict for claim in found.claims}
+
+
+def test_dropout_masks_that_a_seed_determines_agree() -> None:
+    assert verdicts(gradients_of(with_dropout(""), DROPPING))["gradients.dropout"] == "agrees"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause", "says"),
+    [
+        ("recomputed", "dropout-redrawn", "recomputation draws another dropout mask than the first forward pass"),
+        ("again", "dropout-redrawn", "two runs with the same seed draw different dropout masks"),
+        ("inactive", "dropout-inactive", "with a seed, the gradients are those without dropout"),
+    ],
+)
+def test_wrong_dropout_masks_are_named(wrong: str, cause: str, says: str) -> None:
+    (fault,) = gradients_of(with_dropout(wrong), DROPPING).faults
+    assert fault.where == "gradients.dropout"
+    assert [(each.mistake, each.says) for each in fault.causes] == [(cause, says)]
+
+
+def test_gradients_with_dropout_are_listed_if_they_are_not_compared() -> None:
+    (line,) = gradients_of(pytorch_build, DROPPING).not_compared
+    assert line == "gradients.dropout: the port's method loss_and_gradients has no argument checkpointing or seed"
+    without = dataclasses.replace(DROPPING, dropout=0.0)
+    assert "gradients.dropout: the configuration has no dropout" in gradients_of(with_dropout(""), without).not_compared
+
+
+MIXTURE = example_config("mixtral")
+
+
+def with_router_loss(rule: Callable[[list[torch.Tensor], int], torch.Tensor]) -> Callable[..., Any]:
+    """Return a port that adds an auxiliary loss of its routers."""
+
+    def build(config: TransformerConfig, parameters: Gradients) -> Offering:
+        forward = pytorch_build(config, parameters)
+
+        def said(targets: np.ndarray, *, router_aux_loss_coef: float = 0.0, **tokens: np.ndarray) -> Any:
+            taps: dict[str, torch.Tensor] = {}
+            given = {name: torch.from_numpy(value) for name, value in tokens.items()}
+            logits = forward.model(**given, tap=recording(taps))
+            layers = [value.flatten(0, 1) for name, value in taps.items() if name.endswith("router_logits")]
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets).flatten())
+            loss = loss + router_aux_loss_coef * rule(layers, config.experts_per_token)
+            named = dict(forward.model.named_parameters())
+            found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+            return float(loss.detach()), {n: each.numpy() for n, each in zip(named, found, strict=True)}
+
+        return Offering(forward, loss_and_gradients=said)
+
+    return build
+
+
+def of_transformers(layers: list[torch.Tensor], count: int) -> Any:
+    return load_balancing_loss_func(tuple(layers), layers[0].shape[-1], count)
+
+
+@pytest.mark.parametrize("divisor", [1, MIXTURE.experts_per_token])
+def test_the_auxiliary_loss_of_transformers_agrees(divisor: int) -> None:
+    found = gradients_of(with_router_loss(lambda layers, count: of_transformers(layers, count) / divisor), MIXTURE)
+    assert not found.faults, found.faults
+    assert verdicts(found).keys() >= {"gradients.router_aux_loss_coef", "gradients.router_aux_loss_coef.loss"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (lambda layers, count: torch.zeros(()), "the auxiliary loss is missing"),
+        (lambda layers, count: of_transformers(layers, count).detach(), "the gradients do not contain the auxiliary"),
+        (lambda layers, count: sum(of_transformers([each], count) for each in layers), "each layer has an auxiliary"),
+        (lambda layers, count: of_transformers(layers, 1), "only the first choice of each token counts"),
+    ],
+    ids=["no loss", "a loss without gradients", "a loss for each layer", "first choices"],
+)
+def test_another_auxiliary_loss_is_named(rule: Any, says: str) -> None:
+    ((cause,),) = [fault.causes for fault in gradients_of(with_router_loss(rule), MIXTURE).faults]
+    assert cause.mistake == "router-loss"
+    assert cause.says.startswith(says)
+
+
+def test_the_auxiliary_loss_is_listed_if_a_mixture_of_experts_does_not_offer_it() -> None:
+    line = "gradients.router_aux_loss_coef: the port's method loss_and_gradients has no argument router_aux_loss_coef"
+    assert line in gradients_of(pytorch_build, MIXTURE).not_compared

@@ -143,7 +143,9 @@ class Way:
     keywords: tuple[str, ...] = ()
     """Keyword arguments that the port's method must accept."""
     is_optional: bool = False
-    """Whether bundles omit the claim, and reports omit it if the port's method does not accept the `keywords`."""
+    """Whether the port's signature must name the `keywords`; bundles omit the claim."""
+    is_listed: Callable[[TransformerConfig], bool] = lambda config: True
+    """Whether reports list the claim as not compared if the port's method does not accept the `keywords`."""
     requires: str = ""
     """The id of a claim. If that claim does not agree, this claim is not compared."""
     why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""
@@ -179,6 +181,8 @@ class Capability:
     shapes: Callable[[str, Any], Shapes]
     """A function that returns the names and shapes of the tensors that a port may write for a request."""
     judge: Callable[[Way, Requests, Answers, ForwardPass], CapabilityResult]
+    applies: Callable[[TransformerConfig], bool] = lambda config: True
+    """Whether reports list the capability as not compared if the port lacks the method."""
     why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""
     """A function of a probe and a dtype. It returns the reason why no claim is compared, or an empty text."""
     dtypes: tuple[str, ...] = EVERY

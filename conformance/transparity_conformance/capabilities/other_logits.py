@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import in_layer
+from transparity.taps import in_layer, logits_shape
 from transparity_conformance.capabilities.capability import (
     Answers,
     BuiltPort,
@@ -63,7 +63,7 @@ class LogitsRequest:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (*self.tokens.shape, self.probe.config.vocab_size)
+        return logits_shape(self.probe.config, self.probe.inputs)
 
     def expected(self) -> np.ndarray:
         whole = np.zeros(self.shape)
@@ -75,14 +75,16 @@ class LogitsRequest:
         return max(part.probe.budget(dtype) for part in self.parts)
 
     def is_judged(self, logits: np.ndarray, dtype: str) -> np.ndarray:
-        """Return a mask (batch, length) of the positions to judge."""
-        found = np.zeros(self.tokens.shape, bool)
+        """Return a mask of the positions to judge, with the axes of the logits but the last."""
+        if self.probe.config.reads_pixels:  # an image has no padding
+            return np.ones(self.shape[:-1], bool)
+        found = np.zeros(self.shape[:-1], bool)
         for rows, positions, probe in self.parts:
             found[rows, positions] = is_judged(probe, slice(None), logits[rows, positions], dtype)
         return found
 
 
-def _ask(method: str, port: BuiltPort, way: Way, key: str, request: LogitsRequest) -> Answers:
+def ask_for_logits(method: str, port: BuiltPort, way: Way, key: str, request: LogitsRequest) -> Answers:
     given, named = (_copied(each) for each in (request.given, request.named))
     answer = call_port(getattr(port.of(request.probe), method), *given, **named)
     return {f"{key}/logits": as_logits(answer, request.shape, request.name)}
@@ -97,7 +99,7 @@ def _copied(value: Any) -> Any:
 
 
 @np.errstate(all="ignore")  # a port may return any number
-def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
+def judge_logits(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
     """Compare the logits; a known fault is the cause only if it explains every request."""
     logits = {request: answers[f"{key}/logits"].astype(np.float64) for key, request in requests.items()}
     where = {request: request.is_judged(logits[request], forward.dtype) for request in logits}
@@ -220,9 +222,9 @@ PACKED = Capability(
     purpose="the logits of rows that contain several documents. `documents` has the number of each token's document. A "
     "document has the same logits as in a row of its own",
     ways=(Way("packed", _packed_requests, further=_packed_further),),
-    ask=functools.partial(_ask, "packed"),
+    ask=functools.partial(ask_for_logits, "packed"),
     shapes=lambda key, request: {f"{key}/logits": request.shape},
-    judge=_judge,
+    judge=judge_logits,
     why_not=_why_not_packed,
     if_forward_diverges="the forward pass diverges, so packed documents diverge, too",
     file="packed.safetensors",
@@ -298,9 +300,9 @@ ADAPTERS = Capability(
         _way_of_adapters("adapted", rank_stabilized=False),
         _way_of_adapters("adapted.rank_stabilized", rank_stabilized=True),
     ),
-    ask=functools.partial(_ask, "adapted"),
+    ask=functools.partial(ask_for_logits, "adapted"),
     shapes=lambda key, request: {f"{key}/logits": request.shape},
-    judge=_judge,
+    judge=judge_logits,
     why_not=_why_no_logits,
     if_forward_diverges="the forward pass diverges, so a model with adapters diverges, too",
     describe=lambda request: {"alpha": ALPHA, "rank_stabilized": request.named.get("rank_stabilized", False)},

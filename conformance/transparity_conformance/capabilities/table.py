@@ -31,6 +31,7 @@ from transparity_conformance.capabilities.port_calls import (
     has_method,
     signature_of,
 )
+from transparity_conformance.capabilities.resized import RESIZED
 from transparity_conformance.oracle.probes import LONGEST
 from transparity_conformance.report.report import (
     CapabilityResult,
@@ -41,7 +42,9 @@ from transparity_conformance.report.report import (
     not_compared,
 )
 
-CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING, PACKED, ADAPTERS)}
+CAPABILITIES = {
+    row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING, PACKED, ADAPTERS, RESIZED)
+}
 
 OF_GIVEN = (LOSS, GRADIENTS_OF_GIVEN, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
 """The capabilities to check with given parameters, such as the weights of a checkpoint."""
@@ -59,7 +62,12 @@ def compare_capabilities(
     """Compare the capabilities in `rows` that a port has. `left_out` gives the reason for each method that is not
     compared. `verdict` is the verdict on the forward pass."""
     offered = {row.attribute for row in offered_by(port.forward)}
-    missing = [name for name in ATTRIBUTES if name not in offered | left_out.keys()]
+    config = first_of(forward.probes)[1].config
+    missing = [
+        row.attribute
+        for row in CAPABILITIES.values()
+        if row.applies(config) and row.attribute not in offered | left_out.keys()
+    ]
     found = not_compared(*(f"{name}: the port has no such method" for name in missing))
     found += not_compared(*(f"{name}: {why}" for name, why in left_out.items()))
     for row in (row for row in rows if row.attribute in offered - left_out.keys()):
@@ -79,9 +87,10 @@ def compare_capability(
     found = not_compared(*[too_far] * far)
     for way in row.ways:
         verdicts = {claim.id: claim.verdict for claim in found.claims}
-        if way.is_optional and _not_taken(port.forward, row, way):
+        not_taken = _not_taken(port.forward, row, way)
+        if not_taken and not way.is_listed(config):
             continue
-        reason = why_not(way, forward, verdicts) or _not_taken(port.forward, row, way)
+        reason = not_taken or why_not(way, forward, verdicts)
         found += not_compared(f"{way.claim}: {reason}") if reason else _compare_way(row, way, port, forward)
     return found
 

@@ -27,6 +27,7 @@ from transparity_conformance.running.inputs import (
     needs_targets,
     settings_of,
     takes_of,
+    taps_in,
 )
 from transparity_conformance.running.ways import COTANGENT, add_ways
 
@@ -140,11 +141,11 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     takes, array, without_gradients, whole = _prepared(_in_evaluation_mode(model), framework)
     names = frozenset() if takes is None else frozenset(takes.parameters)
 
-    def with_graph(**inputs: np.ndarray) -> Any:
+    def with_graph(settings: Mapping[str, bool] | None = None, /, **inputs: np.ndarray) -> Any:
         args, named = arguments(add_mask(inputs, config), config, names)
         if may_have_no_mask(inputs, named, config, takes):
             del named["attention_mask"]
-        return whole(*map(array, args), **{name: array(value) for name, value in named.items()})
+        return whole(*map(array, args), **{name: array(value) for name, value in named.items()}, **settings or {})
 
     def forward(**inputs: np.ndarray) -> Any:
         with without_gradients():
@@ -154,8 +155,18 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     forward.__signature__ = takes  # type: ignore[attr-defined] # messages show the model's arguments
     forward.placements = getattr(model, "placements", {})  # type: ignore[attr-defined] # for a model on several ranks
 
+    def resized(pixels: np.ndarray) -> Any:
+        with without_gradients():
+            return taps_in(with_graph({INTERPOLATES: True}, pixels=pixels), config)["logits"]
+
+    if INTERPOLATES in names:
+        forward.resized = resized  # type: ignore[attr-defined]
     _add_methods(forward, model, array, without_gradients)
     return forward
+
+
+INTERPOLATES = "interpolate_pos_encoding"
+"""The argument with which models of `transformers` interpolate positions, for images of another size."""
 
 
 def may_have_no_mask(

@@ -8,6 +8,7 @@ parameters. Transposed, fused and permuted parameters are therefore found, too.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.config.probe_sizes import most_experts
 from transparity.parameters import is_learned, parameter_shapes
 from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.checkpoints.importing import Opened, open_checkpoint, parts_in
@@ -30,24 +32,39 @@ Differentiated = tuple[Arrays, Arrays | None]
 """The model's parameters and gradients by name; ({}, None) if the logits cannot be differentiated."""
 
 
+Named = tuple[None, Arrays, dict[str, str]]
+"""No loss, the gradients by the reference's names, and the reasons for missing gradients."""
+
+ROUTER_LOGITS = "output_router_logits"
+"""The argument with which models of `transformers` return `aux_loss`, the auxiliary loss of their routers."""
+
+
 def ignored(config: TransformerConfig) -> int:
     """Return the target that the loss ignores: the padding token, or −100 without a padding token."""
     return -100 if config.pad_id is None else config.pad_id
 
 
 def in_pytorch(
-    with_graph: Callable[..., Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
+    with_graph: Callable[..., Any],
+    module: Any,
+    config: TransformerConfig,
+    targets: np.ndarray,
+    tokens: Inputs,
+    router_aux_loss_coef: float = 0.0,
 ) -> Differentiated:
     """Differentiate the loss with `torch.autograd`; the gradient of an unused parameter is 0."""
     import torch
 
     with torch.enable_grad():
-        logits = answer_in(with_graph(**tokens))
-        if not logits.requires_grad:
+        answer = with_graph({ROUTER_LOGITS: True} if router_aux_loss_coef else {}, **tokens)
+        logits: Any = answer_in(answer)
+        of_routers: Any = getattr(answer, "aux_loss", None)
+        if not logits.requires_grad or (router_aux_loss_coef and of_routers is None):
             return {}, None
         given = torch.from_numpy(np.asarray(targets)).reshape(-1).to(logits.device)
         rows = logits.reshape(len(given), -1)
         loss = torch.nn.functional.cross_entropy(rows, given, ignore_index=ignored(config))
+        loss = loss + router_aux_loss_coef * of_routers if router_aux_loss_coef else loss
         parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     places = {name: as_numbers(value) for name, value in module.named_parameters()}
@@ -87,6 +104,7 @@ ROWS_COMPARED = 16
 
 NO_GRAPH = "the model computes its output without gradients, so the output cannot be differentiated"
 FROZEN = "the model's parameter is frozen (requires_grad is false)"
+NO_AUXILIARY = "the model returns no aux_loss that can be differentiated"
 UNKNOWN = "the model has neither a parameter with this name nor a parameter with these values"
 
 
@@ -102,14 +120,22 @@ def offer_gradients(
     if differentiate is None or config.head != "logits":
         return forward
 
-    def loss_and_gradients(targets: np.ndarray, **tokens: np.ndarray) -> tuple[None, Arrays, dict[str, str]]:
+    def differentiated(targets: np.ndarray, tokens: Inputs, *coefficient: float) -> Named:
         learned = [name for name in parameter_shapes(config) if is_learned(name)]
-        places, gradients = differentiate(config, targets, tokens)
+        places, gradients = differentiate(config, targets, tokens, *coefficient)
         if gradients is None:
-            return None, {}, dict.fromkeys(learned, NO_GRAPH)
+            return None, {}, dict.fromkeys(learned, NO_AUXILIARY if coefficient else NO_GRAPH)
         return None, *_by_our_names(open_checkpoint(folder), config, places, gradients, learned)
 
-    forward.loss_and_gradients = loss_and_gradients  # type: ignore[attr-defined]
+    def loss_and_gradients(targets: np.ndarray, **tokens: np.ndarray) -> Named:
+        return differentiated(targets, tokens)
+
+    def with_routers(targets: np.ndarray, router_aux_loss_coef: float | None = None, **tokens: np.ndarray) -> Named:
+        return differentiated(targets, tokens, *[router_aux_loss_coef] if router_aux_loss_coef else [])
+
+    takes: inspect.Signature | None = getattr(forward, "__signature__", None)
+    has_routers = takes is not None and ROUTER_LOGITS in takes.parameters and most_experts(config) > 0
+    forward.loss_and_gradients = with_routers if has_routers else loss_and_gradients  # type: ignore[attr-defined]
     return forward
 
 

@@ -30,7 +30,9 @@ from transparity_conformance.capabilities.capability import (
     first_of,
     kept_in,
 )
-from transparity_conformance.capabilities.faults import MICRO_BATCH_FAULTS
+from transparity_conformance.capabilities.faults import MICRO_BATCH_FAULTS, Run
+from transparity_conformance.capabilities.learning.dropout import CLAIM as DROPOUT
+from transparity_conformance.capabilities.learning.dropout import RUNS, judge_dropout, why_no_dropout
 from transparity_conformance.capabilities.learning.loss import (
     as_loss,
     has_a_loss,
@@ -38,9 +40,16 @@ from transparity_conformance.capabilities.learning.loss import (
     loss_inputs,
     why_no_loss,
 )
+from transparity_conformance.capabilities.learning.router_loss import OPTION as ROUTERS
+from transparity_conformance.capabilities.learning.router_loss import (
+    WITHOUT_GRADIENTS,
+    judge_router_loss,
+    router_loss,
+    why_no_router_loss,
+)
 from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.budgets import WIDE
-from transparity_conformance.oracle.differentiation.derivatives import Derivatives, Loss, Together
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives, Loss, RouterLoss, Together
 from transparity_conformance.oracle.probes import Probe, shortened
 from transparity_conformance.oracle.undetermined import blind_rows
 from transparity_conformance.report.comparison import as_numbers, gap, share
@@ -79,6 +88,7 @@ def judge_gradients(
     by_rank: Gradients,
     unknown: Collection[str] = (),
     *,
+    routers: RouterLoss | None = None,
     at_once: bool = False,
     claim: str = "gradients",
 ) -> CapabilityResult:
@@ -89,7 +99,7 @@ def judge_gradients(
     rank.
     """
     dtype = forward.dtype
-    ours = _derivatives(probe, loss)
+    ours = _derivatives(probe, loss, routers)
     if (at_once or probe.is_large) and (agrees := _together(claim, ours, gradients, dtype, unknown)) is not None:
         return CapabilityResult((agrees,))
     actual = ours.along(gradients)
@@ -126,8 +136,8 @@ def _together(
 
 
 @kept_in(0)
-def _derivatives(probe: Probe, loss: Loss) -> Derivatives:
-    return Derivatives(probe.config, probe.parameters, probe.inputs, loss=loss, of_padding=False)
+def _derivatives(probe: Probe, loss: Loss, routers: RouterLoss | None = None) -> Derivatives:
+    return Derivatives(probe.config, probe.parameters, probe.inputs, loss=loss, routers=routers, of_padding=False)
 
 
 @dataclass(frozen=True)
@@ -233,8 +243,14 @@ def _shapes(key: str, probe: Probe) -> Shapes:
 
 
 def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
+    if way.claim == DROPOUT:
+        runs = (_asked(port, f"{key}, {run}", probe, options) for run, options in RUNS.items())
+        return {name: value for answers in runs for name, value in answers.items()}
+    return _asked(port, key, probe, {name: OPTIONS[name] for name in way.keywords})
+
+
+def _asked(port: BuiltPort, key: str, probe: Probe, options: Mapping[str, Any]) -> Answers:
     targets, tokens = loss_inputs(probe)
-    options = {name: OPTIONS[name] for name in way.keywords}
     loss, gradients, *unknown = call_port(port.forward.loss_and_gradients, targets, **tokens, **options)
     named = {f"{key}/gradient.{name}": as_numbers(value) for name, value in dict(gradients).items()}
     replicas: Mapping[str, Any] = getattr(port.forward, "replicas", dict)()
@@ -245,6 +261,10 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
     found = not_compared()
+    if way.claim == DROPOUT:
+        ((key, probe),) = requests.items()
+        gradients = {run: _named(answers, f"{key}, {run}/gradient.") for run in RUNS}
+        return judge_dropout(_derivatives(probe, cross_entropy), gradients, forward.dtype, probe.name)
     for index, (key, probe) in enumerate(requests.items()):
         each = _judge_one(way, key, probe, answers, forward, at_once=index > 0)
         if each.faults or not each.claims:
@@ -260,11 +280,15 @@ def _judge_one(
     forward = _passed(key, probe, forward)
     unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
     by_reason = {why: [name for name, reason in unknown.items() if reason == why] for why in unknown.values()}
-    is_plain, loss = not way.is_optional, None
-    found = not_compared(*(f"gradients: {some(names)}: {why}" for why, names in by_reason.items() if is_plain))
+    is_plain, loss, rule = not way.is_optional, None, None
+    is_own = is_plain or way.keywords == (ROUTERS,)  # the other options lack the same gradients
+    found = not_compared(*(f"{way.claim}: {some(names)}: {why}" for why, names in by_reason.items() if is_own))
     if set(unknown) >= set(filter(is_learned, probe.parameters)):
         return found
-    if key not in forward.probes and f"{key}/loss_and_gradients" in answers:
+    if way.keywords == (ROUTERS,):
+        of_loss, rule = judge_router_loss(probe, answers.get(f"{key}/loss_and_gradients"), forward.dtype)
+        found += of_loss
+    elif key not in forward.probes and f"{key}/loss_and_gradients" in answers:
         says = "its loss is not compared, because the model is large; only the result of `loss` is"
         found += not_compared(*[f"loss_and_gradients: {says}"] * is_plain)
     elif f"{key}/loss_and_gradients" in answers:
@@ -275,10 +299,12 @@ def _judge_one(
         _, loss = judge_losses("loss", {key: float(answers[f"{key}/loss"]) for key in written}, forward)
     given, by_rank = _named(answers, f"{key}/gradient."), _named(answers, f"{key}/by_rank.")
 
-    def judged(loss: Loss) -> CapabilityResult:
-        return judge_gradients(given, probe, loss, forward, by_rank, unknown, at_once=at_once, claim=way.claim)
+    def judged(simulate: Run) -> CapabilityResult:
+        loss, routers = (cross_entropy, router_loss(probe, simulate)) if rule else (simulate, None)
+        options: dict[str, Any] = {"routers": routers, "at_once": at_once or bool(rule), "claim": way.claim}
+        return judge_gradients(given, probe, loss, forward, by_rank, unknown, **options)
 
-    of_gradients = judged(loss or cross_entropy)
+    of_gradients = judged(rule or loss or cross_entropy)
     for first in (each for each in of_gradients.faults if not each.causes):
         explaining = (fault for fault in way.faults if not judged(fault.simulate).faults)
         causes = tuple(cause_of(fault, 1.0) for fault in explaining)[:1]
@@ -302,16 +328,17 @@ def _judge_loss(way: Way, key: str, answers: Answers, forward: ForwardPass) -> t
         return not_compared(f"{claim}: raised {describe_error(error)} on the probe {key}"), None
 
 
-OPTIONS = {"micro_batches": 2, "checkpointing": True}
-"""Keyword arguments of ports, with the compared value, that must not change the gradients."""
+OPTIONS = {"micro_batches": 2, "checkpointing": True, ROUTERS: 1.0}
+"""Keyword arguments of ports, with the compared value. Only the last one changes the gradients."""
 
 
 def _way(claim: str, **further: Any) -> Way:
     return Way(claim, here=lambda forward: {key: _cut(probe) for key, probe in [first_of(forward.probes)]}, **further)
 
 
-def _option(name: str, **further: Any) -> Way:
-    return _way(f"gradients.{name}", requests=lambda probes: {}, keywords=(name,), is_optional=True, **further)
+def _option(name: str, keywords: tuple[str, ...] = (), **further: Any) -> Way:
+    further |= {"requests": lambda probes: {}, "keywords": keywords or (name,), "is_optional": True}
+    return _way(f"gradients.{name}", **further)
 
 
 GRADIENTS = Capability(
@@ -324,9 +351,17 @@ GRADIENTS = Capability(
         _option(
             "micro_batches",
             faults=MICRO_BATCH_FAULTS,
+            is_listed=lambda config: False,
             why_not=lambda probe, dtype: "gradients of a large model are compared on one row" * probe.is_large,
         ),
-        _option("checkpointing"),
+        _option("checkpointing", is_listed=lambda config: False),
+        _option("dropout", ("checkpointing", "seed"), why_not=why_no_dropout),
+        _option(
+            ROUTERS,
+            faults=WITHOUT_GRADIENTS,
+            is_listed=lambda config: most_experts(config) > 0,
+            why_not=why_no_router_loss,
+        ),
     ),
     ask=_ask,
     shapes=_shapes,

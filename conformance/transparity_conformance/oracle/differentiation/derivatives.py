@@ -58,6 +58,20 @@ Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
 The logits may be complex.
 """
 
+RouterLoss = Callable[[Mapping[str, np.ndarray]], np.ndarray]
+"""Computes a loss that is added to the other one, from the logits (batch, length, experts) of routers by tap."""
+
+
+def of_routers(into: dict[str, Any], then: Tap = identity) -> Tap:
+    """Return a tap function that stores the logits of all routers in `into`."""
+
+    def tap(name: str, value: Any) -> Any:
+        if name.endswith(".router_logits"):
+            into[name] = value
+        return then(name, value)
+
+    return tap
+
 
 def projection_of(name: str) -> str:
     """Return the kind of a parameter, such as `query`; a weight and its bias have the same kind."""
@@ -77,12 +91,13 @@ class Derivatives:
         inputs: Arrays,
         *,
         loss: Loss = cross_entropy,
+        routers: RouterLoss | None = None,
         training: bool = False,
         masks: Arrays | None = None,
         of_padding: bool = True,
     ) -> None:
         self.config, self.inputs, self.loss, self.training = config, inputs, loss, training
-        self.masks = masks
+        self.masks, self.routers = masks, routers
         self.targets = targets_of(config, inputs)
         self.kinds: dict[str, list[str]] = defaultdict(list)
         for name in filter(is_learned, parameters):
@@ -101,7 +116,7 @@ class Derivatives:
                 self.directions[name][0][:, config.pad_id] = 0
         self._used: dict[str, None] = {}
         self.oracle = Oracle(self._run, parameters, neighbours=POINTS_OF_A_LARGE_ONE if self.is_large else NEIGHBOURS)
-        if loss is cross_entropy and masks is None:
+        if loss is cross_entropy and masks is None and routers is None:
             settings = ["derivatives", config.as_dict(), training, of_padding]
             self.oracle.given = settings, inputs
 
@@ -147,8 +162,7 @@ class Derivatives:
         size, parameters = len(self.targets), dict[str, Any](arrays)
         if self._at_once == 1:
             ((name, index),) = some
-            toward = functools.reduce(np.multiply.outer, [part[index] for part in self.directions[name]])
-            parameters[name] = arrays[name] + 1j * STEP * toward.astype(arrays[name].dtype)
+            parameters[name] = _perturbed(arrays[name], self.directions[name], index)
         for name, parts in self.directions.items() if self._at_once > 1 else ():
             mine = {row: index for row, (other, index) in enumerate(some) if other == name}
             used = functools.partial(self._used.setdefault, name)
@@ -161,10 +175,23 @@ class Derivatives:
         inputs = {name: repeated(value, count) for name, value in self.inputs.items()}
         masks = {name: repeated(value, count) for name, value in (self.masks or {}).items()}
         drop = dropping(masks, self.config.dropout) if masks else identity
-        logits = transformer(self.config, parameters, **inputs, training=self.training, tap=drop)
+        routers: dict[str, np.ndarray] = {}
+        tap = of_routers(routers, drop) if self.routers else drop
+        logits = transformer(self.config, parameters, **inputs, training=self.training, tap=tap)
         each = logits.reshape(count, size, *logits.shape[1:])
         values = [self.loss(rows, self.targets, self.config.pad_id) for rows in each]
+        if self.routers:
+            parts = {name: value.reshape(count, size, *value.shape[1:]) for name, value in routers.items()}
+            of_each = ({name: part[index] for name, part in parts.items()} for index in range(count))
+            values = [value + self.routers(given) for value, given in zip(values, of_each, strict=True)]
         return [value.imag / value.real.dtype.type(STEP) for value in values]
+
+
+def _perturbed(value: np.ndarray, parts: Directions, index: int) -> np.ndarray:
+    """Return a parameter after a complex step along a direction, the outer product of the rows `index` of `parts`."""
+    toward = functools.reduce(np.multiply.outer, [part[index] for part in parts])
+    perturbed: np.ndarray = value + 1j * STEP * toward.astype(value.dtype)
+    return perturbed
 
 
 def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
@@ -209,6 +236,11 @@ class Together:
 
     def _run(self, arrays: Arrays, tap: Tap) -> None:
         parameters, size = dict[str, Any](arrays), len(self.each.targets)
+        if not rows_are_apart(self.each.config, training=self.each.training):
+            every = range(ALL_AT_ONCE)
+            steps = [{n: _perturbed(arrays[n], parts, i) for n, parts in self.directions.items()} for i in every]
+            tap("together", np.concatenate([self.each.of_batches(parameters | step, 1) for step in steps]))
+            return
         for name, parts in self.directions.items():
             parameters[name] = Leaning(arrays[name], tuple(np.repeat(part, size, axis=0) for part in parts))
         tap("together", np.array(self.each.of_batches(parameters, ALL_AT_ONCE)))

@@ -16,6 +16,8 @@ CAPABILITIES = {
     "gradients": "gradients",
     "gradients.micro_batches": "gradients from micro-batches",
     "gradients.checkpointing": "gradients with checkpointing",
+    "gradients.dropout": "gradients with dropout",
+    "gradients.router_aux_loss_coef": "gradients with the auxiliary loss of routers",
     "loss_and_gradients": "gradients",
     "generate": "generation",
     "beam_search": "beam search",
@@ -23,6 +25,7 @@ CAPABILITIES = {
     "train": "training",
     "packed": "packed documents",
     "adapted": "LoRA adapters",
+    "resized": "images of other sizes",
 }
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}

@@ -1,0 +1,54 @@
+"""Gradients with dropout: the same seed draws the same masks, also when activations are recomputed.
+
+The checker does not know a port's masks, so it compares the port's runs with each other, and not with the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from transparity_conformance.capabilities.capability import Judged, result
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.comparison import gap
+from transparity_conformance.report.report import CapabilityResult, Cause
+
+CLAIM = "gradients.dropout"
+FIRST, AGAIN, RECOMPUTED = "with dropout", "with dropout, again", "with dropout, recomputed"
+
+RUNS = {FIRST: {"seed": 7}, AGAIN: {"seed": 7}, RECOMPUTED: {"seed": 7, "checkpointing": True}}
+"""The keyword arguments of each run. With a seed, a port computes the gradients in training mode."""
+
+
+def why_no_dropout(probe: Probe, dtype: str) -> str:
+    return "" if probe.config.dropout else "the configuration has no dropout"
+
+
+def judge_dropout(
+    ours: Derivatives, runs: Mapping[str, Mapping[str, np.ndarray]], dtype: str, name: str
+) -> CapabilityResult:
+    """Compare the gradients of the runs along the directions of `ours`. Each run rounds like the reference, so the
+    tolerance of a difference is twice the tolerance of a gradient, in proportion to the gradient's size."""
+    found = {run: ours.along(gradients) for run, gradients in runs.items()}
+    expected = ours.expected
+
+    def compared(each: str, other: Mapping[str, np.ndarray]) -> Judged:
+        if each not in found[FIRST] or each not in other:
+            return Judged(np.inf, 0.0, each)
+        size = float(np.abs(found[FIRST][each]).max() / (np.abs(expected[each]).max() or np.inf))
+        return Judged(gap(found[FIRST][each], other[each]), 2 * max(1.0, size) * ours.budget(each, dtype), each)
+
+    def off(other: Mapping[str, np.ndarray]) -> Judged:
+        return max((compared(each, other) for each in expected), key=lambda judged: judged.share)
+
+    if off(expected).share <= 1:
+        says = "with a seed, the gradients are those without dropout"
+        return result(CLAIM, Judged(np.inf, 0.0, name), lambda: [Cause("dropout-inactive", says)], probe=name)
+    again, recomputed = off(found[AGAIN]), off(found[RECOMPUTED])
+    says = "recomputation draws another dropout mask than the first forward pass"
+    if again.share > 1:
+        says = "two runs with the same seed draw different dropout masks"
+    worst = max(again, recomputed, key=lambda judged: judged.share)
+    return result(CLAIM, worst, lambda: [Cause("dropout-redrawn", says)], probe=name)

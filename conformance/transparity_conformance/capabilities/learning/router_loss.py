@@ -1,0 +1,153 @@
+"""The auxiliary loss that balances the load of experts, as `transformers` defines it for Mixtral.
+
+The loss is E · Σ_e f_e · P_e. f_e is how often a token chooses the expert e, and P_e is the mean probability of e. Both
+are means over the tokens of all layers, without masked padding. In Fedus et al. 2022, eq. 4 to 6, a token chooses one
+expert.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity.config.probe_sizes import most_experts
+from transparity.taps import Tap
+from transparity.text import describe_error
+from transparity_conformance.capabilities.capability import Judged, kept_in, result
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.learning.loss import as_loss
+from transparity_conformance.oracle.differentiation.derivatives import RouterLoss, of_routers, targets_of
+from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.comparison import gap
+from transparity_conformance.report.report import CapabilityResult, Cause, not_compared
+from transparity_numpy.arithmetic.functional import softmax
+from transparity_numpy.arithmetic.precision import upcast
+from transparity_numpy.experts import highest
+from transparity_numpy.masks import visible_keys
+from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.transformer import transformer
+
+OPTION = "router_aux_loss_coef"
+
+Layers = list[np.ndarray]
+"""The logits (tokens, experts) of each layer's router."""
+
+Rule = Callable[[Layers, int], np.ndarray]
+"""Returns the auxiliary loss; the second argument is the number of experts that each token chooses."""
+
+
+def load_balancing_loss(layers: Layers, count: int) -> np.ndarray:
+    """E · Σ_e f_e · P_e, with the tokens of all layers together."""
+    probabilities = softmax(upcast(np.concatenate(layers)))
+    often = highest(probabilities.real, count).mean(axis=0)
+    return np.asarray((often * probabilities.mean(axis=0)).sum() * often.dtype.type(len(often)))
+
+
+def _per_choice(layers: Layers, count: int) -> np.ndarray:
+    loss = load_balancing_loss(layers, count)
+    return loss / loss.real.dtype.type(count)
+
+
+def _by_layer(combine: Callable[..., Any], layers: Layers, count: int) -> np.ndarray:
+    return np.asarray(combine([load_balancing_loss([layer], count) for layer in layers], axis=0))
+
+
+def _over_experts(layers: Layers, count: int) -> np.ndarray:
+    loss = load_balancing_loss(layers, count)
+    return loss / loss.real.dtype.type(layers[0].shape[-1])
+
+
+ACCEPTED: tuple[Rule, ...] = (load_balancing_loss, _per_choice)
+"""The loss, and the loss divided by the number of choices per token. Both are in use, and they differ by a constant."""
+
+
+def no_loss(layers: Layers, count: int) -> np.ndarray:
+    return np.zeros(())
+
+
+OTHERS: dict[str, Rule] = {
+    "the auxiliary loss is missing": no_loss,
+    "each layer has an auxiliary loss of its own; these losses are added": functools.partial(_by_layer, np.sum),
+    "each layer has an auxiliary loss of its own; their mean counts": functools.partial(_by_layer, np.mean),
+    "only the first choice of each token counts": lambda layers, count: load_balancing_loss(layers, 1),
+    "the factor of the auxiliary loss, the number of experts, is missing": _over_experts,
+}
+"""Other auxiliary losses, by the sentence about the fault."""
+
+WITHOUT_GRADIENTS = (SimulatedFault("router-loss", "the gradients do not contain the auxiliary loss", no_loss),)
+
+
+def why_no_router_loss(probe: Probe, dtype: str) -> str:
+    config = probe.config
+    kinds = {own.num_experts for own in config.layer_kinds.values() if own.num_experts}
+    if not most_experts(config):
+        return "the model has no experts"
+    if config.router_scores != "softmax":
+        return f"no auxiliary loss is defined for routers with {config.router_scores} scores"
+    return "" if len(kinds) <= 1 else "the layers have different numbers of experts"
+
+
+@kept_in(0)
+def router_loss(probe: Probe, rule: Rule) -> RouterLoss | None:
+    """Return a function of the routers' logits for one batch. Padding counts unless a mask hides it from queries.
+
+    Return None for `no_loss`, whose derivatives are known.
+    """
+    if rule is no_loss:
+        return None
+    config, mask = probe.config, probe.inputs.get("attention_mask")
+    counted: dict[str, np.ndarray] = {}
+    for stack, name in zip(config.stacks, config.input_names, strict=True):
+        pad_id = config.pad_id if stack == "encoder" or config.decoder_mask == "causal-and-padding" else None
+        counted[stack] = visible_keys(probe.inputs[name], pad_id, mask, config.positions_of(name))
+        mask = None
+
+    def loss(routers: Mapping[str, np.ndarray]) -> np.ndarray:
+        layers = [value[counted[name.partition(".")[0]]] for name, value in routers.items()]
+        return rule(layers, config.experts_per_token)
+
+    return loss
+
+
+@kept_in(0)
+def _oracle(probe: Probe, rule: Rule) -> Oracle:
+    def run(arrays: Arrays, tap: Tap) -> None:
+        routers: dict[str, np.ndarray] = {}
+        inputs: dict[str, Any] = dict(probe.inputs)
+        logits = transformer(probe.config, arrays, **inputs, tap=of_routers(routers))
+        targets = targets_of(probe.config, probe.inputs)
+        further = router_loss(probe, rule)
+        loss = cross_entropy(logits, targets, probe.config.pad_id)
+        tap("loss", loss if further is None else loss + further(routers))
+
+    return Oracle(run, probe.parameters, neighbours=2)
+
+
+def judge_router_loss(probe: Probe, loss: np.ndarray | None, dtype: str) -> tuple[CapabilityResult, Rule]:
+    """Judge the sum of the cross-entropy and the auxiliary loss.
+
+    Returns:
+        The result, and the rule that the port seems to compute; without a `loss`, or if none fits, the right rule.
+    """
+    claim = f"gradients.{OPTION}.loss"
+    if loss is None:
+        return CapabilityResult(), load_balancing_loss
+    try:
+        number = as_loss(loss)
+    except TypeError as error:
+        return not_compared(f"{claim}: raised {describe_error(error)}"), load_balancing_loss
+
+    def judged(rule: Rule) -> Judged:
+        oracle = _oracle(probe, rule)
+        return Judged(gap(number, oracle.expected["loss"]), oracle.budget("loss", dtype), probe.name)
+
+    worst = judged(load_balancing_loss)
+    fitting = [rule for rule in ACCEPTED if judged(rule).share <= 1]
+    others = {} if fitting else {says: rule for says, rule in OTHERS.items() if judged(rule).share <= 1}
+    causes = [Cause("router-loss", says) for says in others]
+    found = result(claim, judged(fitting[0]) if fitting else worst, lambda: causes)
+    return found, [*fitting, *others.values(), load_balancing_loss][0]

@@ -1,0 +1,134 @@
+"""The capability `resized`: images of another size, for which a model interpolates its table of positions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.capabilities.capability import Capability, Probes, Requests, Way, first_of, kept_in
+from transparity_conformance.capabilities.other_logits import LogitsRequest, Part, ask_for_logits, judge_logits
+from transparity_conformance.oracle.budgets import WIDE
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.report import Cause
+from transparity_numpy.transformer import transformer
+
+ROWS, TABLE = 2, "encoder.position_embedding.weight"
+
+Resampling = Callable[[int, int], np.ndarray]
+"""Returns the matrix (new, old) that interpolates an axis with `old` entries at `new` places."""
+
+
+def cubic(a: float, x: np.ndarray) -> np.ndarray:
+    """The kernel of bicubic interpolation (Keys 1981, eq. 4, with −½ replaced by a)."""
+    x = np.abs(x)
+    near, far = (a + 2) * x**3 - (a + 3) * x**2 + 1, a * (x**3 - 5 * x**2 + 8 * x - 4)
+    return np.where(x <= 1, near, np.where(x < 2, far, 0))
+
+
+def linear(x: np.ndarray) -> np.ndarray:
+    return np.maximum(0, 1 - np.abs(x))
+
+
+def resampling(kernel: Callable[[np.ndarray], np.ndarray], corners: bool, new: int, old: int) -> np.ndarray:
+    """Return the matrix of a kernel; beyond the borders, the outermost entry is repeated.
+
+    The centers of the first and last entries coincide with `corners`, and the outer edges otherwise.
+    """
+    index, matrix = np.arange(new), np.zeros((new, old))
+    at = index * (old - 1) / (new - 1) if corners else (index + 0.5) * old / new - 0.5
+    for step in (-1, 0, 1, 2):
+        near = np.floor(at).astype(int) + step
+        np.add.at(matrix, (index, np.clip(near, 0, old - 1)), kernel(at - near))
+    return matrix
+
+
+BICUBIC = functools.partial(resampling, functools.partial(cubic, -0.75), False)
+"""The interpolation of PyTorch and `transformers`; Keys's own parameter is −½."""
+
+OTHERS: dict[str, Resampling] = {
+    "positions are interpolated bilinearly, not bicubically": functools.partial(resampling, linear, False),
+    "positions are interpolated with the cubic kernel for a = −0.5, not a = −0.75": functools.partial(
+        resampling, functools.partial(cubic, -0.5), False
+    ),
+    "positions are interpolated bicubically between the centers of the corner patches, not between their edges": (
+        functools.partial(resampling, functools.partial(cubic, -0.75), True)
+    ),
+}
+"""Other interpolations, by the sentence about the fault."""
+
+
+def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICUBIC) -> Arrays:
+    """Return the parameters with a table of positions for `grid` (rows, columns) of patches."""
+    own, table = int(probe.config.class_token), probe.exact[TABLE]
+    old = math.isqrt(len(table) - own)
+    down, across = (matrix(new, old) for new in grid)
+    patches = np.einsum("ri,cj,ijd->rcd", down, across, table[own:].reshape(old, old, -1))
+    return {**probe.exact, TABLE: np.concatenate([table[:own], patches.reshape(-1, table.shape[1])])}
+
+
+def _grids(config: TransformerConfig) -> list[tuple[int, int]]:
+    """Return two grids that are larger than the model's in both directions and not square.
+
+    Their number of patches is a square number, for which the reference has a configuration. A port that takes the
+    square root of this number is wrong.
+    """
+    low = math.isqrt(math.isqrt(config.max_length - config.class_token) - 1) + 1
+    return [(low**2, (low + 1) ** 2), ((low + 1) ** 2, low**2)]
+
+
+@kept_in(0)
+def _resized(probe: Probe, grid: tuple[int, int]) -> LogitsRequest:
+    height, width = (number * (probe.config.patch_size or 1) for number in grid)
+    shape = ROWS, probe.config.image_channels, height, width
+    pixels = np.random.default_rng(grid).normal(size=shape).astype(np.float32)
+    config = dataclasses.replace(probe.config, max_length=math.prod(grid) + probe.config.class_token)
+    parameters = _interpolated(probe, grid)
+    whole = dataclasses.replace(probe, config=config, parameters=parameters, inputs={"pixels": pixels}, kept=None)
+    wrong = {says: _interpolated(probe, grid, matrix) for says, matrix in OTHERS.items()}
+    wrong["height and width are swapped when positions are interpolated"] = _interpolated(probe, grid[::-1])
+    side = math.isqrt(math.prod(grid))
+    wrong["positions are interpolated for a square image with as many patches"] = _interpolated(probe, (side, side))
+
+    def alternatives() -> Iterator[tuple[Cause, np.ndarray]]:
+        for says, parameters in wrong.items():
+            yield Cause("positions-resized", says), transformer(config, parameters, pixels=pixels)
+
+    part = Part(np.arange(ROWS), slice(None), whole)
+    return LogitsRequest(f"images of {height} × {width} pixels", whole, (part,), (pixels,), {}, alternatives)
+
+
+def _requests(probes: Probes) -> Requests:
+    _, probe = first_of(probes)
+    return {f"resized.{index}": _resized(probe, grid) for index, grid in enumerate(_grids(probe.config))}
+
+
+def _why_not(probe: Probe, dtype: str) -> str:
+    if not probe.config.reads_pixels:
+        return "the model reads no images"
+    return "the reference would take too long in a model of this size" if probe.is_large else ""
+
+
+RESIZED = Capability(
+    name="resized",
+    attribute="resized",
+    signature="resized(pixels) → the logits, or the other output of the model",
+    purpose="the output for images of other sizes, with the positions of the patches interpolated bicubically, "
+    "a = −0.75, from edge to edge",
+    ways=(Way("resized", _requests),),
+    ask=functools.partial(ask_for_logits, "resized"),
+    shapes=lambda key, request: {f"{key}/logits": request.shape},
+    judge=judge_logits,
+    why_not=_why_not,
+    dtypes=WIDE,
+    not_in="interpolated positions are compared in float32 and float64, not in {}",
+    if_forward_diverges="the forward pass diverges, so other sizes diverge, too",
+    file="resized.safetensors",
+    tensors=lambda request, probe: {"pixels": request.given[0]},
+    applies=lambda config: config.reads_pixels,
+)

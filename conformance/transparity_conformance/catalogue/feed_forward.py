@@ -46,6 +46,8 @@ def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
     yield from made(BOUNDS, config, activated)
     if config.gate_limit is not None:
         yield from LIMIT.usual(config)
+    for order in ("halves", "alternating"):
+        yield fault("packed-order", f"gate and up, {order}", alter=partial(_cut_as, order))
     if offset := config.up_offset:
         other = partial(fault, "up-offset", words={"c": config}, formula=activated)
         yield other("missing", offset=0.0)
@@ -273,6 +275,23 @@ blocks, size)."""
 def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
     """Apply a change to features in blocks of `size`; raise `ValueError` if `size` does not divide their number."""
     return change(x.reshape(*x.shape[:-1], -1, size)).reshape(x.shape)
+
+
+def _cut_as(order: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    """Return gate and up projections that are cut as `halves` or as `alternating` rows, but packed in the other way."""
+    part, found = f"{split(site)[0]}.feed_forward", Arrays()
+    places = [f"{part}.experts.{expert}" for expert in range(config.num_experts)]
+    for place in places if f"{part}.router.weight" in parameters else [part]:
+        for kind in ("weight", "bias"):
+            names = f"{place}.gate.{kind}", f"{place}.up.{kind}"
+            if {*names} <= parameters.keys():
+                gate, up = (parameters[name] for name in names)
+                if order == "halves":
+                    cut = np.split(np.stack([gate, up], 1).reshape(-1, *gate.shape[1:]), 2)
+                else:
+                    cut = [np.concatenate([gate, up])[first::2] for first in (0, 1)]
+                found |= dict(zip(names, cut, strict=True))
+    return found
 
 
 def _of_other_experts(

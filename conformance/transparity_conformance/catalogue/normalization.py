@@ -89,16 +89,20 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     elif not right.centered:
         yield _formed("norm-gain", "one-plus-weight", more=1)
     yield fault("norm-missing", "missing", patch=_missing)
-    for other in _neighbours(config, site):
-        yield from _taken(site.rpartition(".")[2], other)
-    for other in _before_the_last(config, site):
-        says = f"the parameters of {other} are also used for the last norm"
-        yield fault("norm-duplicated", f"{other} for the last", says=says, alter=partial(_from, other))
+    yield from _with_other_parameters(config, site)
     # Scaling a norm's input has the same effect as changing eps, except with running statistics.
     ties = ("norm-eps",) if config.norm != "batch" or sites.is_head_norm(site) else ()
     for factor in (2.0, 0.5):
         words = {"factor": f"{factor:g}"}
         yield _formed("norm-input-scale", "{factor}", words=words, factor=factor, equivalents=ties)
+
+
+def _with_other_parameters(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    for other in _neighbours(config, site):
+        yield from _taken(site.rpartition(".")[2], other)
+    for other in _before_the_last(config, site):
+        says = f"the parameters of {other} are also used for the last norm"
+        yield fault("norm-duplicated", f"{other} for the last", says=says, alter=partial(_from, other))
 
 
 def _taken(name: str, other: str) -> Iterator[Fault]:

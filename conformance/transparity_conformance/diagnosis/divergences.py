@@ -148,9 +148,7 @@ def _by_answer(
     divergences, explanations = list[Divergence](), dict[str, Explanation]()
     for tap in faulty:
         segment = segment_of(results, tap, answer.ranks)
-        parts = [part for size in range(len(told)) for part in itertools.combinations(told, size + 1)]
-        parts.sort(key=lambda part: (len(part), -sum(tap in each.sites for each in part)))
-        best = next((part for part in parts if segment.vanishes(part)), ())
+        best = next((part for part in _parts(told, tap) if segment.vanishes(part)), ())
         if any(tap in each.sites or each in elsewhere for each in best):
             elsewhere = [each for each in elsewhere if each not in best]
             kept = earlier.get(tap)
@@ -169,6 +167,12 @@ def _by_answer(
         explanations["logits"] = explained_by(answer.segment, known, rests, probes)
         divergences.append(divergence_of(results, "logits", explanations["logits"]))
     return _named(divergences, explanations)
+
+
+def _parts(told: Combination, tap: str) -> list[Combination]:
+    """Return the parts of a combination, smallest first; of the same size, prefer faults that act at `tap`."""
+    parts = [part for size in range(len(told)) for part in itertools.combinations(told, size + 1)]
+    return sorted(parts, key=lambda part: (len(part), -sum(tap in each.sites for each in part)))
 
 
 def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) -> list[Combination]:

@@ -63,7 +63,7 @@ class Clock:
         self.time = Limit(time.thread_time, float("inf") if cap is None else cap)
         self.tried = self.planned = 0
         self.ran_out = self.is_interrupted = self.is_late = False
-        self.watch, self.told = watch, 0.0
+        self.watch, self.told = watch, float("-inf")
 
     def allow(self, of_a_candidate: float) -> None:
         """Extend the work so that it suffices for about `CANDIDATES` candidates of the cost `of_a_candidate`."""

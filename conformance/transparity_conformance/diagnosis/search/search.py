@@ -179,7 +179,7 @@ class Search:
     def _triples(self) -> Iterator[Round]:
         """Yield triples of faults that act at all possible taps: first triples whose added effects leave the smallest
         differences. Then replace one fault of the best triples after another, as long as the difference shrinks."""
-        self.clock.begin(STAGES)
+        self.clock.begin(STAGES // 2)
         wide = set(map(id, self._wide))
         likeliest = self._likely(DEEPEST, [i for i in self._effects.distinct if id(self.candidates[i]) in wide])
         yield self.screen, likeliest

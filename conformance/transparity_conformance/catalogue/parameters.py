@@ -15,7 +15,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
 
 PARTS = {"query": "query", "key": "key", "value": "value", "output": "output", "hidden": "up"}
-EXCHANGED = (("query", "key"), ("key", "value"), ("query", "value"), ("up", "down"))
+EXCHANGED = (("query", "key"), ("key", "value"), ("query", "value"), ("value", "output"), ("up", "down"))
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

@@ -113,7 +113,7 @@ def _judge_sections(
     flat = {f"{group}/{name}": value for group, of in outputs.items() for name, value in of.items()}
     answers = {name: flat[name] for name in bundle.asked if name in flat}
     found = CapabilityResult()
-    for section in bundle.capabilities.values():
+    for section in (each for each in bundle.capabilities.values() if each.row.applies(bundle.config)):
         found += _judge_section(section, answers, forward, verdict, stopped=stopped)
     return found
 

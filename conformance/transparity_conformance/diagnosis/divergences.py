@@ -23,7 +23,7 @@ from transparity_conformance.diagnosis.probe_result import (
 )
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import STAGES, Clock
-from transparity_conformance.diagnosis.search.fields import departures, fewest_wrong
+from transparity_conformance.diagnosis.search.fields import changed, departures, fewest_wrong
 from transparity_conformance.diagnosis.segment import Combination, Segment, joined, layer_of, scope_of, segment_of
 from transparity_conformance.diagnosis.thresholds import BEAM, NO_EXPLANATION, PAIR
 from transparity_conformance.diagnosis.walk import Impossible, dependents, walk
@@ -293,14 +293,15 @@ def departures_note(results: Results, divergences: Sequence[Divergence], clock: 
     if probe.is_large:  # the search needs hundreds of slow runs
         return []
     clock.begin(STAGES)
-    fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)), clock)
-    if left > NO_EXPLANATION:
+    fields, _ = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)), clock)
+    wrong = [each for each in segment.probes if segment.share(each, ()) > 1]
+    left = max((segment.rms(each, (changed(fields),)) / segment.rms(each, ()) for each in wrong), default=1.0)
+    if not left <= NO_EXPLANATION:
         return []
-    changed = " and ".join(f"{name} {value}" for name, value in fields.items())
     says = (
         f"no known fault explains the logits, so the model may not be {probe.case}. If the configuration had "
-        f"{changed}, only {left:.1%} of the difference would remain on the probe {probe.name}. `transparity fit` finds "
-        "the configuration of a PyTorch module"
+        f"{' and '.join(f'{name} {value}' for name, value in fields.items())}, at most {left:.1%} of the difference "
+        "would remain on every probe. `transparity fit` finds the configuration of a PyTorch module"
     )
     return [says]
 

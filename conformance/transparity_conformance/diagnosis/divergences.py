@@ -75,7 +75,8 @@ def consistent(
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}
     given = [tap for tap in unexplained if tap not in after]  # later values would hide the effects of the causes
-    follows = answer.follows(results, told, given)
+    end = _before_logits(answer, results) if "logits" in unexplained else "logits"
+    follows = bool(end) and answer.follows(results, told, [tap for tap in given if tap != "logits"], end)
 
     def contradicts(tap: str) -> bool:
         if tap not in {*answer.found, "logits"}:
@@ -96,6 +97,14 @@ def consistent(
     rest = [each for each in divergences if each.where not in passed and is_told(each)]
     kept = [each.unexplained if each.where in contradicted else each for each in rest]
     return _of_first_layer(answer, results, kept, explanations)
+
+
+def _before_logits(answer: Answer, results: Results) -> str:
+    """Return the only activation that was matched by value and from which the reference computes the logits directly.
+    Return an empty string if there is no such activation."""
+    taps = [tap for tap in answer.found if tap in next(iter(results.values())).recorded]
+    before = [tap for tap in taps if "logits" in fed_by(tap, results)]
+    return before[0] if len(before) == 1 else ""
 
 
 def _of_first_layer(

@@ -137,14 +137,19 @@ class Answer:
         clock = self.clock if known else self.clock.part()
         return _complete(Search(self.segment, self.sites, known, clock), 1, only_wide=True)
 
-    def follows(self, results: Results, chosen: Combination, given: Sequence[str]) -> bool:
-        """Return whether the faults reproduce the port's logits, if the taps `given` have the port's values."""
+    def follows(self, results: Results, chosen: Combination, given: Sequence[str], end: str = "logits") -> bool:
+        """Return whether the faults reproduce the port's value at the tap `end`, if the taps `given` have the port's
+        values."""
         having = {
-            each.probe.name: dataclasses.replace(self.alone[key], recorded=chosen_of(each.recorded, [*given, "logits"]))
+            each.probe.name: dataclasses.replace(
+                each,
+                recorded=chosen_of(each.recorded, [*given, end]),
+                budgets={end: each.probe.oracle.budget(end, each.dtype)},
+            )
             for key, each in results.items()
-            if key in self.alone and {*given} <= each.recorded.keys()
+            if key in self.alone and {*given, end} <= each.recorded.keys()
         }
-        return bool(having) and dataclasses.replace(self.segment, results=having).vanishes(chosen)
+        return bool(having) and Segment(end, having, self.ranks).vanishes(chosen)
 
 
 def _complete(search: Search, deepest: int, *, only_wide: bool = False) -> list[Combination]:

@@ -280,8 +280,8 @@ def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
 def _cut_as(order: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     """Return gate and up projections that are cut as `halves` or as `alternating` rows, but packed in the other way."""
     part, found = f"{split(site)[0]}.feed_forward", Arrays()
-    places = [f"{part}.experts.{expert}" for expert in range(config.num_experts)]
-    for place in places if f"{part}.router.weight" in parameters else [part]:
+    places = [f"{part}.experts.{expert}" for expert in range(own_config(config, site).num_experts)]
+    for place in places or [part]:
         for kind in ("weight", "bias"):
             names = f"{place}.gate.{kind}", f"{place}.up.{kind}"
             if {*names} <= parameters.keys():
@@ -298,8 +298,8 @@ def _of_other_experts(
     source: Callable[[int, int], int], roles: Sequence[str], config: TransformerConfig, parameters: Arrays, site: str
 ) -> Arrays:
     """Return the linear maps `roles` of each expert, with the values of the expert `source(expert, experts)`."""
-    part = f"{split(site)[0]}.feed_forward.experts"
-    sources = {expert: source(expert, config.num_experts) for expert in range(config.num_experts)}
+    part, experts = f"{split(site)[0]}.feed_forward.experts", own_config(config, site).num_experts
+    sources = {expert: source(expert, experts) for expert in range(experts)}
     ends = [f"{role}.{kind}" for role in roles for kind in ("weight", "bias")]
     return {
         f"{part}.{expert}.{end}": parameters[f"{part}.{other}.{end}"]

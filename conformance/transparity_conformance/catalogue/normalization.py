@@ -170,9 +170,9 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 
 def _before_the_last(config: TransformerConfig, site: str) -> list[str]:
     """Return the norms of the first and the last layer if `site` is the norm after all layers."""
-    if site.count(".") != 1:
+    stack, _, tap = site.partition(".")
+    if tap != "output":
         return []
-    stack = site.partition(".")[0]
     scopes = {f"{stack}.layers.{layer}": None for layer in (0, config.stack_num_layers(stack) - 1)}
     return [f"{scope}.{name}" for scope in scopes for name in _norms_in(config, scope)]
 

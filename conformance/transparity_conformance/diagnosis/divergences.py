@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -21,11 +21,11 @@ from transparity_conformance.diagnosis.probe_result import (
     logits_error,
     still_wrong,
 )
-from transparity_conformance.diagnosis.search.answer import Answer
+from transparity_conformance.diagnosis.search.answer import Answer, by_id
 from transparity_conformance.diagnosis.search.clock import STAGES, Clock
 from transparity_conformance.diagnosis.search.fields import changed, departures, fewest_wrong
 from transparity_conformance.diagnosis.segment import Combination, Segment, joined, layer_of, scope_of, segment_of
-from transparity_conformance.diagnosis.thresholds import BEAM, NO_EXPLANATION, PAIR
+from transparity_conformance.diagnosis.thresholds import BEAM, DEEPEST, NO_EXPLANATION, PAIR
 from transparity_conformance.diagnosis.walk import Impossible, dependents, walk
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import Cause, Divergence
@@ -178,10 +178,14 @@ def _by_answer(
     return _named(divergences, explanations)
 
 
-def _parts(told: Combination, tap: str) -> list[Combination]:
-    """Return the parts of a combination, smallest first; of the same size, prefer faults that act at `tap`."""
-    parts = [part for size in range(len(told)) for part in itertools.combinations(told, size + 1)]
-    return sorted(parts, key=lambda part: (len(part), -sum(tap in each.sites for each in part)))
+def _parts(told: Combination, tap: str) -> Iterator[Combination]:
+    """Yield the single faults of a combination, the faults at `tap`, and then more and more kinds of faults."""
+    yield from ((one,) for one in told)
+    yield tuple(each for each in told if tap in each.sites)
+    kinds = list(by_id(told).values())
+    for size in range(1, min(len(kinds), DEEPEST) + 1):
+        yield from (tuple(itertools.chain(*part)) for part in itertools.combinations(kinds, size))
+    yield told
 
 
 def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) -> list[Combination]:

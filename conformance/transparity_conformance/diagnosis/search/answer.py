@@ -92,7 +92,7 @@ class Answer:
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
         """Return the smallest set of faults from `told` that contains a fault from `last` and reproduces the logits, or
         (). Each fault acts at the taps where it was found, or at a larger group that includes them."""
-        kinds, new = _by_id(told), {each.fault.id for each in last}
+        kinds, new = by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
         every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]
         with contextlib.suppress(OutOfTime):
@@ -108,7 +108,7 @@ class Answer:
         """Search for a fault that reproduces the logits with `last`, or with all faults in `told`; return all these
         faults, or (). First, known faults act at all possible taps, because the missing fault may hide their effect at
         some taps. Then they act at the taps that leave the smallest difference."""
-        kinds, new = _by_id(told), frozenset(each.fault.id for each in last)
+        kinds, new = by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
             for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:
                 self.tried.add(these)
@@ -160,5 +160,5 @@ def _complete(search: Search, deepest: int, *, only_wide: bool = False) -> list[
     return []
 
 
-def _by_id(told: Combination) -> dict[str, Combination]:
+def by_id(told: Combination) -> dict[str, Combination]:
     return {each.fault.id: tuple(other for other in told if other.fault.id == each.fault.id) for each in told}

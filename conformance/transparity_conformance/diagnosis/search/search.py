@@ -102,7 +102,7 @@ class Search:
             for probe, ranked in self._wide_rounds() if only_wide else self._rounds(depth, best, likely):
                 survivors = self._survivors(probe, ranked, self._same_size)
                 if found := [each for each in survivors if self.segment.vanishes((*self.known, *each))]:
-                    return found, False
+                    return sorted(map(self._needed, found), key=len), False
                 if not depth and (found := self._of_sizes(survivors)):
                     return found, False
                 if survivors and depth and self.segment.is_whole_model:
@@ -110,7 +110,9 @@ class Search:
                 rounds.append(ranked)
             if survivors and not depth:
                 return survivors, True
-            if depth + 1 == deepest or (depth and self.segment.is_whole_model):
+            if depth + 1 == deepest or of_one_size:
+                break
+            if depth and self.segment.is_whole_model:
                 continue
             *_, rows, numbers = rounds
             if self.segment.is_whole_model:
@@ -118,6 +120,11 @@ class Search:
             else:
                 best = self.by_rest(self.screen, [*numbers, *rows[: self._width]])
         return of_one_size, True
+
+    def _needed(self, chosen: Combination) -> Combination:
+        """Return the smallest part of a combination with which no difference remains."""
+        parts = (part for size in range(1, len(chosen)) for part in itertools.combinations(chosen, size))
+        return next((part for part in parts if self.segment.vanishes((*self.known, *part))), chosen)
 
     def _rounds(self, depth: int, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
         """Yield combinations with one more fault of the catalogue, then combinations with one more fitted number.

@@ -122,6 +122,21 @@ def test_nothing_is_certain_directly_after_an_unexplained_activation(
     assert told == [every[0], every[1].unexplained][: 1 + is_explained]
 
 
+@pytest.mark.parametrize("is_true", [True, False])
+def test_an_unexplained_step_to_the_logits_hides_no_true_cause(probes: dict[str, Probe], is_true: bool) -> None:
+    """The causes must reproduce the value directly before the logits, because no cause reproduces the logits."""
+    name, probe = next(iter(probes.items()))
+    where, (fault, *_) = "decoder.layers.0.self_attention.scores", everywhere(probe, *WRONG[0])
+    actual = computed({name: probe}, *WRONG[: int(is_true)])
+    actual[name]["logits"] = np.sin(actual[name]["logits"])
+    answer = answer_of({name: probe}, actual)
+    answer.found = {where, "decoder.output"}
+    cause = Cause(fault.fault.id, fault.fault.description)
+    every = [Divergence(where, 1.0, 0.1, (cause,)), Divergence("logits", 1.0, 0.1)]
+    told = consistent(answer, results_of({name: probe}, actual), every, {where: Explanation((cause,), (fault,))})
+    assert told == (every if is_true else [every[0].unexplained, every[1]])
+
+
 @pytest.mark.parametrize("is_passed", [True, False])
 def test_a_false_cause_is_not_told_although_a_later_unexplained_value_hides_it(
     probes: dict[str, Probe], is_passed: bool
@@ -333,6 +348,22 @@ def test_two_faults_that_are_no_fields_are_no_other_model() -> None:
 
     report = check(build, "notes-lm", budget=5)
     assert report.verdict == "diverges" and not report.other_fields
+
+
+@pytest.mark.long
+def test_a_triple_adds_no_fault_to_a_pair_that_explains_one_size() -> None:
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., np.ndarray]:
+        other = dataclasses.replace(config, activation="gelu", norm_eps=1e-5 if config.norm_eps != 1e-5 else 1e-6)
+
+        def logits(**tokens: np.ndarray) -> np.ndarray:
+            found = transformer(other, parameters, **tokens)
+            return found if config.embed_dim == LLAMA.embed_dim else found + 0.3 * np.sin(3 * found)
+
+        return logits
+
+    report = check(build, config=LLAMA, logits_only=True)
+    assert {cause.mistake for fault in report.faults for cause in fault.causes} <= {"norm-eps", "activation"}
+    assert report.faults[0].causes
 
 
 def test_without_time_no_field_is_tried() -> None:

@@ -21,6 +21,7 @@ from transparity_conformance.catalogue import faults_at
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.catalogue.parameters import of_layer
 from transparity_conformance.catalogue.rotary import rotated
+from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, walk
 from transparity_conformance.oracle.cases import CASES, MODELS
@@ -45,6 +46,22 @@ def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
         acts = ("fields", "alter", "patch", "formula", "downstream")
         idle = [fault for fault in found if not any(getattr(fault, name) for name in acts)]
         assert not idle, f"{site}: {[fault.id for fault in idle]} change nothing"
+
+
+def test_experts_of_some_layers_only_have_faults_that_act() -> None:
+    own = {"experts": {"num_experts": 5, "feed_forward_dim": 20}}
+    config = dataclasses.replace(example_config("qwen3_moe"), num_experts=0, feed_forward_dim=44, layer_overrides=own)
+    probe, site = next(iter(probes_of(config, "few").values())), "decoder.layers.1.feed_forward.output"
+    of_experts = [fault for fault in faults_at(config, site) if fault.id == "expert-order"]
+    assert len(of_experts) == 6
+    for fault in of_experts:
+        assert np.abs(walk(probe, {}, (Hypothesis(fault, (site,)),))["logits"] - probe.oracle.expected["logits"]).max()
+
+
+def test_only_the_norm_after_all_layers_is_the_last_one() -> None:
+    config = CASES["bert"]
+    sites = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3))
+    assert not [fault.variant for site in sites for fault in faults_at(config, site) if "the last" in fault.variant]
 
 
 def test_a_fault_of_rotary_positions_changes_long_texts() -> None:

@@ -24,20 +24,30 @@ Arrays = dict[str, np.ndarray]
 TABLE = "encoder.position_embedding.weight"
 
 
-def interpolating(change: dict[str, Any], is_swapped: bool = False) -> Callable[..., Any]:
-    """Return a port that interpolates its positions with PyTorch; `change` replaces settings of the interpolation."""
+def bicubic(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    return torch.nn.functional.interpolate(patches, size=size, mode="bicubic", align_corners=False)
+
+
+def bilinear(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    return torch.nn.functional.interpolate(patches, size=size, mode="bilinear")
+
+
+def between_corners(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    return torch.nn.functional.interpolate(patches, size=size, mode="bicubic", align_corners=True)
+
+
+def interpolating(interpolated: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Return a port that interpolates its positions with PyTorch."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Offering:
         def resized(pixels: np.ndarray) -> np.ndarray:
             height, width = (size // (config.patch_size or 1) for size in pixels.shape[2:])
-            own, side = int(config.class_token), config.image_size // (config.patch_size or 1)
+            own, side = config.position_offset + config.class_token, config.image_size // (config.patch_size or 1)
             table = torch.from_numpy(parameters[TABLE])
             patches = table[own:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
-            settings: dict[str, Any] = {"mode": "bicubic", "align_corners": False} | change
-            size = (width, height) if is_swapped else (height, width)
-            patches = torch.nn.functional.interpolate(patches, size=size, **settings)
+            patches = interpolated(patches, (height, width))
             whole = torch.cat([table[:own], patches.permute(0, 2, 3, 1).flatten(0, 2)]).numpy()
-            wider = dataclasses.replace(config, max_length=len(whole))
+            wider = dataclasses.replace(config, max_length=len(whole) - config.position_offset)
             return transformer(wider, {**parameters, TABLE: whole}, pixels=pixels)
 
         return Offering(lambda **tokens: transformer(config, parameters, **tokens), resized=resized)
@@ -45,41 +55,47 @@ def interpolating(change: dict[str, Any], is_swapped: bool = False) -> Callable[
     return build
 
 
-def forward_pass(name: str) -> ForwardPass:
-    config = example_config(name)
+def forward_pass(name: str, **change: Any) -> ForwardPass:
+    config = dataclasses.replace(example_config(name), **change)
     probe = Probe("config", "mixed", "", config, probe_parameters(config), {"pixels": pixel_inputs(config, 2, 0)})
     return ForwardPass({"mixed": probe}, {}, "float32")
 
 
-def compared(build: Callable[..., Any], name: str = "vit") -> CapabilityResult:
-    forward = forward_pass(name)
+def compared(build: Callable[..., Any], name: str = "vit", **change: Any) -> CapabilityResult:
+    forward = forward_pass(name, **change)
     ((_, probe),) = forward.probes.items()
     return compare_capability(RESIZED, BuiltPort(build, build(probe.config, probe.parameters)), forward)
 
 
-@pytest.mark.parametrize("name", ["vit", "clip_vision_model"])
-def test_the_interpolation_of_pytorch_agrees(name: str) -> None:
-    (claim,) = compared(interpolating({}), name).claims
+@pytest.mark.parametrize(("name", "offset"), [("vit", 0), ("clip_vision_model", 0), ("vit", 2)])
+def test_the_interpolation_of_pytorch_agrees(name: str, offset: int) -> None:
+    (claim,) = compared(interpolating(bicubic), name, position_offset=offset).claims
     assert (claim.id, claim.verdict) == ("resized", "agrees")
 
 
+@pytest.mark.parametrize("positions", ["none", "sinusoidal", "rotary", "alibi"])
+def test_positions_that_are_not_learned_are_not_interpolated(positions: str) -> None:
+    found = compared(interpolating(bicubic), positions=positions)
+    assert found.not_compared == ("resized: the model has no learned positions to interpolate",)
+
+
 @pytest.mark.parametrize(
-    ("change", "is_swapped", "says"),
+    ("interpolated", "says"),
     [
-        ({"mode": "bilinear"}, False, "positions are interpolated bilinearly"),
-        ({"align_corners": True}, False, "positions are interpolated bicubically between the centers"),
-        ({}, True, "height and width are swapped"),
+        (bilinear, "positions are interpolated bilinearly"),
+        (between_corners, "positions are interpolated bicubically between the centers"),
+        (lambda patches, size: bicubic(patches, size[::-1]), "height and width are swapped"),
     ],
 )
-def test_another_interpolation_is_named(change: dict[str, Any], is_swapped: bool, says: str) -> None:
-    (fault,) = compared(interpolating(change, is_swapped)).faults
+def test_another_interpolation_is_named(interpolated: Callable[..., torch.Tensor], says: str) -> None:
+    (fault,) = compared(interpolating(interpolated)).faults
     ((cause,),) = [fault.causes]
     assert (fault.where, cause.mistake) == ("resized", "positions-resized")
     assert cause.says.startswith(says)
 
 
 def test_other_sizes_are_listed_only_for_models_that_read_images() -> None:
-    port = BuiltPort(interpolating({}), lambda **inputs: None)
+    port = BuiltPort(interpolating(bicubic), lambda **inputs: None)
     listed = compare_capabilities(port, forward_pass("vit"), (), {}, "agrees").not_compared
     assert "resized: the port has no such method" in listed
     config = example_config("llama")

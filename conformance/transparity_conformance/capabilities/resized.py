@@ -65,7 +65,7 @@ OTHERS: dict[str, Resampling] = {
 
 def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICUBIC) -> Arrays:
     """Return the parameters with a table of positions for `grid` (rows, columns) of patches."""
-    own, table = int(probe.config.class_token), probe.exact[TABLE]
+    own, table = probe.config.position_offset + probe.config.class_token, probe.exact[TABLE]
     old = math.isqrt(len(table) - own)
     down, across = (matrix(new, old) for new in grid)
     patches = np.einsum("ri,cj,ijd->rcd", down, across, table[own:].reshape(old, old, -1))
@@ -111,6 +111,8 @@ def _requests(probes: Probes) -> Requests:
 def _why_not(probe: Probe, dtype: str) -> str:
     if not probe.config.reads_pixels:
         return "the model reads no images"
+    if probe.config.positions != "learned":
+        return "the model has no learned positions to interpolate"
     return "the reference would take too long in a model of this size" if probe.is_large else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,32 @@ class Port(nnx.Module):
 
     def __call__(self, tokens: Any) -> Any:
         return self.inner(tokens=tokens)
+
+
+class Routing(Port):
+    """A model with the argument of `transformers` for the logits of routers."""
+
+    def __call__(self, tokens: Any, output_router_logits: bool = False) -> Any:
+        return self.inner(tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    ("load", "is_offered"),
+    [
+        (transformers.AutoModelForCausalLM.from_pretrained, True),
+        (lambda folder: Routing(Transformer(example_config("mixtral"), rngs=nnx.Rngs(0))), False),
+    ],
+    ids=["pytorch", "flax"],
+)
+def test_only_a_loaded_module_of_pytorch_offers_the_auxiliary_loss(
+    load: Change, is_offered: bool, tmp_path: Path
+) -> None:
+    config = example_config("mixtral")
+    export_checkpoint("mixtral", config, probe_parameters(config, 3), tmp_path / "model")
+    with loaded_here(load, "mixtral") as build:
+        forward: Any = build(config, str(tmp_path / "model"))
+    takes = inspect.signature(forward.loss_and_gradients).parameters
+    assert ("router_aux_loss_coef" in takes) == is_offered
 
 
 def compared(folder: Path, *, is_stopped: bool) -> CapabilityResult:

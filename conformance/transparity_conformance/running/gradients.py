@@ -134,7 +134,8 @@ def offer_gradients(
         return differentiated(targets, tokens, *[router_aux_loss_coef] if router_aux_loss_coef else [])
 
     takes: inspect.Signature | None = getattr(forward, "__signature__", None)
-    has_routers = takes is not None and ROUTER_LOGITS in takes.parameters and most_experts(config) > 0
+    is_able = "router_aux_loss_coef" in inspect.signature(differentiate).parameters
+    has_routers = is_able and takes is not None and ROUTER_LOGITS in takes.parameters and most_experts(config) > 0
     forward.loss_and_gradients = with_routers if has_routers else loss_and_gradients  # type: ignore[attr-defined]
     return forward
 

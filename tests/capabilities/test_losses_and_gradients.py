@@ -180,7 +180,7 @@ def test_micro_batches_and_checkpointing_that_leave_the_gradients_unchanged_agre
     assert {claim.id for claim in report.claims} >= OPTIONAL
 
 
-def test_options_that_a_port_does_not_offer_are_not_mentioned() -> None:
+def test_micro_batches_and_checkpointing_that_a_port_does_not_offer_are_not_mentioned() -> None:
     report = check(pytorch_build, preset="notes-lm")
     assert not any("gradients.micro_batches" in says or "gradients.checkp" in says for says in report.not_compared)
     assert not {claim.id for claim in report.claims} & OPTIONAL
@@ -232,7 +232,11 @@ def with_dropout(wrong: str) -> Callable[..., Any]:
             drawn = seed + (wrong == "recomputed") * checkpointing + (wrong == "again") * next(calls)
             lengths = {name: value.shape[1] for name, value in tokens.items()}
             masks = dropout_masks(config, np.random.default_rng(drawn), len(targets), **lengths)
-            return forward.loss_and_gradients(targets, masks=masks, **tokens)
+            loss, gradients = forward.loss_and_gradients(targets, masks=masks, **tokens)
+            unknown = {name: "frozen" for name in gradients if wrong == "unknown" and name == "head.bias"}
+            is_without = wrong == "missing" or (wrong == "missing once" and checkpointing)
+            left_out = {"head.bias"} if is_without else unknown
+            return loss, {name: value for name, value in gradients.items() if name not in left_out}, unknown
 
         return Offering(forward, loss_and_gradients=said)
 
@@ -240,6 +244,7 @@ def with_dropout(wrong: str) -> Callable[..., Any]:
 
 
 DROPPING = preset("notes-lm").resized()
+NO_GRADIENT = "with a seed, the port returns no gradient of the parameter's shape for head.bias"
 
 
 def gradients_of(build: Callable[..., Any], config: TransformerConfig) -> CapabilityResult:
@@ -254,8 +259,12 @@ def verdicts(found: CapabilityResult) -> dict[str, str]:
     return {claim.id: claim.verdict for claim in found.claims}
 
 
-def test_dropout_masks_that_a_seed_determines_agree() -> None:
-    assert verdicts(gradients_of(with_dropout(""), DROPPING))["gradients.dropout"] == "agrees"
+@pytest.mark.parametrize(
+    ("wrong", "listed"), [("", ()), ("unknown", ("gradients.dropout: head.bias: frozen",))], ids=["all", "some"]
+)
+def test_dropout_masks_that_a_seed_determines_agree(wrong: str, listed: tuple[str, ...]) -> None:
+    found = gradients_of(with_dropout(wrong), DROPPING)
+    assert (verdicts(found)["gradients.dropout"], found.not_compared) == ("agrees", listed)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +273,8 @@ def test_dropout_masks_that_a_seed_determines_agree() -> None:
         ("recomputed", "dropout-redrawn", "recomputation draws another dropout mask than the first forward pass"),
         ("again", "dropout-redrawn", "two runs with the same seed draw different dropout masks"),
         ("inactive", "dropout-inactive", "with a seed, the gradients are those without dropout"),
+        ("missing", "gradient-missing", NO_GRADIENT),
+        ("missing once", "gradient-missing", NO_GRADIENT),
     ],
 )
 def test_wrong_dropout_masks_are_named(wrong: str, cause: str, says: str) -> None:
@@ -276,6 +287,7 @@ def test_gradients_with_dropout_are_listed_if_they_are_not_compared() -> None:
     (line,) = gradients_of(pytorch_build, DROPPING).not_compared
     assert line == "gradients.dropout: the port's method loss_and_gradients has no argument checkpointing or seed"
     without = dataclasses.replace(DROPPING, dropout=0.0)
+    assert not gradients_of(pytorch_build, without).not_compared
     assert "gradients.dropout: the configuration has no dropout" in gradients_of(with_dropout(""), without).not_compared
 
 

@@ -5,7 +5,7 @@ The checker does not know a port's masks, so it compares the port's runs with ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from transparity_conformance.capabilities.capability import Judged, result
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
+from transparity_conformance.report.formatting import some
 from transparity_conformance.report.report import CapabilityResult, Cause
 
 CLAIM = "gradients.dropout"
@@ -27,16 +28,22 @@ def why_no_dropout(probe: Probe, dtype: str) -> str:
 
 
 def judge_dropout(
-    ours: Derivatives, runs: Mapping[str, Mapping[str, np.ndarray]], dtype: str, name: str
+    ours: Derivatives,
+    runs: Mapping[str, Mapping[str, np.ndarray]],
+    dtype: str,
+    name: str,
+    unknown: Collection[str] = (),
 ) -> CapabilityResult:
-    """Compare the gradients of the runs along the directions of `ours`. Each run rounds like the reference, so the
-    tolerance of a difference is twice the tolerance of a gradient, in proportion to the gradient's size."""
+    """Compare the gradients of the runs along the directions of `ours`, except for the names in `unknown`. Each run
+    rounds like the reference, so the tolerance of a difference is twice the tolerance of a gradient, in proportion to
+    the gradient's size."""
     found = {run: ours.along(gradients) for run, gradients in runs.items()}
-    expected = ours.expected
+    expected = {each: value for each, value in ours.expected.items() if each not in unknown}
+    if missing := [each for each in expected if any(each not in gradients for gradients in found.values())]:
+        says = f"with a seed, the port returns no gradient of the parameter's shape for {some(missing)}"
+        return result(CLAIM, Judged(np.inf, 0.0, missing[0]), lambda: [Cause("gradient-missing", says)], probe=name)
 
     def compared(each: str, other: Mapping[str, np.ndarray]) -> Judged:
-        if each not in found[FIRST] or each not in other:
-            return Judged(np.inf, 0.0, each)
         size = float(np.abs(found[FIRST][each]).max() / (np.abs(expected[each]).max() or np.inf))
         return Judged(gap(found[FIRST][each], other[each]), 2 * max(1.0, size) * ours.budget(each, dtype), each)
 

@@ -264,7 +264,10 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
     if way.claim == DROPOUT:
         ((key, probe),) = requests.items()
         gradients = {run: _named(answers, f"{key}, {run}/gradient.") for run in RUNS}
-        return judge_dropout(_derivatives(probe, cross_entropy), gradients, forward.dtype, probe.name)
+        unknown, listed = _left_out(way, answers, [f"{key}, {run}" for run in RUNS])
+        if set(unknown) >= set(filter(is_learned, probe.parameters)):
+            return listed
+        return listed + judge_dropout(_derivatives(probe, cross_entropy), gradients, forward.dtype, probe.name, unknown)
     for index, (key, probe) in enumerate(requests.items()):
         each = _judge_one(way, key, probe, answers, forward, at_once=index > 0)
         if each.faults or not each.claims:
@@ -278,11 +281,10 @@ def _judge_one(
 ) -> CapabilityResult:
     """Judge the gradients of one batch, and the loss that the port returned together with them."""
     forward = _passed(key, probe, forward)
-    unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
-    by_reason = {why: [name for name, reason in unknown.items() if reason == why] for why in unknown.values()}
+    unknown, listed = _left_out(way, answers, [key])
     is_plain, loss, rule = not way.is_optional, None, None
     is_own = is_plain or way.keywords == (ROUTERS,)  # the other options lack the same gradients
-    found = not_compared(*(f"{way.claim}: {some(names)}: {why}" for why, names in by_reason.items() if is_own))
+    found = listed if is_own else not_compared()
     if set(unknown) >= set(filter(is_learned, probe.parameters)):
         return found
     if way.keywords == (ROUTERS,):
@@ -310,6 +312,13 @@ def _judge_one(
         causes = tuple(cause_of(fault, 1.0) for fault in explaining)[:1]
         of_gradients = dataclasses.replace(of_gradients, faults=(dataclasses.replace(first, causes=causes),))
     return found + of_gradients
+
+
+def _left_out(way: Way, answers: Answers, calls: Collection[str]) -> tuple[dict[str, str], CapabilityResult]:
+    """Return the reason for each gradient that the port calls unknown, and these gradients as not compared."""
+    unknown = {name: str(why) for call in calls for name, why in _named(answers, f"{call}/unknown.").items()}
+    by_reason = {why: [name for name, reason in unknown.items() if reason == why] for why in unknown.values()}
+    return unknown, not_compared(*(f"{way.claim}: {some(names)}: {why}" for why, names in by_reason.items()))
 
 
 def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
@@ -355,7 +364,9 @@ GRADIENTS = Capability(
             why_not=lambda probe, dtype: "gradients of a large model are compared on one row" * probe.is_large,
         ),
         _option("checkpointing", is_listed=lambda config: False),
-        _option("dropout", ("checkpointing", "seed"), why_not=why_no_dropout),
+        _option(
+            "dropout", ("checkpointing", "seed"), is_listed=lambda config: config.dropout > 0, why_not=why_no_dropout
+        ),
         _option(
             ROUTERS,
             faults=WITHOUT_GRADIENTS,

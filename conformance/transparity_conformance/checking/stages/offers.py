@@ -72,8 +72,6 @@ def compare_offers(evidence: Evidence) -> None:
             found = _of_drawn(report, port, passed)
         else:
             found = _of_given(port, passed, report.verdict)
-        if first.config.dropout and any(claim.id == "gradients" for claim in found.claims):
-            found += not_compared("gradients with dropout: not compared, because dropout is off in every call")
         if evidence.agrees():
             found += compare_history(port, passed, found, () if is_drawn else OF_GIVEN)
         evidence.report = with_capabilities(evidence.report, found)

@@ -93,13 +93,13 @@ def test_a_difference_that_follows_from_an_unexplained_one_is_not_told() -> None
     assert without_consequences([first, again, explained, follows, before]) == [first, again, explained, before]
 
 
-@pytest.mark.parametrize("shape", ["[:, :-1]", "[:0]", "[0, 0, 0]"])
-def test_an_answer_of_another_shape_diverges(shape: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("part", "shape"), [("[:, :-1]", "(2, 6, 32)"), ("[:0]", "(0, 7, 32)"), ("[0, 0, 0]", "()")])
+def test_an_answer_of_another_shape_diverges(part: str, shape: str, tmp_path: Path) -> None:
     answer = "self.norm(x) @ self.embedding.weight.T"
-    report = against_theirs(tmp_path, THEIRS.replace(answer, f"({answer}){shape}"))
+    report = against_theirs(tmp_path, THEIRS.replace(answer, f"({answer}){part}"))
     assert report.verdict == "diverges" and "its shape is wrong" in sentence(report)
     assert report.as_dict()["faults"][0]["error"] == "inf"
-    assert any("shape (" in note and "expected (" in note for note in report.notes), report.notes
+    assert any(f"shape {shape} on" in note and "expected (2, 7, 32)" in note for note in report.notes), report.notes
 
 
 def test_the_command_checks_modules_and_writes_both_lines(tmp_path: Path) -> None:
@@ -201,6 +201,17 @@ def test_a_tensor_without_a_counterpart_is_told(tmp_path: Path, monkeypatch: pyt
     assert result.exit_code == 2
     assert "has no counterpart in the port" in re.sub(r"\s+", " ", result.output)
     assert ".bias" in result.output
+
+
+def test_a_program_runs_again_with_a_change() -> None:
+    from transparity_conformance.listening.program import record_program
+
+    model = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True).double().eval()
+    x = torch.randn(2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    program = record_program(model, {"src": x}, lambda: model(src=x))
+    softmax = next(step.number for step in program.steps if "softmax" in step.name)
+    changed = program.run({softmax: lambda values: values[program.steps[softmax].output - 1] * 0})
+    assert not torch.equal(changed[program.answer], program.values[program.answer])
 
 
 def test_writes_in_place_make_new_versions() -> None:

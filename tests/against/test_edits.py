@@ -77,7 +77,6 @@ def test_a_weight_that_is_not_normalized_is_not_called_another_order(tmp_path: P
     assert not any("explained if" in note for note in report.notes)
 
 
-@pytest.mark.long
 def test_one_answer_of_another_shape_is_a_fault_beside_wrong_numbers(tmp_path: Path) -> None:
     report = checked(Mistake([("k.mT * 0.5", "k.mT * 0.25"), (ANSWER, f"({ANSWER}).squeeze(0)")]), tmp_path)
     scale, shape = report.faults

@@ -442,6 +442,14 @@ def test_what_a_program_that_crashed_did_not_write_is_no_fault(program: Callable
     assert (report.verdict, report.faults) == ("inconclusive", ())
 
 
+def test_export_writes_the_precision_and_says_the_probes(tmp_path: Path) -> None:
+    result = invoke("export", "notes-lm", folder := tmp_path / "bundle", "--dtype", "bfloat16")
+    bundle = read_bundle(folder)
+    said = f"bundle: {len(bundle.probes)} probes of notes-lm ({', '.join(bundle.probes)})"
+    assert result.exit_code == 0 and said in " ".join(result.stdout.split())
+    assert json.loads((folder / "manifest.json").read_text())["dtype"] == bundle.dtype == "bfloat16"
+
+
 def test_export_says_what_the_sections_are_for(tmp_path: Path) -> None:
     result = invoke("export", "walkthrough", tmp_path / "bundle", "--gradients", "--steps")
     assert result.exit_code == 0

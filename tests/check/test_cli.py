@@ -62,6 +62,12 @@ def test_presets_lists_departures_from_the_paper() -> None:
         assert f"as the document prints it; differences from the paper: {'; '.join(departures(system.config))}" in text
 
 
+def test_describe_shows_parameters_and_taps() -> None:
+    result = invoke("describe", "notes-lm")
+    assert result.exit_code == 0
+    assert "self_attention.query.weight" in result.stdout and "self_attention.scores" in result.stdout
+
+
 def test_describe_takes_any_configuration(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(preset("pre-norm").resized(num_decoder_layers=0, max_length=77).to_json())
@@ -143,6 +149,13 @@ def test_a_check_of_a_numpy_port_imports_no_framework(tmp_path: Path) -> None:
 def test_the_version_is_printed() -> None:
     result = invoke("--version")
     assert (result.exit_code, result.stdout.strip()) == (0, transparity.__version__)
+
+
+@pytest.mark.long
+def test_a_precision_reaches_a_port_that_takes_one_by_name() -> None:
+    answer = invoke("check", REFERENCE, "--preset", "notes-lm", "--dtype", "float64", "--logits-only")
+    assert answer.exit_code == 0
+    assert "activations: only the logits were requested" in plain(answer.stdout)
 
 
 def test_a_precision_that_a_port_lacks_is_refused() -> None:

@@ -136,22 +136,26 @@ def test_every_fault_is_simulated() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_reference_runs_with_every_fault(case: str) -> None:
-    """Expect no exception in a fault's own code, because the search would count such a fault as impossible."""
+    """Expect no exception in a fault's own code, because the search would count such a fault as impossible.
+
+    On the probe `square`, no fault is impossible.
+    """
     config = CASES[case]
     config = dataclasses.replace(config, max_length=300) if config.positions == "rotary" else config
-    for probe in (next(iter(probes_of(config, case).values())), probes_called(case)["square"]):
+    first, square = next(iter(probes_of(config, case).values())), probes_called(case)["square"]
+    for probe in (first, square):
         base, taps = base_of(probe, {}), list(probe.oracle.expected)
         every = catalogue.widest([*catalogue.hypotheses(probe.config, taps), *catalogue.whole_model(probe.config)])
         raised = {str(each): error for each in every if (error := raised_with(each, probe, base))}
-        assert not raised
+        assert not {name: error for name, error in raised.items() if probe is square or type(error) is not Impossible}
 
 
 def raised_with(fault: Hypothesis, probe: Probe, base: Base) -> BaseException | None:
-    """Return the exception that made a fault impossible. Faults that are impossible on purpose have none."""
+    """Return the exception that made a fault impossible, or `Impossible` if the fault is impossible on purpose."""
     try:
         logits = walk(probe, {}, (fault,), base=base)["logits"]
     except Impossible as error:
-        return error.__cause__
+        return error.__cause__ or error
     assert logits.dtype == np.float64 and logits.shape == probe.oracle.expected["logits"].shape, str(fault)
     return None
 

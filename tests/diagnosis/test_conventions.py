@@ -171,16 +171,18 @@ NAN: Weigh = lambda scores, mask, weights: np.where(mask.any(-1, keepdims=True),
 
 
 @pytest.mark.parametrize(
-    ("weigh", "preset", "verdict"),
+    ("weigh", "preset", "logits_only", "verdict"),
     [
-        (lambda scores, mask, weights: weights, "pre-norm", "agrees"),
-        (CONVENTIONS["zeros"], "walkthrough", "diverges"),  # masked keys have a weight in this document
-        pytest.param(NAN, "pre-norm", "diverges", marks=pytest.mark.long),
+        (lambda scores, mask, weights: weights, "pre-norm", False, "agrees"),
+        (CONVENTIONS["zeros"], "walkthrough", True, "diverges"),  # masked keys have a weight in this document
+        pytest.param(NAN, "pre-norm", True, "diverges", marks=pytest.mark.long),
     ],
     ids=["ours", "walkthrough", "nan"],
 )
-def test_where_no_other_convention_is_possible_there_is_no_claim(weigh: Weigh, preset: str, verdict: str) -> None:
-    report = check(weighing(weigh), preset, logits_only=True, budget=0)
+def test_where_no_other_convention_is_possible_there_is_no_claim(
+    weigh: Weigh, preset: str, logits_only: bool, verdict: str
+) -> None:
+    report = check(weighing(weigh), preset, logits_only=logits_only, budget=0)
     assert report.verdict == verdict and not claim(report)
 
 

@@ -70,6 +70,15 @@ def _column(config: TransformerConfig, parameters: Arrays) -> Callable[..., Arra
     return forward
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
+def test_a_right_port_agrees(case: str) -> None:
+    probes = probes_called(case)
+    said = {name: _column(probe.config, dict(probe.parameters))(**probe.inputs) for name, probe in probes.items()}
+    report = judge(case, probes, said)
+    assert report.verdict == "agrees" and not report.faults and not report.notes
+
+
 def _permuted(config: TransformerConfig, parameters: Arrays) -> Arrays:
     """Reorder the features of queries and keys so that the two features of a rotated pair are neighbors."""
     order = np.arange(config.head_dim).reshape(2, -1).T.ravel()

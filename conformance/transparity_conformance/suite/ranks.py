@@ -174,7 +174,7 @@ class RemoteBackend:
         return self._made("__call__", config, dict(parameters), **how)
 
     def from_file(self, config: TransformerConfig, path: str, dtype: str) -> RemoteForward:
-        """Build a model from a safetensors file; on each rank, the rank's number replaces `{rank}` in the path."""
+        """Build a model from a safetensors file."""
         return self._made("from_file", config, path, dtype)
 
     def _made(self, method: str, *given: Any, **how: Any) -> RemoteForward:
@@ -212,11 +212,10 @@ def _agreed(method: str, answers: list[Any]) -> Any:
 def _make(
     state: State, handle: int, mesh: tuple[int, int], method: str, given: tuple[Any, ...], how: dict[str, Any]
 ) -> None:
-    """Build a model on this rank by a method of the backend; the rank's number replaces `{rank}` in a path."""
+    """Build a model on this rank by a method of the backend."""
     backend = _backend(state, mesh)
     if backend.takes_part:
-        own = (each.format(rank=state.rank) if isinstance(each, str) else each for each in given)
-        state.objects[handle] = getattr(backend, method)(*own, **how)
+        state.objects[handle] = getattr(backend, method)(*given, **how)
 
 
 def _backend(state: State, mesh: tuple[int, int]) -> Any:

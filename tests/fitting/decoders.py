@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from meta.adapting import decoders
-from meta.adapting.decoders import RMSNorm, by_head, causal_buffer, keys_first, style
+from meta.adapting.decoders import RMSNorm, by_head, causal_buffer, heads, keys_first, style
 from transparity.config import TransformerConfig
 
 WIDTH, HEADS, PLACES, VOCABULARY = 24, 3, 40, 53
@@ -188,6 +188,54 @@ def of_two_kinds() -> GPT:
     model = GPT(act=F.relu)
     model.transformer.h[1].style = dataclasses.replace(model.style, act=F.silu)
     return model
+
+
+class Beside(nn.LayerNorm):
+    """A final norm with a linear map, like BERT's pooler, whose result no other operation reads."""
+
+    def __init__(self, pick: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(WIDTH)
+        self.pick, self.pooler = pick, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        self.seen = self.pooler(self.pick(x))
+        return x
+
+
+def pooled(pick: Callable[[Tensor], Tensor]) -> Decoder:
+    model = Decoder()
+    model.transformer.ln_f = Beside(pick)
+    return model
+
+
+class OfHead(nn.Linear):
+    """One linear map for each of the heads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.unflatten(-1, (HEADS, -1))).flatten(-2)
+
+
+def with_projection(make: Callable[[], nn.Linear], name: str = "c_attn", **style: Any) -> Decoder:
+    model = Decoder(**style)
+    for layer in model.transformer.h:
+        setattr(layer.attn, name, make())
+    return model
+
+
+def all_of_head() -> Decoder:
+    return with_projection(lambda: OfHead(8, 24), split=by_head)
+
+
+def values_of_head() -> Decoder:
+    """Return a decoder whose value map reads one head; its query and key maps read all heads."""
+    names = "attn.query attn.key attn.value attn.proj"
+    return with_projection(lambda: OfHead(8, 8), "value", attention=names, split=decoders.apart)
+
+
+def wide_queries(c: TransformerConfig, fused: Tensor) -> Iterator[Tensor]:
+    """Split a matrix in which the heads of queries and keys are twice as wide as the heads of values."""
+    return (heads(each, c.num_heads) for each in fused.split((2 * WIDTH, 2 * WIDTH, WIDTH), -1))
 
 
 def keys_before_queries() -> GPT:

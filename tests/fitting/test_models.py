@@ -14,6 +14,7 @@ import transformers as hub
 from tests.fitting import decoders, forms, small_vision
 from tests.fitting.decoders import CONFIG
 from tests.helpers import table
+from torch import nn
 
 from meta.adapting import arrays, encoders
 from meta.adapting.measure import CONFIGS
@@ -160,6 +161,9 @@ LONG: dict[str, Found] = {
     "one map for all": Found(
         decoders.Palm, {"branches": "parallel-one-norm", "num_key_value_heads": 1, "gated": True}, is_whole=True
     ),
+    "a pooler beside the head": Found(lambda: decoders.pooled(lambda x: x[:, 0]), {"head_transform": False}),
+    "a longer map beside the head": Found(lambda: decoders.pooled(lambda x: x.repeat(1, 2, 1)), {}),
+    "one map for a head": Found(decoders.all_of_head, {"projection": "shared-per-head", "num_heads": 3}, is_whole=True),
     "two masks": Found(decoders.TwoMasks, {"padding": "attention-mask"}),
     "head by head": Found(decoders.head_by_head, {"num_heads": 3}),
     "padded to all places": Found(decoders.padded, {"num_heads": 3, "max_length": 40}),
@@ -223,6 +227,12 @@ REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "one length": (decoders.whole, FitError, r"when it was called with tokens \(8, 9\)"),
     "a wider result": (decoders.narrow, FitError, "Layer 1 of the decoder does not end with a feed-forward"),
+    "wide queries": (
+        lambda: decoders.with_projection(lambda: nn.Linear(24, 120), split=decoders.wide_queries),
+        FitError,
+        r"attn\.c_attn\.weight.* do not divide into a query, a key and a value; expected the same head_dim",
+    ),
+    "one map for a head's values": (decoders.values_of_head, FitError, "the module: its parts do not fit together"),
     "log-probabilities": (decoders.LogProbabilities, FitError, "The output is the log-softmax .* return the logits"),
     "scaled positions": (decoders.scaled, PortError, r"wpe\.weight are multiplied by 0\.25 before they are added"),
     "no correction": (

@@ -96,7 +96,8 @@ def _collected(errors: list[FitError]) -> Iterator[None]:
         with under_hypothesis(PortError):
             yield
     except Impossible as failed:
-        errors.append(FitError(f"No configuration of the reference fits the module: {failed}."))
+        errors.append(FitError("No configuration of the reference fits the module: its parts do not fit together."))
+        errors[-1].__cause__ = failed
     except FitError as error:
         errors.append(error)
 

@@ -192,7 +192,11 @@ def _attention(
     if width % heads:
         raise FitError(f"An attention has {heads} heads, but its output map reads {width} features; {_FORMS}")
     shared = (heads * batch * queries, heads * batch * keys)  # the rows of a map that is applied to every head
-    every = [one.over_heads(heads) if len(one.made) in shared else one for one in projections]
+    every = [
+        each
+        for one in projections
+        for each in (one.over_heads(heads, width // heads) if len(one.made) in shared else [one])
+    ]
     columns = Columns([one for one in every if len(one.made) == batch * keys])
     rest = [one for one in every if one not in columns.maps]  # in cross-attention: the maps of the query
     own, wide = (Columns(rest), 0) if rest else (columns, width)

@@ -83,7 +83,7 @@ class Head:
 def of_logits(maps: Sequence[Linear], norms: Norms) -> Head:
     """Return the head whose last map is the last of `maps`; the map before may be its transform."""
     *before, last = maps
-    for one in before[-1:] if before and len(before[-1].weight) == last.given.shape[1] else ():
+    for one in before[-1:] if before and before[-1].made.shape == last.given.shape else ():
         for function in ACTIVATIONS.values():
             norm = norms.between(function(one.made), last.given)
             if norm is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
@@ -29,9 +30,10 @@ class Linear:
     bias: np.ndarray | None = None
     bias_name: str | None = None
 
-    def over_heads(self, heads: int) -> Linear:
-        """Return the map with the results for all heads side by side; the module applies the map to each head."""
-        return dataclasses.replace(self, made=self.made.reshape(-1, heads * len(self.weight)))
+    def over_heads(self, heads: int, head_dim: int) -> list[Linear]:
+        """Split the map, which the module applies to each head, into query, key and value, each with all heads."""
+        parts = [self.part(begin, begin + head_dim) for begin in range(0, len(self.weight), head_dim)]
+        return [dataclasses.replace(each, made=each.made.reshape(-1, heads * len(each.weight))) for each in parts]
 
     def part(self, begin: int, end: int) -> Linear:
         return self.rows(slice(begin, end))
@@ -175,17 +177,23 @@ class Columns:
     def linear(self, chosen: Sequence[int]) -> Linear:
         """Return a linear map that computes the features with the indices `chosen`; a missing bias becomes 0.
 
-        Return a part of a map, which shares the map's memory, if the features are consecutive.
+        Return a part of a map, which shares the map's memory, if the features are consecutive. Raise `FitError` if no
+        single linear map of one input computes the features.
         """
         sizes = np.cumsum([0, *(each.made.shape[1] for each in self.maps)])
         places = [(int(np.searchsorted(sizes, each, "right")) - 1, each) for each in chosen]
-        (index, begin), end = places[0], places[-1][1] + 1
-        if index == places[-1][0] and list(chosen) == list(range(begin, end)):
-            return self.maps[index].part(begin - int(sizes[index]), end - int(sizes[index]))
         rows = [(self.maps[index], each - int(sizes[index])) for index, each in places]
+        if not rows or not all(is_same(one.given, rows[0][0].given) for one, _ in rows):
+            names = ", ".join(dict.fromkeys(one.name for one in self.maps))
+            raise FitError(
+                f"The linear maps before a softmax ({names}) do not divide into a query, a key and a value; "
+                "expected the same head_dim for all three."
+            )
+        (first, begin), (last, end) = rows[0], rows[-1]
+        if first is last and list(chosen) == list(range(chosen[0], chosen[-1] + 1)):
+            return first.part(begin, end + 1)
         has_bias = any(one.bias is not None for one, _ in rows)
         bias = np.array([0.0 if one.bias is None else one.bias[row] for one, row in rows]) if has_bias else None
-        first = self.maps[places[0][0]]
         return Linear(
             first.at,
             first.given,

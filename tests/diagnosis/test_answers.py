@@ -355,7 +355,7 @@ def test_a_triple_adds_no_fault_to_a_pair_that_explains_one_size() -> None:
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., np.ndarray]:
         other = dataclasses.replace(config, activation="gelu", norm_eps=1e-5 if config.norm_eps != 1e-5 else 1e-6)
 
-        def logits(**tokens: np.ndarray) -> np.ndarray:
+        def logits(**tokens: Any) -> np.ndarray:
             found = transformer(other, parameters, **tokens)
             return found if config.embed_dim == LLAMA.embed_dim else found + 0.3 * np.sin(3 * found)
 

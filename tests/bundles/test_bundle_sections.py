@@ -445,7 +445,7 @@ def test_what_a_program_that_crashed_did_not_write_is_no_fault(program: Callable
 def test_export_writes_the_precision_and_says_the_probes(tmp_path: Path) -> None:
     result = invoke("export", "notes-lm", folder := tmp_path / "bundle", "--dtype", "bfloat16")
     bundle = read_bundle(folder)
-    said = f"bundle: {len(bundle.probes)} probes of notes-lm ({', '.join(bundle.probes)})"
+    said = f"{len(bundle.probes)} probes of notes-lm ({', '.join(bundle.probes)})"
     assert result.exit_code == 0 and said in " ".join(result.stdout.split())
     assert json.loads((folder / "manifest.json").read_text())["dtype"] == bundle.dtype == "bfloat16"
 

@@ -1,4 +1,4 @@
-"""The command `transparity adapt`: write the adapter of a port, and report what is certain about it."""
+"""The command `transparity adapt`: find the tensor that holds each parameter of the reference, and write an adapter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = {
     "up": {"up"},
     "down": {"down"},
 }
-"""The words that tensors' names contain, for each role of a parameter."""
+"""For each role of a parameter, the words by which the names of tensors denote this role."""
 
 
 def adapt_port(
@@ -42,8 +42,9 @@ def adapt_port(
     budget: float | None,
     progress: Progress,
 ) -> tuple[str, list[str], int]:
-    """Find a port's adapter in a separate process, and write it to `out`. Return the adapter's text, lines for the
-    user, and an exit code. The exit code is 0 if the logits agree, 1 if not, and 3 if the adapter is incomplete."""
+    """Run a port in a separate process, find its adapter, and write the adapter to `out`. Return the adapter's text,
+    lines for the user, and an exit code. The code is 0 if the logits agree, 1 if they differ, and 3 if the adapter is
+    incomplete."""
     name, chosen = _chosen(preset, config, family)
     build = isolated_build(port, timeout, "")
     try:
@@ -112,7 +113,7 @@ def summary(result: Adapted) -> tuple[list[str], int]:
 
 
 def contradicting(lines: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each tensor whose name suggests one role, while its values have another role."""
+    """Return a sentence for each tensor whose name denotes one role, although its values belong to another role."""
     found = []
     for ours, line in lines.items():
         role, said = ours.split(".")[-2], called(line)

@@ -1,8 +1,8 @@
-"""Calls of a port on every probe, and calls with other lengths, batch sizes or model sizes than the probes.
+"""Calls of a port on every probe, and on inputs with other lengths, batch sizes or model sizes.
 
-A port may refuse a model whose sizes the checker chose. Some ports refuse when they are built, and some when they are
-called with a single token. Such models are excluded from the coverage. If the port accepts a single token but not more,
-the verdict is inconclusive.
+A port may refuse a model whose sizes the checker chose, either when it is built or when it is called with a single
+token. The coverage then excludes this model. If the port accepts one token but fails on longer inputs, the verdict is
+inconclusive.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Comparison(Compared):
 
 @dataclass
 class ReachedCalls:
-    """Calls with other lengths or sizes than the probes: which were compared, and why the others were not."""
+    """Calls with other lengths or sizes than the probes: the comparisons, and the reasons for missing comparisons."""
 
     compared: list[Comparison] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class ReachedCalls:
     left_out: list[ReachProbe] = field(default_factory=list)
     seconds: float = 0.0
     is_history: bool = False
-    """Whether a newly built port answers the first wrong call correctly. If so, earlier calls caused the error."""
+    """Whether a newly built port is right on the first wrong call. If so, earlier calls caused the error."""
     forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
     """The built ports, by the `id` of their parameters."""
     notes: list[str] = field(default_factory=list)
@@ -85,9 +85,9 @@ class Ran:
     forwards: dict[int, Callable[..., Any]]
     """The built ports, by the `id` of their parameters. The first is the port of the first probe."""
     probes: dict[str, Probe]
-    """The probes on which the port ran. A probe has other sizes than requested if the port accepted only these."""
+    """The probes on which the port ran. If the port refused a probe's model, this probe has a model of other sizes."""
     raised: PortError | None = None
-    """The first error at the requested sizes, if the port runs on at least one probe; otherwise None."""
+    """The first error at the requested sizes on a probe other than the first; None without an error."""
 
     @property
     def forward(self) -> Callable[..., Any]:
@@ -117,7 +117,7 @@ def run_all(
 
 
 def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: bool) -> bool:
-    """Build the port for a probe if it is not built yet; return whether this worked."""
+    """Build the port for a probe unless it is already built; return whether the port accepted the probe's model."""
     name = f"probe {key} (embed_dim {probe.config.embed_dim}, feed_forward_dim {probe.config.feed_forward_dim})"
     if id(probe.parameters) not in ran.forwards:
         made = build_model(build, probe, name, ran.reached, is_derived=is_derived)
@@ -160,9 +160,9 @@ def call_model(
     logits_only: bool,
     may_refuse: bool = False,
 ) -> Mapping[str, np.ndarray] | None:
-    """Run a port on a probe. If it fails on a model whose sizes the checker chose, add a note and return None. A
-    failure on a single token is a refusal, because some ports get their weights only in calls. With `may_refuse`, a
-    port may refuse the length."""
+    """Run a port on a probe. If the port fails on a model whose sizes the checker chose, record the error and return
+    None. A failure on a single token counts as a refusal, because some ports load their weights only when called. With
+    `may_refuse`, the port may also refuse the length."""
     began = time.monotonic()
     taps = answer_or_error(lambda: run(function, probe, logits_only=logits_only))
     try:

@@ -1,7 +1,6 @@
 """The check of a port: whether the port is right and, if not, which line is wrong and why.
 
-A check runs the stages of a table, which add their results to one `Evidence`. The `Report` is made from the evidence at
-the end, on Ctrl-C, or as soon as a divergence is found.
+A check runs `STAGES` in order. Each stage adds its results to one `Evidence`, which contains the current `Report`.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ __all__ = ["Actual", "Port", "PortError", "Progress", "assert_conforms", "check"
 
 class Against(TypedDict, total=False):
     against: Any
-    """A module, a loader, or a name as on the command line; a list of two names adds a third implementation."""
+    """A module, a loader, or a name as for `--against`; a list of two names adds a third implementation."""
     checkpoint: Any
-    """A folder with weights that both implementations load. Without a folder, `config` names a config.json of
-    `transformers`, from which a small model is made."""
+    """A folder with weights that both implementations load. Without a folder, the checker makes a small model from
+    `config`, the path of a config.json of `transformers`."""
     inputs: Any
     """A list of dicts of arrays by argument name, or a Python file that defines such a list."""
 
@@ -65,17 +64,17 @@ def check(
     quick: bool = False,
     **other: Unpack[Against],
 ) -> Report:
-    """Check a port against the reference, or `against` another implementation. Raise `PortError` if a port fails,
-    `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
+    """Compare a port with the reference, or with the implementation `against`. Raise `PortError` if the port fails, and
+    `TransparityError` for invalid options. On Ctrl-C after a divergence, raise `Interrupted` with a report.
 
     Args:
-        build: `build(config, parameters)`, which returns `forward(**tokens)`; `load(folder)`, with `family`; or a name.
-        preset, family: The preset, which is checked at a small size; and the family of the folders that a loader reads.
+        build: `build(config, parameters)`, which returns `forward(**tokens)`; `load(folder)`; or `file.py:NAME`.
+        preset, family: The preset, which the checker makes small; and the family of the folders that a loader reads.
         config, parameters: A configuration in place of a preset; and its parameters (random if omitted).
-        dtype, logits_only, quick: The precision; whether to compare only logits; and whether only the forward pass.
+        dtype, logits_only, quick: The precision; and whether to compare only the logits, or only the forward pass.
         isolated, ranks, timeout: Whether to use a separate process; the number of ranks; and the seconds for a reply.
         budget, name, lengths: The seconds for the search for causes; the port's name; and lengths of long prompts.
-        audit, progress, located: Whether an ignored field fails; a function for progress; and one for the first report.
+        audit, progress, located: Whether to fail if a loader ignores a field; and functions that get progress and reports.
     """
     if other:
         return _check_against(dict(locals()))
@@ -100,7 +99,7 @@ ALONE: Mapping[str, Any] = {
     "lengths": (),
     "quick": False,
 }
-"""Options that `against` excludes, with their defaults."""
+"""Options that cannot be combined with `against`, with their defaults."""
 
 
 def _check_against(given: Mapping[str, Any]) -> Report:
@@ -133,7 +132,8 @@ def _report(evidence: Evidence) -> Report:
 def _system(
     preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
 ) -> tuple[str | None, TransformerConfig | None]:
-    """Return the name and the configuration to check. The number of ranks divides the sizes of the configuration."""
+    """Return the name and the configuration to check. Unless the user gave a configuration, `ranks` divides its
+    sizes."""
     is_own = config is not None or parameters is not None
     if family is not None:
         preset, config = preset or family, config or example_config(family)
@@ -186,11 +186,11 @@ def name_of(build: Any) -> str:
 
 
 def assert_conforms(build: Port | str, preset: str | None = None, **options: Any) -> Report:
-    """Raise `AssertionError` unless the port agrees. The message has a table of faults, lines and causes. An
-    inconclusive check also fails. The default preset is `translation`; `options` are the arguments of `check`."""
+    """Raise `AssertionError` unless the port agrees; the error message is the checker's report. An inconclusive check
+    also fails. The default preset is `translation`; `options` are the arguments of `check`."""
     from transparity_conformance.report.check.terminal import as_text
 
-    # pytest hides this frame, because the mistake is in the port.
+    # In tracebacks, pytest hides this function.
     __tracebackhide__ = True
     is_chosen = any(options.get(name) is not None for name in ("config", "family", "against"))
     report = check(build, preset or (None if is_chosen else "translation"), **options)

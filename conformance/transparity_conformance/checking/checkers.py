@@ -1,4 +1,4 @@
-"""The command `transparity check`: the choice of the check and of the configurations."""
+"""The command `transparity check`: choose the kind of check and the configurations, and run the checks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
-    """Return a function that checks one configuration of a function, an artifact or a program, in a separate
-    process."""
+    """Return a function that checks one configuration of the port. The port is a function, a model file or a
+    program."""
     if options.command is not None:
         from transparity_conformance.checking.command import check_command  # a slow import that is rarely needed
 
@@ -58,7 +58,7 @@ def checker(options: Options) -> Check:
 
 
 class PortCheck:
-    """Checks a port in a separate process. All configurations share the process until it ends."""
+    """A check of a port in a separate process. The checks of all configurations share this process until it ends."""
 
     def __init__(self, options: Options) -> None:
         if options.adapter is not None:
@@ -104,7 +104,8 @@ class PortCheck:
         return replace(report, not_compared=not_compared, notes=notes, timing={**starts, **report.timing})
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
-        """Yield the configurations to check for a checkpoint. An artifact restricts all calls to its limits."""
+        """Yield the configurations to check for a checkpoint. If the port is a model file, no call exceeds its
+        limits."""
         if runtime_of(self.spec) is None:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return
@@ -117,8 +118,8 @@ class PortCheck:
         yield artefact_system(checkpoint, limits)
 
     def is_loader(self, needed_by: str = "") -> bool:
-        """Return whether the port has a loader's signature. Raise `UsageError` if it has not a `build`'s signature
-        either, or if the option `needed_by` needs a loader."""
+        """Return whether the port takes one argument, as a loader does. Raise `UsageError` if the port takes more than
+        two arguments, or if the option `needed_by` needs one argument."""
         count = required_arguments(signature_of(self.build))
         if count not in (1, 2, None):
             raise UsageError(
@@ -134,7 +135,7 @@ class PortCheck:
 
 
 def named_systems(options: Options) -> list[System]:
-    """Return the configurations that options name: families, presets or a file; for a checkpoint, return none."""
+    """Return the configurations of the given families, presets or file; return no configurations for a checkpoint."""
     if options.checkpoint is not None:
         return []
     return list(
@@ -147,7 +148,7 @@ def named_systems(options: Options) -> list[System]:
 def chosen_systems(
     check: Check, options: Options, named: Sequence[System], imported: Callable[[Path, str | None], Checkpoint]
 ) -> Iterator[System]:
-    """Yield the `named` configurations, a checkpoint, or its layers. Raise `UsageError` for the wrong kind of port."""
+    """Return the `named` configurations, a checkpoint, or its layers. Raise `UsageError` for the wrong kind of port."""
     if options.checkpoint is not None and "--by-layer" in options.given:
         assert isinstance(check, PortCheck)
         check.is_loader("--by-layer")

@@ -1,4 +1,4 @@
-"""Checks of ports that are programs: run the program on a bundle with a time limit, and judge its outputs."""
+"""Check a port that is a program: run the program on a bundle with a time limit, and compare its outputs."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def check_command(
     located: Located = ignore_report,
     ranks: int = 1,
 ) -> Report:
-    """Check a program by its outputs. The verdict is `agrees` only if the program also exits normally.
+    """Run a program and compare its outputs. The verdict is `agrees` only if the program also exits normally.
 
     Args:
-        command, timeout: The program with its arguments, as for `run_together`, and the time limit in seconds.
+        command, timeout: The program with its arguments, and the time limit in seconds.
         name, config: The name of a preset or the name `config`, and the configuration.
-        sections: The optional sections of the bundle. `check` documents the other arguments.
+        sections: The optional sections of the bundle; `check` documents the arguments that are not listed here.
         ranks: The number of processes. Each gets its rank in the environment, and writes its own output file.
 
-    Raise `BundleError` if the program wrote nothing that can be judged.
+    Raise `BundleError` if the program writes no valid output file.
     """
     config = sized(name, config, ranks)
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
@@ -87,7 +87,7 @@ def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapp
 
 
 def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) -> Actual:
-    """Return the outputs of a program. If the program was stopped, ignore an output that is incomplete."""
+    """Return the outputs of a program. If the program failed, ignore an incomplete output."""
     if not os.path.lexists(actual):
         ended = f"The command {shown(command)} exited normally" if failure is None else failure.removesuffix(".")
         raise BundleError(f"{ended}, but wrote no {actual.name}.")
@@ -105,8 +105,8 @@ def _beside_one(
     outputs: Actual,
     bundle: Bundle,
 ) -> tuple[RanksComparison, Differing, list[str]]:
-    """Compare the first rank's outputs with a run on one rank, and with the other ranks. The last result has a line
-    about ranks that wrote no file."""
+    """Compare the first rank's outputs with a run on one rank, and with the other ranks. Return both comparisons, and a
+    line for the report if some ranks wrote no file."""
     count, differing, probes = len(completed), Differing(), bundle.probes
     silent = [str(rank) for rank, each in enumerate(completed) if not os.path.lexists(each.actual)]
     absent = [f"ranks {', '.join(silent)}: not compared, because they wrote no file"] if silent else []

@@ -1,4 +1,5 @@
-"""The options of `transparity check`, and rules on their combinations. Imports are few, so errors appear at once."""
+"""The options of `transparity check`, and rules for their combinations. Few imports make usage errors appear at
+once."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Options:
     audit: bool | None = None
     quick: bool = False
     changes: Sequence[str] | None = None
-    """Fields to change in the config.json of the family's small model, as `name=value`."""
+    """Changes of fields in the config.json of the family's small model, as `name=value`."""
     ranks: int = 1
     dtype: str = "float32"
     logits_only: bool = False
@@ -56,20 +57,20 @@ class Options:
 
     @property
     def is_small(self) -> bool:
-        """Return whether the checker chooses the sizes of all models and prompts, and so chooses small ones."""
+        """Return whether the checker chooses the sizes of all models and prompts; the checker chooses small sizes."""
         is_chosen = self.config is not None if self.against else self.config is None and not self.length
         return is_chosen and self.checkpoint is None and not self.changes
 
     @property
     def given(self) -> set[str]:
-        """Return the names of the options that the user gave, in the form that `RULES` uses."""
+        """The names of the options that the user gave, in the form that `RULES` uses."""
         given = {f"--{each.name.replace('_', '-')}": getattr(self, each.name) for each in fields(self)}
         given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "--set": self.changes}
         given |= {"sections": self.sections, "PORT": self.port, "ARTEFACT": runtime_of(self.port), "check": True}
         return {name for name, value in given.items() if value}
 
     def check_together(self) -> None:
-        """Raise `UsageError` if options exclude each other, or if a preset is unknown."""
+        """Raise `UsageError` if the options break a rule, or if a preset is unknown."""
         flags, given = " and ".join(f"--{name}" for name in self.sections), self.given
         for rule in RULES if given.isdisjoint(("--against", "--inputs")) else RULES_OF_AGAINST:
             if rule.is_broken(given):
@@ -82,7 +83,7 @@ class Options:
 
 @dataclass(frozen=True)
 class OptionRule:
-    """A rule on an option, and the message for commands that break the rule."""
+    """A rule for an option, and the message for commands that break the rule."""
 
     option: str
     says: str
@@ -150,7 +151,7 @@ RULES = (
 
 
 def one_sentence(error: BaseException) -> str:
-    """Return why a check ended early (Ctrl-C, an error, too little memory), and what is known about the port."""
+    """Return why a check ended early, followed by the notes of the error about the port."""
     known = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted before a verdict was reached.{known}"
@@ -160,7 +161,7 @@ def one_sentence(error: BaseException) -> str:
 
 
 def options_of(given: Mapping[str, Any], located: Callable[[Report], None]) -> Options:
-    """Return the options, given the arguments of the command by name; raise `UsageError` if they break a rule."""
+    """Make options from the arguments of the command; raise `UsageError` if they break a rule."""
     own = {each.name: given[each.name] for each in fields(Options) if each.name in given}
     own["sections"] = [name for name, is_asked in given["sections"].items() if is_asked]
     names = ("port", "checkpoint", "preset", "config", "family", "against", "inputs")

@@ -1,7 +1,7 @@
 """The configurations on which a port is checked: presets, a configuration file, or a checkpoint.
 
-An artifact (a model file) may limit lengths or batches. These limits become part of the reference's configuration, so
-that no call exceeds them. The report lists each limit as not compared.
+An artifact (a model file) may limit lengths or batches. The reference's configuration then has the same limits, so that
+no call exceeds them. The report lists each limit under *Not compared*.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class System:
     dtype: str | None = None
     """The precision of an artifact; None if the user chooses the precision."""
     not_compared: tuple[str, ...] = ()
-    """The limits of an artifact, each with its consequence."""
+    """Lines for the report about the limits of an artifact."""
 
     @property
     def is_asked(self) -> bool:
@@ -80,9 +80,9 @@ def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[
 
 def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
     """Yield parts of a checkpoint as models with its weights, then a small model with random weights. The parts are the
-    embedding with the head, and each layer (of `layers`, if given), which are read part by part. `head` is the output
-    of an encoder; None means all hidden states. Among layers with equal configurations, only the first layer's
-    gradients are compared, because they take long."""
+    embedding with the head, and each layer (of `layers`, if given), which are read one after another. `head` is the
+    output of an encoder; None means all hidden states. Gradients take long, so only the first of several layers with
+    equal configurations compares them, unless `layers` is given."""
     opened, differentiated = open_for_pieces(folder, head), dict[TransformerConfig, str]()
     for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
         alike = differentiated.setdefault(piece.config, piece.name) if layers is None else piece.name
@@ -106,7 +106,7 @@ def layer_numbers(text: str) -> list[int]:
 
 
 def named_config(name: str, *, resized: bool) -> TransformerConfig:
-    """Return a configuration by name: a preset (small if `resized`), a family's small model, or a JSON file."""
+    """Return a preset (small if `resized`), a family's small model, or the configuration in a JSON file."""
     if label(name) == "config":
         return _read(Path(name))
     if name in templates() and name not in PRESETS:
@@ -128,11 +128,11 @@ LEAST_OF_A_HEAD = 4
 """The smallest number of features per head: two pairs, which rotate by different angles."""
 
 LEAST_OF_A_RANK = 2
-"""The smallest number of heads per rank: with only one head, a wrong order of heads would not show."""
+"""The smallest number of heads per rank: a single head would hide a wrong order of heads."""
 
 
 def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return a small configuration in which `ranks` divides all sizes, with at least one key-value head for each
+    """Return a small configuration whose sizes are multiples of `ranks`, with at least `LEAST_OF_A_RANK` heads for each
     rank."""
     resize = functools.partial(small_system, config) if config.shared_embedding else config.resized
     small = resize()
@@ -151,7 +151,7 @@ def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
 
 
 def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return a configuration with square weights, as in `other_sizes`, in sizes that `ranks` divides."""
+    """Return a configuration with square weights, whose sizes are multiples of `ranks`."""
     heads = LEAST_OF_A_RANK * ranks
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, ranks)
     width = LEAST_OF_A_HEAD * heads
@@ -161,7 +161,7 @@ def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
 
 
 def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
-    """Return the probes. In the probe `square`, replace the sizes by sizes that `ranks` divides."""
+    """Return the probes; for several ranks, the model of the probe `square` has sizes that are multiples of `ranks`."""
     made = dict(probes)
     if ranks > 1 and "square" in made:
         probe, first = made["square"], next(iter(made.values()))
@@ -171,7 +171,7 @@ def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
 
 
 def sized(name: str, config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return the configuration for a check on `ranks`; a configuration that the user wrote stays unchanged."""
+    """Return the configuration for a check on `ranks`; return the user's own configuration unchanged."""
     return config if ranks == 1 or name == "config" else divisible(config, ranks)
 
 
@@ -196,7 +196,7 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Pass padding as the artifact's mask. If the artifact takes no mask, use no padding."""
+    """Mask padding by the artifact's attention mask. If the artifact takes no mask, use no padding."""
     if config.reads_pixels or config.reads_frames:
         return config, parameters, ""
     if limits.has_mask:

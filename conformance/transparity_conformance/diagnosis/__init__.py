@@ -1,1 +1,1 @@
-"""The diagnosis of a wrong port: which computations are wrong, and why."""
+"""The diagnosis of a wrong port: which of its computations are wrong, and why."""

@@ -1,4 +1,4 @@
-"""Explain all wrong segments: first by a fault of the whole model, then by faults of each segment."""
+"""Explain all wrong segments (computations between two taps), by faults of the whole model or of single segments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import Cause, Divergence
 
 Progress = Callable[[str, int, int], None]
-"""A function that receives the name of a stage, the number of finished steps, and the number of all steps."""
+"""A function that gets the name of a stage, the number of finished steps, and the number of all steps."""
 
 
 def explain_all(
@@ -42,10 +42,10 @@ def explain_all(
     ranks: int = 1,
     answer: Answer | None = None,
 ) -> tuple[Divergence, ...]:
-    """Explain the segments in `faulty`, except those that an earlier cause explains. On several `ranks`, also try
-    faults of sharding. If activations were matched by value, some may be matched wrongly. In this case, `answer`
-    contains the logits, and causes are reported only if they reproduce the port's logits. Try single faults, then the
-    fewest faults that explain the segments, then pairs."""
+    """Explain the segments in `faulty`, except segments that an earlier cause explains. On several `ranks`, also try
+    faults of sharding. With `answer`, activations were matched by value, and some matches may be wrong. Each
+    explanation must then also reproduce the port's logits. Try single faults, then the fewest faults that explain the
+    segments, then pairs."""
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
     segments = _BySegment(results, clock, ranks, answer)
@@ -64,13 +64,12 @@ def consistent(
     divergences: Sequence[Divergence],
     explanations: Mapping[str, Explanation],
 ) -> list[Divergence]:
-    """Drop causes that the logits contradict, and divergences of activations that the model does not use. Only
-    statements about activations that were matched by value, and about the logits after them, can be wrong. Run the
+    """Drop causes and divergences that may come from wrong matches of activations. To test the causes, run the
     reference with all causes, and with the port's values at unexplained taps. If this run does not compute the port's
-    logits, drop the causes at these activations. Also drop a cause next to an unexplained tap, because either tap may
-    be matched wrongly. For the same reason, drop an unexplained divergence directly after another one. Also drop a
-    divergence whose cause is dropped, if its tap was matched with the value of another tap. Only the cause, such as a
-    missing rotation, justified this match."""
+    logits, drop the causes at matched activations and at the logits. Also drop such a cause if the next tap is
+    unexplained. Drop an unexplained divergence directly after another unexplained divergence. If a cause is dropped at
+    a tap that has the same value as another tap, also drop the divergence. Only the cause, such as a missing rotation,
+    justified this match."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}
@@ -100,8 +99,8 @@ def consistent(
 
 
 def _before_logits(answer: Answer, results: Results) -> str:
-    """Return the only activation that was matched by value and from which the reference computes the logits directly.
-    Return an empty string if there is no such activation."""
+    """Return the matched activation from which the reference computes the logits directly. Return an empty string if
+    there is no such activation, or more than one."""
     taps = [tap for tap in answer.found if tap in next(iter(results.values())).recorded]
     before = [tap for tap in taps if "logits" in fed_by(tap, results)]
     return before[0] if len(before) == 1 else ""
@@ -110,8 +109,8 @@ def _before_logits(answer: Answer, results: Results) -> str:
 def _of_first_layer(
     answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """If the logits do not follow from the causes and from the port's values at unexplained taps, some taps are matched
-    wrongly. Then drop unexplained divergences after the first layer that has one."""
+    """Drop unexplained divergences after the first layer that has one, if some taps must be matched wrongly. This is so
+    if the causes and the port's values at unexplained taps do not reproduce the logits."""
     open_ = [each.where for each in divergences if not each.causes]
     told = [tap for tap in dict.fromkeys(each.where for each in divergences) if tap not in open_]
     chosen = tuple(each for tap in told if tap in explanations for each in explanations[tap].chosen)
@@ -124,7 +123,7 @@ def _of_first_layer(
 
 
 def _is_passed(tap: str, results: Results) -> bool:
-    """Return whether the value at a tap is always the value at another tap."""
+    """Return whether another tap has the same value on every probe."""
     having = [result.recorded for result in results.values() if tap in result.recorded]
     others = set.intersection(*({name for name in each if name != tap} for each in having))
     return any(all(np.array_equal(each[tap], each[name]) for each in having) for name in others)
@@ -144,8 +143,8 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences for the combination of faults that leaves the fewest taps wrong. If one of these taps was
-    not matched by value, return ()."""
+    """Return the divergences that the best combination in `every` explains: the combination that leaves the fewest taps
+    wrong. If it leaves a tap wrong that was not matched by value, return ()."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
@@ -170,7 +169,7 @@ def _by_answer(
         elif tap in _worst(results, tap).misshapen:
             divergences.append(divergence_of(results, tap, Explanation()))
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
-    if not _ids(told) <= placed:  # the other faults are at taps that were not matched
+    if not _ids(told) <= placed:  # the remaining faults act at taps that no operation matches
         known = tuple(each for each in told if each.fault.id in placed)
         rests = [tuple(one for one in each if one.fault.id not in placed) for each in ranked if placed <= _ids(each)]
         explanations["logits"] = explained_by(answer.segment, known, rests, probes)
@@ -179,7 +178,8 @@ def _by_answer(
 
 
 def _parts(told: Combination, tap: str) -> Iterator[Combination]:
-    """Yield the single faults of a combination, the faults at `tap`, and then more and more kinds of faults."""
+    """Yield parts of a combination: each single fault, the faults at `tap`, and then all faults of one or more
+    kinds."""
     yield from ((one,) for one in told)
     yield tuple(each for each in told if tap in each.sites)
     kinds = list(by_id(told).values())
@@ -189,7 +189,8 @@ def _parts(told: Combination, tap: str) -> Iterator[Combination]:
 
 
 def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) -> list[Combination]:
-    """Return the combinations, and the single faults in them, that explain a segment as well as `best` does."""
+    """Return the combinations in `others`, and their single faults, that have as many faults as `best` and also explain
+    the segment."""
     parts = [part for each in others for part in (each, *((one,) for one in each))]
     return [part for part in parts if len(part) == len(best) and segment.vanishes(part)]
 
@@ -203,8 +204,8 @@ def _sites(chosen: Combination) -> set[str]:
 
 
 class _BySegment:
-    """Explains each segment separately, until the faults reproduce the port's logits. If a segment has no cause, the
-    whole sublayer is explained as one segment."""
+    """An explanation of each segment separately, until the faults reproduce the port's logits. If no fault explains a
+    segment, its whole sublayer is explained as one segment."""
 
     def __init__(self, results: Results, clock: Clock, ranks: int, answer: Answer | None) -> None:
         self.results, self.clock, self.ranks, self.answer = results, clock, ranks, answer
@@ -261,8 +262,8 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Search for the causes of the errors in a tap's sublayer, which is treated as one segment. The reference
-        has no faults that were already found in this sublayer."""
+        """Explain a tap's whole sublayer as one segment. Faults that were already found in this sublayer are not
+        used."""
         end, results = joined(self.results, tap, faulty, found)
         if not end:
             return Explanation()
@@ -274,7 +275,7 @@ class _BySegment:
 
 
 def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explanation]) -> tuple[Divergence, ...]:
-    """Recognize swaps among the causes, and add to each wrong shape the cause that explains the shape."""
+    """Recognize swaps among the causes, and add the causes of wrong shapes."""
     return tuple(_exchanged(_reshaped(each, explanations), explanations) for each in divergences)
 
 
@@ -296,7 +297,8 @@ def divergence_of(results: Results, tap: str, found: Explanation, *, with_profil
 
 
 def departures_note(results: Results, divergences: Sequence[Divergence], clock: Clock) -> list[str]:
-    """If only the logits are known and no cause was found, return a note on fields that probably differ."""
+    """If only the logits are known and no cause was found, return a note on fields of the configuration that may
+    differ."""
     segment = segment_of(results, "logits")
     if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
         return []
@@ -320,7 +322,8 @@ def departures_note(results: Results, divergences: Sequence[Divergence], clock: 
 
 
 def _remaining(segment: Segment, known: Combination) -> Divergence:
-    """Return the divergence that remains with the faults `known`, on the probe where it is largest."""
+    """Return the divergence that remains if the reference has the faults `known`, on the probe with the largest
+    divergence."""
     probe = max(segment.probes, key=lambda probe: segment.share(probe, known))
     result = segment.results[probe.name]
     ours = walk(probe, result.recorded, known, until=segment.tap)[segment.tap]
@@ -330,7 +333,8 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Add the cause of a later tap to a wrong shape, if this cause is a single fault that also changes the shape."""
+    """Add a cause to a wrong shape: the single fault of another divergence, if this fault changes the shape of this
+    tap."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:
@@ -339,7 +343,8 @@ def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -
 
 
 def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Call the cause a swap if two sites use each other's parameters, or if three sites do so in a cycle."""
+    """Name the cause a swap if two taps use each other's parameters, or if three taps use each other's parameters in a
+    cycle."""
     fault = _alone(explanations.get(divergence.where))
     if not divergence.causes or fault is None or not (fault.taken_from and fault.exchange):
         return divergence
@@ -348,7 +353,7 @@ def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) 
         ring.append(source)
         further = _alone(explanations.get(source))
         if further is not None and (further.id, further.variant) == (fault.exchange.id, fault.exchange.variant):
-            source = ring[0]  # the other site is already explained by the swap
+            source = ring[0]  # the swap already explains the other tap
             break
         if further is None or further.taken_from is None or further.id != fault.id:
             return divergence
@@ -357,7 +362,7 @@ def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) 
         return divergence
     name, says = fault.exchange.id, fault.exchange.description
     if len(ring) > 2:  # query, key and value
-        name, says = "packed-order", "queries, keys and values each have the weights of another of the three"
+        name, says = "packed-order", "queries, keys and values are computed with each other's weights, in a cycle"
     cause = dataclasses.replace(divergence.causes[0], mistake=name, says=says)
     return dataclasses.replace(divergence, causes=(cause,))
 
@@ -367,7 +372,8 @@ def _alone(explanation: Explanation | None) -> Fault | None:
 
 
 def _whole_model_fault(results: Results, faulty: list[str]) -> Combination:
-    """Return the fault of the whole model that leaves the fewest segments wrong, and at most half of them."""
+    """Return the fault of the whole model that leaves the fewest segments wrong, if this is at most half of the
+    segments."""
     if len(faulty) < 2:
         return ()
     config = next(iter(results.values())).probe.config

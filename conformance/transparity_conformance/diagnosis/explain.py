@@ -1,7 +1,7 @@
-"""Causes: faults with which the reference computes the port's values.
+"""Find causes: faults that, put into the reference, make the reference compute the port's values.
 
-The search tries single faults, then faults with a fitted number, then pairs. A fault is reported as a cause only if the
-remaining difference is within the budget on every probe.
+The search tries single faults, then faults with a fitted number, then combinations. A complete explanation leaves a
+difference within the budget on every probe. `Explanation.remains` marks an incomplete explanation.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Explanation:
     indistinguishable: tuple[str, ...] = ()
     """The ids of other faults that explain the difference equally well."""
     split_by: str | None = None
-    """The name of a probe whose result distinguishes the causes from the faults in `indistinguishable`."""
+    """The name of a probe on which the causes and the faults in `indistinguishable` have different results."""
     remains: bool = False
-    """Whether the causes completely explain only some of the probes."""
+    """Whether the causes explain only some of the probes."""
 
 
 def explain(
@@ -50,16 +50,16 @@ def explain(
     clock: Clock,
     deepest: int = DEEPEST,
 ) -> Explanation:
-    """Find the causes of the difference at `segment`: at most `deepest` faults at the taps `sites`, besides the `known`
-    faults. `others` are all probes, one of which may distinguish causes that are equally good. A fault in `earlier`
-    explanations is likely in the next layer, too."""
+    """Find the causes of the difference at `segment`: at most `deepest` faults at the taps `sites`, in addition to the
+    `known` faults. `others` are all probes, which may distinguish causes that explain the segment equally well. Try
+    faults of `earlier` explanations first, because a fault is often in several layers."""
     search = Search(segment, sites, known, clock)
     before = rms(segment.left(search.screen, known))
     if (same := _same_as_earlier(segment, known, before, search.screen, earlier)) is not None:
         return same
     likely = [combination for combination, _ in _made_before(segment, search.screen, earlier)]
     alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
-    in_vain = sum(not each.causes for each in alike) > 1  # two searches of such segments failed
+    in_vain = sum(not each.causes for each in alike) > 1  # two searches for segments of this kind failed
     deepest = 1 if in_vain else deepest
     found, remains = list[Combination](), False
     with contextlib.suppress(OutOfTime):
@@ -79,7 +79,8 @@ def explained_by(
     *,
     remains: bool = False,
 ) -> Explanation:
-    """Return the explanation by the first of several combinations that are equally good."""
+    """Return an explanation with the first combination in `found`; the other combinations explain the segment equally
+    well."""
     (chosen, *rest), screen = found, screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
     causes = (*causes[:-1], _with_others(causes[-1], chosen, rest))
@@ -91,7 +92,7 @@ def explained_by(
 
 
 def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str, ...], Combination]:
-    """Map fault ids that are not in `chosen` to the first combination of `rest` that adds faults with these ids."""
+    """Return combinations of `rest` that contain other kinds of faults than `chosen`, by the ids of these faults."""
     own, rivals = {each.fault.id for each in chosen}, dict[tuple[str, ...], Combination]()
     for rival in rest:
         new = tuple(dict.fromkeys(each.fault.id for each in rival if each.fault.id not in own))
@@ -103,8 +104,8 @@ def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str,
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop the first combinations that make a right segment wrong, unless all do. For example, a fault is only in the
-    last sublayer if earlier segments are right."""
+    """Drop leading combinations that make a right segment wrong, unless all combinations do. For example, right
+    segments in earlier layers show that a fault is only in the last layer."""
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
             return [*found[index:]]
@@ -114,7 +115,8 @@ def _uncontradicted_first(
 def _same_as_earlier(
     segment: Segment, known: Combination, before: float, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> Explanation | None:
-    """If the faults of an earlier segment of this kind also explain this segment, return their explanation."""
+    """If the faults of an earlier segment of the same kind also explain this segment, return an explanation with these
+    faults."""
     for chosen, each in _made_before(segment, screen, earlier):
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
             *others, last = _causes(segment, known, chosen, before, screen)
@@ -127,7 +129,8 @@ def _same_as_earlier(
 def _made_before(
     segment: Segment, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> list[tuple[Combination, Explanation]]:
-    """Move the faults of earlier segments of this kind to this segment; return them with the earlier explanations."""
+    """Move the faults of earlier segments of the same kind to this segment. Return them, each with the earlier
+    explanation."""
     made: list[tuple[Combination, Explanation]] = []
     for tap, each in earlier.items():
         if not each.chosen or tap_kind(tap) != tap_kind(segment.tap) or any(one.sites != (tap,) for one in each.chosen):
@@ -175,14 +178,15 @@ def _cause(
 
 
 def _begins(applied: Combination, screen: Probe) -> str:
-    """Return the first tap at which the last fault changes or removes the value."""
+    """Return the first tap whose value the last fault changes or removes."""
     right, wrong = walk(screen, {}, applied[:-1]), walk(screen, {}, applied)
     changed = (tap for tap in right if tap not in wrong or not np.array_equal(right[tap], wrong[tap], equal_nan=True))
     return next(changed, "")
 
 
 def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:
-    """Add to a cause other numbers or forms of the same fault that explain the difference equally well."""
+    """Add to the text of a cause other numbers or variants of the same fault that explain the difference equally
+    well."""
     fault, sites = chosen[-1].fault, chosen[-1].sites
     alike = [each[0].fault for each in rest if len(each) == len(chosen) == 1 and each[0].sites == sites]
     told = [_other(fault, each) for each in alike if each.id == fault.id]
@@ -204,7 +208,8 @@ def _other(fault: Fault, other: Fault) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """Return the first probe on which the values of two combinations clearly differ, or only one is possible."""
+    """Return the first probe on which two combinations differ by more than the budget, or on which only one can be
+    applied."""
     for name, probe in others.items():
         one, other = (segment.value(probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:

@@ -1,4 +1,4 @@
-"""The verdict on a port: compare its activations with the reference; locate and explain what is wrong."""
+"""The verdict on a port: compare its activations with the reference, then locate and explain its faults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from transparity_conformance.storage.on_disk import chosen
 __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 
 Located = Callable[[Report], None]
-"""A function that receives the report on a wrong port before the search for causes."""
+"""A function that gets the report on a wrong port before the search for causes."""
 
 IN_FORM = "{tap} differs from the reference only in form, which changes no later activation"
 
@@ -66,17 +66,18 @@ def judge(
     needs_logits: bool = True,
     answer: Answer | None = None,
 ) -> Report:
-    """Judge the activations that a port returned. Raise `Interrupted` with the report if Ctrl-C ends the search.
+    """Compare the activations of a port with the reference, and search for causes. If Ctrl-C ends the search, raise
+    `Interrupted` with the report.
 
     Args:
         port, dtype: The name of the port, and the precision that determines the budgets.
         logits_only, needs_logits: Whether to compare only logits, and whether to skip probes without logits.
-        not_compared, repeated: Further lines for the report, and the claim that two runs are equal.
-        clock, located: The limits of the search for causes, and a function that receives the report before the search.
+        not_compared, repeated: Further lines for *Not compared*, and the claim that two runs of the port are equal.
+        clock, located: The limits of the search for causes, and a function that gets the report before the search.
         ranks: The number of ranks, or 1 if the port is also wrong on a single rank.
-        answer: The logits, if taps were matched by value.
+        answer: The port's logits, if operations of the port were matched with taps by value.
     """
-    with np.errstate(all="ignore"):  # a port may return any number
+    with np.errstate(all="ignore"):  # a port may return NaN or infinity
         results, missing = _compare(probes, actual, dtype, logits_only, progress or ignore_progress, needs_logits)
         measured = tuple(_measured(results.values(), dtype))
         claims = (*_claims(measured), *((repeated,) if repeated else ()), *other_convention(results))
@@ -93,7 +94,7 @@ def judge(
 def _compare(
     probes: Mapping[str, Probe], actual: Actual, dtype: str, logits_only: bool, progress: Progress, needs_logits: bool
 ) -> tuple[Results, list[str]]:
-    """Compare each probe for which the port returned activations; also return a line for each missing result."""
+    """Compare the activations on each probe. Return the results, and a line for each missing result."""
     results: dict[str, ProbeResult] = {}
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
@@ -142,7 +143,7 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Return the report. Its verdict can be `agrees` only if `complete`."""
+    """Return the report. The verdict can be `agrees` only if `complete`."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results)
@@ -177,15 +178,16 @@ def _verdict(
 
 
 def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answer | None) -> list[str]:
-    """If a divergence is unexplained, taps may be matched wrongly: leave out notes on the forms of matched taps."""
+    """Remove notes on the forms of matched taps if a divergence is unexplained, because the taps may then be matched
+    wrongly."""
     is_sure = answer is None or all(each.causes for each in divergences)
     unsure = {IN_FORM.format(tap=tap) for tap in (() if answer is None or is_sure else answer.found)}
     return [note for note in notes if note not in unsure]
 
 
 def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:
-    """Drop unexplained divergences that change no logit, unless none does. A right port may exceed an activation's
-    budget."""
+    """Drop unexplained divergences that change no logits, because a right port may exceed an activation's budget. Keep
+    all divergences if none changes the logits."""
     effects = [(each, each.impact) for each in divergences]
     told = [each for each, impact in effects if each.causes or not impact or impact.changes_logits]
     return told or divergences
@@ -194,14 +196,15 @@ def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:
 def _explained(
     results: Results, places: list[str], search: _Search
 ) -> tuple[Sequence[Divergence], Sequence[str], Mapping[str, tuple[object, object]]]:
-    """Return the divergences with their causes, notes on the search, and fields of the configuration that differ."""
+    """Search for causes. Return the divergences, notes on the search, and fields of the configuration that differ in
+    the port."""
     clock, others = search.clock, dict[str, tuple[object, object]]()
     is_large = any(result.probe.is_large for result in results.values())
-    clock.begin(1 if is_large else STAGES)  # the search for rounding may have used all work
+    clock.begin(1 if is_large else STAGES)  # the search for rounding may have used all of the work
     with clock.interruptible():
         divergences = explain_all(results, places, search.progress, clock, search.ranks, search.answer)
         remarks = [clock.note] * (clock.ran_out and any(not each.causes for each in divergences))
-        if not clock.is_interrupted and len(results) > 1:  # one call is too little to determine fields
+        if not clock.is_interrupted and len(results) > 1:  # a single call does not determine the fields
             remarks += departures_note(results, divergences, clock)
             others = several_fields(results, places, divergences, clock)
     return divergences, remarks, others
@@ -210,7 +213,8 @@ def _explained(
 def _undeclared(
     results: Results, measured: Sequence[Measured], rounding: Cause, where: str, dtype: str, notes: list[str]
 ) -> list[Divergence]:
-    """Return the divergence for undeclared rounding, and for a fault that this rounding hides; add a note on each."""
+    """Return a divergence for undeclared rounding, after a divergence for a fault that the rounding hides. Add notes on
+    both."""
     worst = max(measured, key=lambda item: item.share)
     divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile)
     notes.append(
@@ -223,7 +227,8 @@ def _undeclared(
 def _hidden_in_rounding(
     results: Results, measured: Iterable[Measured], dtype: str | None, notes: list[str]
 ) -> list[Divergence]:
-    """Return a fault that the wide budgets of half precision would hide, and add a note on it."""
+    """Return a divergence for a fault whose effect is within the wide budgets of half precision, and add a note on the
+    fault."""
     coherent = coherent_error(results, dtype) if dtype in HALF else None
     if coherent is None:
         return []
@@ -240,7 +245,7 @@ def _random_divergence(repeated: ClaimResult, probe: str) -> Divergence:
 
 
 def _measured(results: Iterable[ProbeResult], dtype: str) -> Iterable[Measured]:
-    """Compare every recorded tap with the oracle (the reference in float64)."""
+    """Compare every recorded tap with the oracle, which is the reference in float64."""
     for result in results:
         oracle = result.probe.oracle
         for tap in (tap for tap in result.order if tap in result.errors):

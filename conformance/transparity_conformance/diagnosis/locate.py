@@ -1,9 +1,9 @@
-"""The location of faults: the wrong segments of a port, and the taps where the faults may be.
+"""Locate faults: find the wrong segments of a port, and the taps at which the faults may act.
 
 A tap is a named activation, and a segment is the computation between two taps. A right port may compute equivalent
-forms of activations inside a sublayer. For example, it may scale the query instead of the scores, or omit a key bias,
-which has no effect on the softmax. A form is equivalent if one map, the same for all rows and positions, turns the
-reference's values into the port's values.
+forms of activations inside a sublayer. For example, a port may scale the query instead of the scores, or omit a key
+bias, which does not change the softmax. A form is equivalent if a single map turns the reference's values into the
+port's values at all rows and positions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INTERNAL = (
     *("query", "query_norm", "query_rotated", "key", "key_norm", "key_rotated", "value"),
     *("scores", "weights", "context", "hidden"),
 )
-"""Taps inside a sublayer, where a right port may have an equivalent form of the activation."""
+"""Taps inside a sublayer, at which a right port may have an equivalent form of the activation."""
 
 INSIDE = ("scores", "weights", "context")
 """The taps of attention after the queries and keys, in order."""
@@ -37,9 +37,10 @@ def is_internal(tap: str) -> bool:
 
 
 def faulty_segments(results: Results) -> tuple[list[str], list[str]]:
-    """List the wrong segments, and the segments that differ only in form, in the order of the forward pass. A tap
-    inside a sublayer differs only in form if `is_equivalent` accepts it and the sublayer's result is right. A port may
-    fold a norm's gain and bias into the next weights. The norm differs only in form if everything after it is right."""
+    """Return the taps of wrong segments, and the taps of segments that differ only in form, in the order of the forward
+    pass. A tap inside a sublayer differs only in form if `is_equivalent` accepts the tap and the sublayer's result is
+    right. A port may fold a norm's gain and bias into the next weights. The norm then differs only in form if all later
+    values are right."""
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
     order = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
@@ -62,14 +63,14 @@ def _wrong(results: Results) -> list[tuple[str, str]]:
 
 
 def _healed(results: Results, suspects: set[str], without: Collection[str] = INTERNAL) -> set[tuple[str, str]]:
-    """Return (probe, tap) for each suspect that differs only in form. To find out, the reference runs without the
-    port's values of the suspects and of taps in `without`."""
+    """Return (probe, tap) for each suspect that differs only in form. For this test, the reference computes the
+    suspects itself, and all taps whose names end with a word in `without`."""
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
         ours = walk(result.probe, _outer(result, suspects, without))
         for tap in suspects & set(result.recorded):
             is_nan = np.isnan(result.recorded[tap]).reshape(len(result.recorded[tap]), -1).any(1)
-            rows = is_nan | ~_depends_on_convention(result, tap)  # no convention permits NaN
+            rows = is_nan | ~_depends_on_convention(result, tap)  # no convention allows NaN
             pair = _comparable(result, tap, ours)[rows], ours[tap][rows]
             pairs.setdefault((tap, id(result.probe.parameters)), []).append(pair)
     tolerance = EQUIVALENT_ULPS * max(epsilon(result.dtype) for result in results.values())
@@ -89,8 +90,9 @@ def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) ->
 
 
 def _right(result: ProbeResult, outer: Mapping[str, np.ndarray]) -> dict[str, bool]:
-    """Return whether each of the port's values is right if the reference continues only with the values in `outer`."""
-    neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one measurement is too few near a tie
+    """Return whether the port's value at each tap is right if the reference continues only with the values in
+    `outer`."""
+    neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one is not enough near ties
     budgets = segment_budgets(result.probe, outer, result.dtype, neighbours=neighbours)
     return {tap: error <= max(budgets[tap], result.budgets[tap]) for tap, error in result.gaps_from(outer).items()}
 
@@ -101,14 +103,15 @@ def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], 
 
 
 def _depends_on_convention(result: ProbeResult, tap: str) -> np.ndarray:
-    """Return a mask of the rows of a batch in which a tap depends on a query whose keys are all masked."""
+    """Return a mask of the rows in which the tap depends on an undefined value, such as the weights of a query without
+    visible keys."""
     rows = len(next(iter(result.probe.inputs.values())))
     free = undetermined_positions(result.probe, result.dtype).get(tap)
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
 
 
 def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> list[str]:
-    """Return later taps that together carry the whole effect of `tap` on the logits."""
+    """Return the later taps inside the sublayer that carry the effect of `tap`, and the next tap in `outer`."""
     attention, _, last = tap.rpartition(".")
     through = {"hidden": (), "value": INSIDE[2:], "scores": INSIDE[1:], "weights": INSIDE[2:], "context": ()}
     behind = result.order[result.order.index(tap) + 1 :]
@@ -117,8 +120,9 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 
 
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the port's value at `tap`. With ALiBi, a port such as BLOOM may compute the bias from the key's position,
-    which adds a constant to each row. Masked scores become the reference's scores plus this constant."""
+    """Return the port's value at `tap`, adjusted for ALiBi. A port such as BLOOM may compute the bias from the key's
+    position, which adds a constant to each row of scores. Masked scores are then the reference's scores plus this
+    constant."""
     recorded = result.recorded[tap]
     if not tap.endswith(".scores") or result.probe.config.positions != "alibi":
         return recorded
@@ -129,7 +133,7 @@ def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -
 
 
 def wrong_at_tokens(results: Results, faulty: list[str]) -> list[str]:
-    """List the taps in `faulty` that differ at tokens, rather than only at padding."""
+    """Return the taps in `faulty` that differ at tokens, not only at padding."""
     found: dict[str, None] = {}
     for result in results.values():
         found |= dict.fromkeys(result.misshapen)
@@ -146,11 +150,11 @@ def _differs(result: ProbeResult, tap: str) -> bool:
 
 
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
-    """List the taps at which a fault may cause a difference at `tap`, in order. These are `tap`, earlier taps that are
-    not recorded, and the outputs of sublayers that the residual stream adds before `tap`."""
+    """Return the taps at which a fault may cause a difference at `tap`, in order. These are earlier unrecorded taps,
+    outputs of sublayers in the residual stream before `tap`, and `tap` itself."""
     recorded, before = result.recorded, result.order[: result.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])
-    # Include all unrecorded taps of the layer, because a recorded tap between two of them may be on another path.
+    # Include all unrecorded taps of the layer, because the recorded taps between them may be on another path.
     sites = [name for name in reversed(before) if name not in recorded and name.startswith(f"{layer}.")]
     for name in reversed(before):
         if name in recorded:
@@ -175,10 +179,11 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def is_equivalent(tap: str, pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Return whether one map turns our values into the port's values, within `tolerance` of the largest element."""
+    """Return whether a single map turns our values into the port's values, within `tolerance` times the largest
+    element."""
     if not pairs or not all(actual.shape == ours.shape for actual, ours in pairs):
         return False
-    if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # NaN of a port may spread to ours
+    if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # our values may contain the port's NaN
         return False
     last = tap.rpartition(".")[2]
     if last == "hidden":
@@ -205,7 +210,7 @@ def _flat(x: np.ndarray) -> np.ndarray:
 
 
 def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether actual = ours · A + b for some A and b; False unless there are more positions than features."""
+    """Return whether actual = ours · A + b for some A and b. Return False if there are too few positions to decide."""
     known = np.concatenate([ours, np.ones((len(ours), 1))], axis=1)
     if len(known) <= known.shape[1] + 1:
         return False
@@ -214,7 +219,8 @@ def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
 
 
 def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether each hidden unit of the port is a positive multiple of a unit of ours; False if all are 0."""
+    """Return whether each hidden unit of the port is a positive multiple of one of our units, or 0. Return False if all
+    are 0."""
     length = np.linalg.norm(ours, axis=0)
     likeness = (ours / np.where(length > 0, length, 1)).T @ actual
     best, scale = likeness.argmax(axis=0), likeness.max(axis=0)
@@ -223,7 +229,7 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
-    """Return whether each head of the port equals a head of ours. Scores may be scaled, and shifted in each row."""
+    """Return whether the port's heads equal our heads in some order. Scores may be scaled, and shifted in each row."""
 
     def head_of(x: np.ndarray, head: int) -> np.ndarray:
         return (x - x.mean(-1, keepdims=True) if shifted else x)[:, head].ravel()

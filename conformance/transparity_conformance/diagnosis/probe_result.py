@@ -1,4 +1,4 @@
-"""The activations of a port on one probe, compared with the reference segment by segment."""
+"""Compare the activations of a port on one probe with the reference, segment by segment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.storage.on_disk import changed, chosen
 
 MOST_FEATURES = 4096
-"""The largest number of features or tokens for which a report lists each error."""
+"""Reports list the errors of features or tokens only up to this number."""
 
 
 @dataclass
@@ -36,14 +36,15 @@ class ProbeResult:
     """The taps of the reference, in the order of the forward pass."""
     budgets: dict[str, float]
     errors: dict[str, float]
-    """The largest difference at each tap, not counting positions whose right value depends on a convention."""
+    """The largest difference at each tap, without positions whose right value depends on a convention."""
     everywhere: dict[str, float]
     """The largest difference at each tap, including positions whose right value depends on a convention."""
     dtype: str
     """The precision that determines the budgets."""
 
     def judged(self, tap: str, ours: np.ndarray) -> np.ndarray:
-        """Return the port's value at `tap`, but `ours` where the right value depends on a convention or a near-tie."""
+        """Return the port's value at `tap`, with `ours` at positions whose right value depends on a convention or a
+        near-tie."""
         return judged(self.probe, tap, self.recorded[tap], ours, self.dtype, self.recorded)
 
     def gap(self, tap: str, ours: np.ndarray) -> float:
@@ -58,7 +59,7 @@ class ProbeResult:
         }
 
     def without(self, taps: Collection[str]) -> ProbeResult:
-        """Return the result as if the port had not returned `taps`."""
+        """Return the result for a port that does not return `taps`."""
         recorded = chosen(self.recorded, [tap for tap in self.recorded if tap not in taps])
         errors = {tap: error for tap, error in self.errors.items() if tap not in taps}
         return dataclasses.replace(self, recorded=recorded, errors=errors)
@@ -95,7 +96,7 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
     }
     right = chosen(shown, [tap for tap in shown if tap not in misshapen])
     recorded = changed(right, lambda value: np.asarray(value, np.float64))
-    if recorded.keys() <= {"logits"}:  # with logits only, the reference computes everything itself
+    if recorded.keys() <= {"logits"}:  # without other activations, the reference computes all values itself
         ours: Mapping[str, np.ndarray] = probe.oracle.expected
         budgets = {tap: probe.oracle.budget(tap, dtype) for tap in probe.oracle.noise(dtype)}
     else:
@@ -126,7 +127,7 @@ def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
 
 
 def still_wrong(results: Results, known: Sequence[Hypothesis], most: int = 10_000) -> list[str]:
-    """List the taps that are still wrong if the reference has the faults `known`; stop after `most` + 1 taps."""
+    """Return the taps that are wrong even if the reference has the faults `known`; stop after more than `most` taps."""
     wrong: dict[str, None] = {}
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)

@@ -1,8 +1,8 @@
 """Find a reduced precision that explains all differences between the port and the reference.
 
-A port may round the weights, the results of operations, or the factors of matrix products. For example, tensor
-cores round factors to TF32 or half precision, and sum in float32. To test this, the reference runs on arrays whose
-matrix products first round both factors.
+A port may round the weights, the results of operations, or the factors of matrix products. For example, tensor cores
+round the factors to TF32 or half precision, and sum in float32. To test this cause, the reference runs on `Factors`,
+arrays that round both factors of each matrix product.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from transparity_conformance.storage.mapped import Mapped
 
 
 def find_rounding(results: Results, dtype: str, alone: Results | None = None) -> Cause | None:
-    """Return a rounding to fewer bits that explains all differences, or None. Rounding never explains a wrong shape. If
-    activations were matched by value, `alone` contains only the logits."""
+    """Return the reduced precision that explains all differences as a cause, or None. Rounding never explains a wrong
+    shape. If activations were matched by value, `alone` contains the results with only the logits."""
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
     every = _rounded_weights(results) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
@@ -39,7 +39,7 @@ def find_rounding(results: Results, dtype: str, alone: Results | None = None) ->
 def _is_beyond_rounding(results: Results) -> bool:
     """Return whether the first wrong value differs by more than rounding to bfloat16, the coarsest dtype, explains."""
     first = next((result for result in results.values() if result.wrong), None)
-    if first is None or not math.isfinite(first.errors[first.wrong[0]]):  # an overflow of float16
+    if first is None or not math.isfinite(first.errors[first.wrong[0]]):  # float16 may overflow
         return False
     tap = first.wrong[0]
     budgets = segment_budgets(first.probe, first.recorded, "bfloat16", until=tap, neighbours=1)
@@ -47,7 +47,8 @@ def _is_beyond_rounding(results: Results) -> bool:
 
 
 def declared_by(rounding: Cause) -> str | None:
-    """Return the half precision that the user should declare for a port with this `rounding`, or None."""
+    """Return the half precision that the user should declare for a port with this `rounding`; None for other
+    precisions."""
     return next((kind for kind in HALF if kind in rounding.says), None)
 
 
@@ -67,8 +68,9 @@ def _rounded_weights(results: Results) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Return a lower precision whose budgets cover all errors, and that represents all wrong values and the last value
-    exactly. Under `torch.autocast`, matrix products are in bfloat16, but norms and residuals are not."""
+    """Return a lower precision whose budgets cover all errors, and which represents all wrong values and the last value
+    exactly. Right values need not be exact: under `torch.autocast`, matrix products are in bfloat16, but norms and
+    residuals are not."""
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue
@@ -82,8 +84,8 @@ def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
 
 
 def _rounded_answer(results: Results, alone: Results, dtype: str) -> Cause | None:
-    """Return a lower precision that explains the logits and, on each probe, the first wrong activation. Activations
-    after it may be matched with wrong operations."""
+    """Return a lower precision that explains the logits and the first wrong activation on each probe. Later activations
+    are not tested, because they may be matched with wrong operations."""
     found = _rounded_arithmetic(alone, dtype)
     if found is None:
         return None
@@ -100,8 +102,8 @@ def _is_within(result: ProbeResult, kind: str) -> bool:
 
 
 def _rounded_products(results: Results) -> Cause | None:
-    """Return the first kind of rounding that leaves only small shares of the differences, in linear maps only or in all
-    products. If both explain the differences, return the one that leaves the smaller share."""
+    """Return the first precision to which the port may round the factors of matrix products. For each precision, try
+    rounding in linear maps only and in all products, and take the better of both."""
     order = next(iter(results.values())).order
     for kind in ("TF32", *HALF):
         left = [(_typically_left(results, each), each) for each in products_of(kind, order)]
@@ -112,7 +114,8 @@ def _rounded_products(results: Results) -> Cause | None:
 
 
 def _typically_left(results: Results, hypothesis: Hypothesis) -> float:
-    """Return the median share that remains over all probes, or infinity if too much remains on a probe."""
+    """Return the median over all probes of the share of the difference that remains; infinity if a share is too
+    large."""
     left = list[float]()
     for result in results.values():
         left.append(_share_left(result, hypothesis))
@@ -122,7 +125,7 @@ def _typically_left(results: Results, hypothesis: Hypothesis) -> float:
 
 
 def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
-    """Return the largest share of a difference that remains at any tap if the reference rounds in the same way."""
+    """Return the largest share of a difference that remains at a tap if the reference rounds like the hypothesis."""
     if not result.wrong:
         return 0.0
     ours, rounded = walk(result.probe, result.recorded), walk(result.probe, result.recorded, (hypothesis,))
@@ -131,7 +134,8 @@ def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
 
 def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> float:
     """Return median |actual − rounded| / median |actual − ours|: the share of a difference that remains after rounding.
-    Return infinity if an element differs by more than rounding can cause. Ignore elements that are equal everywhere."""
+    Return infinity if an element differs by more than rounding can cause. Elements that are equal in all three arrays
+    do not count."""
     ours, rounded = np.asarray(ours), np.asarray(rounded)
     moved = (actual != ours) | (rounded != ours)
     with np.errstate(all="ignore"):
@@ -141,7 +145,8 @@ def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> floa
 
 
 class Factors(np.ndarray):
-    """An array that rounds both factors before each matrix product. If it `spreads`, its results do so, too."""
+    """An array that rounds both factors before each matrix product. If `spreads`, results of operations are `Factors`,
+    too."""
 
     kind = "tf32"
     spreads = True
@@ -166,7 +171,7 @@ def factors(kind: str, value: np.ndarray, *, spreads: bool = True) -> Factors:
 
 
 def products_of(kind: str, taps: list[str]) -> Iterator[Hypothesis]:
-    """Yield the hypotheses that linear maps round their factors to `kind`, and that all matrix products do so."""
+    """Yield two hypotheses: linear maps round their factors to `kind`, or all matrix products do so."""
     for which, sites in (("linear maps", ()), ("matrix products", taps)):
         description = f"rounding of the factors of {which} to {kind}"
         alter = partial(_alter, kind.lower(), spreads=bool(sites))
@@ -176,7 +181,7 @@ def products_of(kind: str, taps: list[str]) -> Iterator[Hypothesis]:
 
 
 def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str, *, spreads: bool) -> Arrays:
-    """Return the parameters in memory as `Factors`. Parameters in files are rounded when they are read."""
+    """Return the parameters in memory as `Factors`. Parameters in files are left out."""
     if site != PARAMETERS:
         return {}
     in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}

@@ -1,4 +1,4 @@
-"""Skip the first layers of the reference if their output is known.
+"""Skip the first layers of the reference if the output of the last skipped layer is known.
 
 A stack that starts at its third layer is a shorter stack whose embedding is the output of the second layer. The
 reference runs this shorter model, with a tap function that translates the names of activations.
@@ -17,7 +17,8 @@ from transparity.taps import in_layer
 from transparity_conformance.oracle.oracle import Arrays
 
 Depth = tuple[int, int]
-"""(0, i) for layer i of the encoder, (1, i) for layer i of the decoder; i is the number of layers after the last."""
+"""(0, i) for layer i of the encoder, (1, i) for layer i of the decoder. After the last layer, i is the number of
+layers."""
 
 
 @functools.lru_cache(maxsize=2**6)
@@ -42,7 +43,8 @@ def depth(config: TransformerConfig, name: str) -> Depth:
 
 @dataclass(frozen=True)
 class Start:
-    """Where the reference starts: the number of skipped layers of each stack, and the known activations (`given`)."""
+    """The place where the reference starts: the number of skipped layers of each stack, and the known activations
+    (`given`)."""
 
     config: TransformerConfig
     given: Mapping[str, Any]
@@ -65,7 +67,7 @@ class Start:
 
     def skips(self, name: str) -> bool:
         if name.startswith("encoder.") and self.whole_encoder:
-            # If both stacks share an embedding table, the table has the name of the encoder's table.
+            # If both stacks share an embedding table, the decoder reads the table under the encoder's name.
             return not (self.config.shared_embedding and name == "encoder.token_embedding.weight")
         if found := in_layer(name):
             return found[1] < (self.encoder if found[0] == "encoder" else self.decoder)

@@ -1,4 +1,4 @@
-"""A wrong segment, the difference that remains when the reference has faults, and how to join segments."""
+"""A wrong segment, and the difference that remains if the reference has faults."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ Combination = tuple[Hypothesis, ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """A tap at which the port differs from the reference, on all probes with a known value of the port at this tap."""
+    """A tap at which the port differs from the reference, with the results on all probes for which the port's value is
+    known."""
 
     tap: str
     results: Mapping[str, ProbeResult]
     """The port's activations and budgets, by the name of the probe."""
     ranks: int = 1
-    """The number of the port's ranks, but 1 if the difference has no relation to sharding."""
+    """The number of the port's ranks; 1 if sharding is not the cause of the difference."""
     _bases: dict[str, Base] = field(default_factory=dict, init=False)
     _sizes: dict[tuple[Any, ...], tuple[Combination, float, float]] = field(default_factory=dict, init=False)
 
@@ -37,18 +38,19 @@ class Segment:
 
     @property
     def is_whole_model(self) -> bool:
-        """Return whether the port's value is known only at this tap. The segment is then the whole model."""
+        """Whether the port's value is known only at this tap, so that the segment is the whole model."""
         return all(len(each.recorded) == 1 for each in self.results.values())
 
     def budget(self, probe: Probe) -> float:
-        """Return the budget of the segment; for a probe without this tap, return the budget of the model up to it."""
+        """Return the budget of the segment. For a probe without results, return the budget of the tap in the whole
+        model."""
         having = self.results.get(probe.name)
         if having is None:
             return probe.oracle.budget(self.tap, next(iter(self.results.values())).dtype)
         return having.budgets[self.tap]
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return a walk without faults whose values other walks reuse; None if several activations are known."""
+        """Return a walk without faults, whose values other walks reuse; None if several activations are known."""
         recorded = self.results[probe.name].recorded
         if len(recorded) > 1:
             return None
@@ -57,7 +59,8 @@ class Segment:
         return self._bases[probe.name]
 
     def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
-        """Return the reference's value with the faults; None if they exclude each other, or if one removes the tap."""
+        """Return the reference's value with the faults `chosen`; None if the faults exclude each other, or if one
+        removes the tap."""
         given = self.results[probe.name].recorded if probe.name in self.results else {}
         base = self._base(probe) if given else None
         try:
@@ -66,15 +69,16 @@ class Segment:
             return None
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Return the port's value minus the reference's with the faults `chosen`; 0 where a convention decides."""
+        """Return the port's value minus the value of the reference with the faults `chosen`; 0 where a convention
+        determines the value."""
         ours = self.value(probe, chosen)
-        if ours is None:  # a fault may remove the tap, such as a norm elsewhere
+        if ours is None:  # a fault may remove the tap, for example by moving a norm
             return np.array([np.inf])
         return less(self.results[probe.name].judged(self.tap, ours), ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
-        """Return the remaining difference, relative to the budget. If the difference is slightly too large, measure the
-        budget again with the faults. First measure with two sets of slightly different weights, then with all sets."""
+        """Return the remaining difference relative to the budget. If the difference is slightly too large, measure the
+        budget again with the faults in the reference. Use two sets of slightly changed weights first, then all sets."""
         error, budget, result = self.largest(probe, chosen), self.budget(probe), self.results[probe.name]
         for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[result.dtype]), (probe.neighbours, LUCK)):
             if budget < error < within * budget:
@@ -84,7 +88,8 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the faults make a right segment wrong, such as an earlier layer, or exclude each other."""
+        """Return whether the faults make a right segment wrong, for example in an earlier layer, or exclude each
+        other."""
         result = self.results[probe.name]
         if not result.right:
             return False
@@ -103,14 +108,15 @@ class Segment:
         return self.largest(probe, chosen) <= within * (self.budget(probe) or 1)
 
     def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
-        """Return whether the difference is within the budget on all `probes` (by default, all of the segment)."""
+        """Return whether the difference is within the budget on all `probes` (by default, all probes of the
+        segment)."""
         return all(self.share(probe, chosen) <= 1 for probe in (self.probes if probes is None else probes))
 
     def largest(self, probe: Probe, chosen: Combination) -> float:
         return self._size(probe, chosen)[1]
 
     def _size(self, probe: Probe, chosen: Combination) -> tuple[float, float]:
-        """Return (root mean square, maximum) of the remaining difference; compute it only once."""
+        """Return (root mean square, maximum) of the remaining difference, which is computed only once."""
         # Hypotheses cannot be hashed, so the key contains their `id`. Storing them keeps each `id` unique.
         key = probe.name, *map(id, chosen)
         if key not in self._sizes:
@@ -137,14 +143,14 @@ def scope_of(tap: str) -> str:
 
 
 def layer_of(tap: str) -> str:
-    """Return the layer to which a tap belongs, or else the tap itself."""
+    """Return the layer to which a tap belongs, or the tap itself if it is in no layer."""
     return ".".join(tap.split(".")[:3])
 
 
 def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[str]) -> tuple[str, Results]:
-    """Join the wrong activations of a sublayer to one segment, because they may be matched wrongly. It starts at the
-    right activations and ends at the first tap that depends on all wrong taps. Return this end, and the results without
-    the other taps. The end is empty if only one tap is wrong, or if a wrong tap was not matched by value."""
+    """Join the wrong activations of a sublayer to one segment, because they may be matched wrongly. The segment ends at
+    the first tap that depends on all wrong taps. Return this tap, and the results without the other wrong taps. The tap
+    is an empty string if only one tap is wrong, or if a wrong tap was not matched by value."""
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
     if not having or not inside <= {*found}:
@@ -156,14 +162,14 @@ def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[
 
 
 def _wrong(result: ProbeResult, scope: str) -> set[str]:
-    """Return the wrong activations of a sublayer, if the reference computes them from the sublayer's input."""
+    """Return the activations of a sublayer that are wrong if the reference computes the whole sublayer itself."""
     inside = {tap for tap in result.recorded if scope_of(tap) == scope}
     errors, within = result.gaps_from(result.without(inside).recorded), REMEASURED_WITHIN[result.dtype]
     return {tap for tap in inside if errors[tap] > within * result.budgets[tap]}
 
 
 def _end(result: ProbeResult, wrong: Collection[str], inside: Collection[str]) -> str:
-    """Return the first wrong tap that depends on all taps `inside` a sublayer, or an empty string."""
+    """Return the first wrong tap that depends on all taps in `inside`, or an empty string."""
     given = result.without(wrong).recorded
     ours, common = walk(result.probe, given), {*wrong}
     for tap in {*inside} & result.recorded.keys():

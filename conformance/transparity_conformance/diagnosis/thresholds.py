@@ -14,7 +14,7 @@ REMEASURED_WITHIN = {
     "bfloat16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
     "float16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
 }
-"""The largest difference, in budgets, for which the budget is measured again with the fault in the reference."""
+"""Up to this difference, in budgets, the budget is measured again with the fault in the reference."""
 
 LUCK = Threshold(
     4.5, "in 144 models with large scores, a right program's error was up to 4.5 × the error of three sets of weights"
@@ -27,7 +27,7 @@ EQUIVALENT_ULPS = Threshold(
     "Equivalent forms deviate from this map by at most 23 ulps of their largest value (3 ulps without large scores). "
     "Wrong values deviate by at least 1.7 million ulps",
 )
-"""The tolerance of an equivalent form, in ulps of its largest number."""
+"""The tolerance of an equivalent form, in ulps of its largest element."""
 
 NO_EXPLANATION = Threshold(
     0.5,
@@ -35,7 +35,7 @@ NO_EXPLANATION = Threshold(
     "leaves at most 1.1e-4 of the difference. Another fault leaves more than half of the difference in 99.6 % of 7,268 "
     "cases (two models, two probes, one of them with large scores)",
 )
-"""A fault explains a difference only if at most this share of the difference remains."""
+"""A fault explains a difference only if it leaves at most this share of the difference."""
 
 ROUNDED_PRODUCTS = (
     "matrix products were rounded to TF32 or bfloat16 (five probes, 20 runs). If the reference rounds in the same "
@@ -57,7 +57,8 @@ FURTHEST_ROUNDED = Threshold(
     "queries are also 5 % too large, the ratio is 25 in TF32. In bfloat16, the ratio is only 3.1, but the share of "
     "the difference that remains exceeds its limit",
 )
-"""The largest accepted difference of an element, relative to the largest difference that rounding causes."""
+"""With the reference's own rounding, the largest accepted difference of an element, relative to the largest change by
+this rounding."""
 
 COHERENT = Threshold(
     4,
@@ -73,20 +74,20 @@ PAIRS = (
     "faults, one fault of the pair explained the logits best (11 pairs) or second best (1 pair)"
 )
 BEAM = Count(8, PAIRS)
-"""The smallest number of combinations of faults that the search extends by a further fault."""
+"""The smallest number of combinations that the search extends by a further fault."""
 
 WALKS = Count(
     500,
     f"{PAIRS}. Pairs are ranked by the sum of their effects: 11 right pairs are among the first 375, and the other "
     "right pair is 31,228th",
 )
-"""The number of combinations to try at each size, which limits how many combinations are extended."""
+"""The approximate number of combinations that the search tries at each size."""
 
 DEEPEST = 3
 """The largest number of faults in a combination."""
 
 PAIR = 2
-"""The largest number of faults in a combination at some taps if only logits are known. Triples act at all taps."""
+"""The largest number of faults in a combination whose faults act at only some taps, if only logits are known."""
 
 FITS = (
     "126 wrong numbers, such as an eps, were put into seven models, and numbers of all kinds were fitted to each "
@@ -94,7 +95,7 @@ FITS = (
     "numbers of a wrong kind, each of which leaves at least 1.7e-4 of the difference"
 )
 IMPROVED = Threshold(2, FITS)
-"""A fit is accepted if the grid's best number leaves at least this many times the difference that the fit leaves."""
+"""A fit is accepted if the best number of the grid leaves at least this multiple of the fit's remaining difference."""
 
 BELOW_MEDIAN = Threshold(100, FITS)
-"""A fit is also accepted if the grid's median difference is at least this many times the difference that it leaves."""
+"""A fit is also accepted if the median over the grid is at least this multiple of the fit's remaining difference."""

@@ -1,8 +1,8 @@
 """A walk: a forward pass of the reference that computes each activation from the port's earlier activations.
 
 At each tap (a named activation), the reference computes a value, but continues with the port's value. A segment is the
-computation between two taps. A fault changes only its own segment, so that one walk can reveal several faults. If the
-port returns only logits, the whole model is one segment.
+computation between two taps. A fault makes only its own segment wrong, so one walk can show several faults. If the port
+returns only logits, the whole model is one segment.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from transparity_numpy.transformer import transformer
 
 
 class TapReached(Exception):  # noqa: N818 - not an error
-    """Ends a forward pass after the requested tap, to save time."""
+    """Raised to end a forward pass after the requested tap."""
 
 
 class Impossible(Exception):  # noqa: N818 - not an error
-    """The faults exclude each other; for example, one removes a tap that another changes."""
+    """Raised if faults exclude each other: for example, one fault removes a tap that another fault changes."""
 
 
 @contextlib.contextmanager
@@ -61,8 +61,7 @@ class Base:
     computed: MutableMapping[str, np.ndarray]
     """The values that the reference computes."""
     taps: Mapping[str, np.ndarray]
-    """The values with which the walk continues: the port's values if it returned them, otherwise the computed
-    values."""
+    """The values with which the walk continues: the port's values at recorded taps, computed values at all others."""
 
 
 def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:
@@ -82,14 +81,15 @@ def walk(
     taps: MutableMapping[str, np.ndarray] | None = None,
     choices: Mapping[str, np.ndarray] | None = None,
 ) -> MutableMapping[str, np.ndarray]:
-    """Run the reference, with the faults in `hypotheses`, on the port's activations; return the computed values.
+    """Run the reference with the faults in `hypotheses`, and continue with the port's values at `recorded` taps. Return
+    the computed values.
 
     Args:
         until: The tap after which the walk ends.
-        index: Selects a nearby point (slightly changed weights), to measure rounding; 0 means the weights of the probe.
+        index: The number of a set of slightly changed weights, to measure rounding; 0 means the probe's own weights.
         base: A walk without faults through the same activations, whose values before the first fault are reused.
         taps: A mapping to fill with the values with which the walk continues.
-        choices: The same walk in float64, whose choices of experts this walk uses.
+        choices: The same walk in float64; this walk uses its choices of experts.
     """
     with under_hypothesis() if hypotheses else contextlib.nullcontext():
         right, tokens = neighbour(probe.parameters, index), dict[str, Any](probe.inputs)
@@ -111,13 +111,15 @@ def walk(
 
 
 def _cast(model: Model, known: Arrays, start: Start, dtype: str) -> Arrays:
-    """Return the parameters rounded to `dtype`, except the parameters in `known` and in skipped layers."""
+    """Return the parameters rounded to `dtype`. Parameters in `known` are already rounded; parameters of skipped layers
+    are unused."""
     others = {name: value for name, value in model.parameters.items() if name not in known}
     return known | {name: value if start.skips(name) else rounded(value, dtype) for name, value in others.items()}
 
 
 def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndarray]:
-    """Return storage for the values with which the walk continues. It starts with the values of skipped layers."""
+    """Return storage for the values with which the walk continues. The storage already contains the values of skipped
+    layers."""
     if not start.skipped:
         return probe.room()
     given = changed(start.given, lambda value: rounded(value, dtype))
@@ -146,7 +148,7 @@ def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: 
             model.downstream.append("encoder.embedding")
         changed: Arrays = {}
         if fault.alter:
-            # Each change starts from the right parameters. Otherwise, half of a swap would undo the other half.
+            # Each change reads the right parameters. Otherwise, half of a swap would undo the other half.
             changed = dict(ChainMap(*[fault.alter(model.config, right, site) for site in hypothesis.sites]))
             model.parameters = model.parameters | changed
         if not fault.fields:
@@ -190,7 +192,7 @@ def _walking(
 
 @under_hypothesis()
 def made_with(hypotheses: Sequence[Hypothesis], state: WalkState, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the value at a tap with all faults that change this value."""
+    """Return the value at a tap after the changes of all faults."""
     made = [each.fault for each in hypotheses if name in each.patched]
     for formula, settings in _formulas(made).items():
         value = formula(settings, state, name, value)
@@ -221,7 +223,7 @@ def _start(
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
-    # A recorded activation hides earlier faults from later values, except faults with a `downstream` function.
+    # After a recorded activation, earlier faults have no effect, except faults with a `downstream` function.
     cut = start_at(config, recorded, end).depth if until else (0, 0)
     earliest = min([end, *(depth(config, name) for name in touched if depth(config, name) >= cut)])
     earliest = min([earliest, *(depth(config, name) for name in downstream)])
@@ -235,13 +237,14 @@ def dependents(
     tap: str,
     known: Sequence[Hypothesis] = (),
 ) -> set[str]:
-    """Return the taps that depend on `tap` other than through another tap in `values`. `ours` is the unchanged walk."""
+    """Return the taps that the reference computes from `tap` without another tap of `values` in between. `ours` is the
+    walk through `values`."""
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
 
 def perturbed(value: np.ndarray) -> np.ndarray:
-    """Return other values of similar size: reverse every axis, then scale and shift the values a little."""
+    """Return different values of similar size: reverse every axis, then scale and shift the values a little."""
     value = np.nan_to_num(value)
     return np.flip(value) * 1.02 + 0.01 * (float(np.abs(value).max(initial=0.0)) or 1.0)
 
@@ -256,8 +259,8 @@ def segment_budgets(
     neighbours: int = 3,
     truth: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Return the budget (tolerance) of each segment, from rounding errors in `dtype` at nearby points (`neighbours`
-    sets of slightly changed weights). `truth` is the same walk in float64, if it is already known."""
+    """Return the budget (tolerance) of each segment, from rounding errors in `dtype` with `neighbours` sets of slightly
+    changed weights. `truth` is the same walk in float64, if it is already known."""
     rule, ulp = RULES[dtype], epsilon(dtype)
     measured = "float32" if dtype == "float64" else dtype
     noise: dict[str, float] = {}
@@ -275,6 +278,7 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """Change each element at random by up to half an ulp, because a port may continue with values before rounding."""
+    """Change each element at random by up to half an ulp, because a port may continue with values that it has not
+    rounded."""
     random = np.random.default_rng([index, value.size])
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))

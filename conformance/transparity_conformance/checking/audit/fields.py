@@ -62,8 +62,8 @@ class AuditProbe(Probe):
         return budget_of(noise, self.oracle.scale("logits"), self.dtype)
 
     def is_off(self, logits: np.ndarray) -> bool:
-        """Return whether logits differ by more than rounding. If the error is slightly too large, measure the budget
-        again: first with sequential sums, then with more slightly changed weights."""
+        """Return whether the error exceeds rounding. If the error is slightly too large, measure rounding again: first
+        with sequential sums, then with more copies of the weights, each slightly changed."""
         error = self.error(logits)
         if 1 < share(error, self.allowed) < REMEASURED_WITHIN[self.dtype]:
             self.oracle.measure_again(self.dtype)
@@ -72,8 +72,8 @@ class AuditProbe(Probe):
         return share(error, self.allowed) > 1
 
     def left(self, logits: np.ndarray, config: TransformerConfig, parameters: Arrays) -> float | None:
-        """Return the error relative to another reference; None if rounding does not explain it, or the parameters do
-        not fit."""
+        """Return the error relative to the reference with another configuration and other parameters. Return None if
+        the error exceeds rounding, or if the parameters do not fit the configuration."""
         expected = logits_of(config, parameters, self.inputs)
         left = np.inf if expected is None else gap(logits, expected)
         return left if share(left, self.allowed) <= 1 else None
@@ -104,9 +104,10 @@ class Audited:
     model_type: str | None
     """The family whose folders a loader reads; None for a `build`."""
     files: tuple[str, str]
-    """The names of the files with the configuration and the parameters, as in `Audit`."""
+    """The names under which reports show the configuration and the parameters, such as `config.json`."""
     reported: Callable[[str, Sequence[str]], Sequence[str]] = lambda folder, names: ()
-    """A function that returns the tensors that a loader reports as missing if a folder lacks the tensors `names`."""
+    """A function that loads a copy of a folder without the tensors `names`, and returns the names that the loader
+    reports."""
 
     def logits(self, edit: Edit, probe: AuditProbe, folder: Path | None = None) -> np.ndarray | PortError:
         """Return the logits or the error of the port after an edit of its files; a loader reads a copy of `folder`."""
@@ -127,7 +128,7 @@ def audited_of(build: Port) -> Audited:
 
 
 def _edited(port: Port, edit: Edit) -> Port:
-    """Return a port that is built with the edit's random seed, and without the parameter that the edit removes."""
+    """Return a `build` that sets the edit's random seed, and leaves out the parameters that the edit removes."""
 
     @functools.wraps(port)
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any) -> Any:
@@ -152,13 +153,14 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""One or two variants of a change, each with a call whose logits the variant changes; None if no call shows it. The
-audit tries the second variant if the port refuses the first, or if the error of the first may be chance."""
+"""One or two variants that make the same change, each with a call whose logits the variant changes, or None without
+such a call. The audit tries the second variant if the port refuses the first, or if the error of the first may be
+chance."""
 
 
 @functools.lru_cache(maxsize=KEPT)
 def exercised(model_type: str | None, config: TransformerConfig, dtype: str) -> tuple[Exercised, ...]:
-    """Return the variants of a small model's configuration, each with a call whose logits show the change."""
+    """Return the variants of a small model's configuration, each with a call that shows whether the port ignores it."""
     return tuple(_that_show(changed, dtype) for changed in variants_of(model_type, config))
 
 
@@ -186,7 +188,7 @@ def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progres
 
 
 def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
-    """Judge whether the port follows a variant, ignores it, or computes other logits."""
+    """Return whether the port follows a variant, ignores it, refuses it, or computes other logits."""
     result = AuditedField(variant.name, variant.value, "followed")
     logits = port.logits(Edit(fields=variant.fields), probe)
     if isinstance(logits, PortError):
@@ -212,7 +214,7 @@ def reason_of(error: PortError) -> str:
 
 
 def _readings(variant: Variant) -> Iterator[tuple[str, Any, TransformerConfig]]:
-    """Yield ways in which a port may misread the variant: a field, its wrong value, and the resulting configuration."""
+    """Yield (field, wrong value, configuration) for each way in which a port may misread the variant."""
     for field in dataclasses.fields(variant.config):
         ours = getattr(variant.config, field.name)
         tried = [getattr(variant.before, field.name), field.default, *field.metadata.get("tried", ())]

@@ -57,7 +57,7 @@ class TensorFile:
         return not isinstance(one, PortError) and share(gap(one, other), self.probe.allowed) <= 1
 
     def stand_in(self, names: Sequence[str], logits: np.ndarray) -> tuple[str, float] | None:
-        """Return (description, remaining error) of known values that explain the logits in place of these tensors."""
+        """Return (description, remaining error) of values that reproduce the logits if they replace these tensors."""
         given, ours = self.probe.parameters, [parameter for name in names for parameter in self.parameters[name]]
         for says, replaced in _sources(given, ours):
             if (left := self.probe.left(logits, self.probe.config, {**given, **replaced})) is not None:
@@ -72,8 +72,9 @@ class TensorFile:
         again: np.ndarray | PortError,
         found: tuple[str, float] | None,
     ) -> AuditedTensor:
-        """Return the result for a tensor that the port does not need. `again` has the logits under another random seed.
-        `found` has the values that the port uses in place of the tensor, and the error that remains."""
+        """Return the result for a tensor that the port does not need. `again` has the logits under another random
+        seed. `found` contains a description of the values that the port uses instead of the tensor, and the
+        remaining error."""
         is_drawn = not isinstance(again, PortError) and not self.is_same(again, logits)
         says, left = found or ("random values" if is_drawn else "other values", None)
         without = "never read" if outcome == "never read" else "missing from the file"
@@ -83,7 +84,8 @@ class TensorFile:
 
 @contextlib.contextmanager
 def in_folder(port: Audited, file: TensorFile) -> Iterator[TensorFile]:
-    """Write the model for a loader once, so that each edit only copies the folder; remove the folder at the end."""
+    """Write the model's folder once for a loader, and remove the folder at the end. Each edit then only copies the
+    folder."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         if port.model_type is not None:
             export_checkpoint(port.model_type, file.probe.config, file.probe.parameters, folder)
@@ -106,8 +108,8 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
 def hub_file(
     model_type: str, probe: AuditProbe, known: Collection[str] = ()
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Return the parameters in each tensor of a family's file, and the tensors that a model needs. If all kinds of
-    tensors are `known`, return no needed tensors."""
+    """Return the names of the parameters in each tensor of a family's file, and the tensors that a model needs. If all
+    kinds of tensors are `known`, return no needed tensors, because computing them takes long."""
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))
     parts = parts_in(family, probe.config, names, parameter_shapes(probe.config))
@@ -135,7 +137,7 @@ def kind_of(name: str) -> str:
 
 
 def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Arrays]]:
-    """Yield (description, values): values that a port may wrongly use for the parameters `names`."""
+    """Yield (description, values) for values that a wrong port may use instead of the parameters `names`."""
     yield "zeros", {name: np.zeros_like(given[name]) for name in names}
     yield "ones", {name: np.ones_like(given[name]) for name in names}
     for layer in sorted({place[1] for name in given if (place := in_layer(name))}):
@@ -157,13 +159,14 @@ SECONDS = 30.0
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Build the port without each tensor in turn. If the port is wrong, also change the values of each tensor."""
+    """Build the port without each tensor in turn. If the port is wrong, also build it with other values of each
+    tensor."""
     with in_folder(port, tensor_file(port.model_type, config, dtype)) as file:
         yield from _audited(port, file, progress)
 
 
 def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[AuditedTensor]:
-    """Yield a result for each tensor. Results for tensors that no model uses come first."""
+    """Yield results for additional tensors that the port should ignore, then for each tensor of the model."""
     yield from _strays(port, file)
     unread, began, ends = _never_read(port, file, progress), time.monotonic(), file.ends
     required = file.needed - unread.keys() - _reported(port, file)
@@ -182,11 +185,11 @@ def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[Au
 
 
 def _reported(port: Audited, file: TensorFile) -> set[str]:
-    """Return tensors that the loader reports by name if half of the needed tensors are missing. Most loaders report all
-    missing tensors, so that few tensors are left to be tried one by one."""
+    """Return the tensors whose absence the loader reports by name. Remove half of the needed tensors at once: most
+    loaders report all missing tensors, so few tensors remain to be removed one by one."""
     names = [name for name in file.parameters if name in file.needed]
     halves = (names[::2], names[1::2]) if file.folder is not None and len(names) > 2 else ()
-    with contextlib.suppress(PortError):  # the port's process ended; each tensor is then tried alone
+    with contextlib.suppress(PortError):  # the port's process ended, so remove each tensor separately
         return {name for half in halves for name in port.reported(str(file.folder), half)}
     return set()
 
@@ -194,7 +197,7 @@ def _reported(port: Audited, file: TensorFile) -> set[str]:
 def missed_in_variants(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Yield results for tensors that exist only with another value of a field, such as biases or an untied head."""
+    """Yield results for tensors that exist only if a field has another value, such as biases or an untied head."""
     if port.model_type is None:
         return
     kinds = {kind_of(name) for name in tensor_file(port.model_type, config, dtype).parameters}
@@ -215,7 +218,7 @@ def missed_in_variants(
 
 
 def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
-    """Yield each additional tensor that no model uses, but that changes the result of the loader."""
+    """Yield each tensor that no model uses, but that changes the port's logits if the file contains it."""
     for name, value in strays(port.model_type, file.probe).items() if port.model_type is not None else ():
         answer = file.logits(port, Edit(beside={name: value}))
         if isinstance(answer, PortError) or not file.probe.is_off(answer):
@@ -227,8 +230,8 @@ def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
 
 
 def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
-    """Return unused tensors that published folders contain: weights for predicting several tokens, rotary frequencies,
-    and a copy of a tied head."""
+    """Return tensors that published folders contain although no model needs them: weights for multi-token prediction,
+    rotary frequencies, and a copy of a tied head."""
     config, held = probe.config, tensors_in(family_called(model_type), probe.config, probe.parameters)
     norm = next((name for name, value in held.items() if value.ndim == 1), "norm.weight")
     found = {f"mtp.{norm}": np.ones(config.embed_dim, np.float32)}
@@ -243,7 +246,7 @@ def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
 
 
 def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str, AuditedTensor]:
-    """Return the tensors that a wrong port ignores, each with the values that the port uses instead."""
+    """Return the tensors that a wrong port ignores, each with its result."""
     answer = file.logits(port, Edit())
     if isinstance(answer, PortError) or not np.isfinite(answer).all() or not file.probe.is_off(answer):
         return {}

@@ -1,7 +1,7 @@
 """Variants of a model that differ in one field of config.json.
 
-No table says what the fields of config.json mean. Instead, the audit changes a field of our configuration, writes the
-config.json before and after the change, and compares the files. Other variants leave out a field, or use another form.
+The audit changes a field of our configuration, writes config.json before and after the change, and compares both files.
+Other variants leave out a field, or write the same model in another form of config.json.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ NUMBERS: dict[type, tuple[str, ...]] = {
     float: ("*10", "/10", "*2", "/2", "+1", "-1", "off"),
     int: ("+1", "*2", "/2", "-1", "off"),
 }
-"""Changes of a number, in the order in which the audit tries them."""
+"""Operations that change a number, in the order in which the audit tries them."""
 
 
 def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
-    """Yield, for each change, alternative configurations that make this change; no configuration occurs twice."""
+    """Yield a list of alternative configurations for each change; no configuration occurs twice."""
     fields = dataclasses.fields(config)
     alone = [[{field.name: value} for value in values] for field in fields for values in _values(config, field)]
     seen: set[TransformerConfig | None] = {None}
@@ -44,8 +44,8 @@ def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
 
 
 def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterator[list[Any]]:
-    """Yield lists of other values of a field; the audit tries one value of each list. For a `Literal`, each other
-    option is a list. For a number, all other values are one list."""
+    """Yield lists of other values of a field; the audit uses one value of each list. Each other option of a `Literal`
+    has its own list. All other values of a number share one list."""
     value, kind = getattr(config, field.name), FIELD_TYPES[field.name]
     if is_choice(field.name):
         yield from ([choice] for choice in get_args(kind) if choice != value)
@@ -62,7 +62,7 @@ def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
     """Yield changes of several of our fields that together correspond to one field of config.json."""
     yield {"embed_dim": 2 * config.embed_dim, "feed_forward_dim": 2 * config.feed_forward_dim}
     yield {"rotary_scaling": "linear", "rotary_factor": 3.0}
-    # The turns of the fastest angle must lie between both limits. In 13 positions, it makes 13 / 2π (about 2.07) turns.
+    # In 13 positions, the fastest angle makes 13 / 2π (about 2.07) turns, which must lie between both limits.
     llama3 = {"rotary_factor": 3.0, "rotary_slow_turns": 1.5, "rotary_fast_turns": 2.5}
     yield {"rotary_scaling": "llama3", **llama3, "rotary_original_length": 13}
     yield {"attention_head_dim": config.head_dim + 2}
@@ -95,7 +95,7 @@ def _replaced(config: TransformerConfig, changes: Mapping[str, Any]) -> Transfor
 Fields = dict[str, Any]
 
 DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop")
-"""Suffixes of the names of dropout fields, which have no effect in evaluation mode."""
+"""How names of dropout fields end; dropout has no effect in evaluation mode."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,14 +103,14 @@ class Variant:
     name: str
     """The changed field of config.json; if several fields changed, the first."""
     value: str
-    """The new value as JSON, or `absent`. For another form of the rotary fields, the text also describes this form."""
+    """The new value as JSON, or `absent`. If the rotary fields have another form, the text also describes this form."""
     config: TransformerConfig
     before: TransformerConfig
     """The model that a port has if it ignores the change."""
     was: str = ""
     """The value of the field in `before`."""
     fields: Fields | None = None
-    """The fields of the changed config.json; None for the config.json that the family usually writes for `config`."""
+    """The fields of the changed config.json; None if the exporter's config.json for `config` contains the change."""
     must_show: bool = True
     """Whether the audit uses the variant only if `before` and `config` have different logits."""
 
@@ -123,7 +123,8 @@ Changed = list[Variant]
 
 
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:
-    """Yield variants of a small model: changes of config.json for a family, otherwise changes of our configuration."""
+    """Yield variants of a small model: changes of config.json if the model has a family, otherwise of our
+    configuration."""
     if model_type is None:
         yield from _changed(TransformerConfig.as_dict, TransformerConfig.as_dict, config)
         return
@@ -139,7 +140,7 @@ def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[C
 def _changed(draft: Write, write: Write, config: TransformerConfig) -> Iterator[Changed]:
     """Yield variants with another value of a field, or of several fields that change together.
 
-    `draft` returns the same fields as `write`, but does not test them, which takes most of the time.
+    `draft` returns the same fields as `write`, but is faster, because it does not read them back.
     """
     base = write(config)
     assert base is not None
@@ -151,10 +152,10 @@ def _changed(draft: Write, write: Write, config: TransformerConfig) -> Iterator[
             if draft(other) in (None, *(each for _, each in known)):
                 continue
             fields = write(other) or base
-            if all(differing(each, fields) for _, each in known):  # different models may have the same config.json
+            if all(differing(each, fields) for _, each in known):  # different configurations may share a config.json
                 names, variant = _nearest(known, other, fields)
                 by_names.setdefault(frozenset(names), []).append(variant)
-        # A port may refuse a fraction where the original value is an integer, so other integers come first.
+        # If the original value is an integer, a port may refuse fractions, so integers come first.
         is_other_kind = lambda each: type(json.loads(each.value)) is not type(json.loads(each.was))
         every += ((names, sorted(changed, key=is_other_kind)) for names, changed in by_names.items())
         known += [(each.config, write(each.config) or base) for changed in by_names.values() for each in changed[:1]]
@@ -167,7 +168,8 @@ def _changed(draft: Write, write: Write, config: TransformerConfig) -> Iterator[
 def _nearest(
     known: list[tuple[TransformerConfig, Fields]], config: TransformerConfig, fields: Fields
 ) -> tuple[list[str], Variant]:
-    """Describe a configuration as a change of the most similar known one; return the changed fields and the variant."""
+    """Describe a configuration as a change of the most similar known configuration. Return the changed fields and the
+    variant."""
     before, base = min(known, key=lambda each: len(differing(each[1], fields)))
     names = differing(base, fields)
     value, was = (json.dumps(each.get(names[0])) for each in (fields, base))
@@ -201,7 +203,8 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
 
 
 def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
-    """Yield the model with its rotary fields in other forms: an older form, and the forms of transformers 4 and 5."""
+    """Yield two scaled models with their rotary fields in other forms: an older form, and the forms of transformers 4
+    and 5."""
     based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
     for other in (based, dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)):
         for name, value, fields in _forms_of(write(other) or {}):
@@ -231,7 +234,8 @@ def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
 
 
 def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Yield three variants that loaders often misread: dropout, a disabled window, and the old GELU of Gemma."""
+    """Yield variants that loaders often misread: dropout, a disabled sliding window, and Gemma's old field for its
+    GELU."""
     dropped = {name: 0.5 for name in family.unneeded if name.endswith(DROPOUTS)}
     made = [(min(dropped), {**base, **dropped})] if dropped else []
     if "use_sliding_window" in base:

@@ -1,1 +1,2 @@
-"""Checks of GGUF files, the format of llama.cpp. They separate conversion errors from the effect of quantization."""
+"""Check files in GGUF, the format of llama.cpp. The check separates conversion errors from the effect of
+quantization."""

@@ -1,4 +1,5 @@
-"""The check of a GGUF file: names, shapes, metadata and values of tensors, and the effect of mistakes on the logits."""
+"""Check a GGUF file: its metadata, the names, shapes and values of its tensors, and the effect of mistakes on the
+logits."""
 
 from __future__ import annotations
 
@@ -42,14 +43,14 @@ Model = tuple[TransformerConfig, Arrays]
 
 
 class GgufCheck:
-    """Compares a GGUF file with the checkpoint from which it was made."""
+    """A comparison of a GGUF file with the checkpoint from which the file was made."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.file = read_gguf(Path(options.spec))
 
     def systems(self, checkpoint: importing.Checkpoint) -> Iterator[System]:
-        """Yield the checkpoint as the only configuration; raise `UsageError` if the file has another architecture."""
+        """Yield the checkpoint; raise `UsageError` if the file has another architecture."""
         check_family(checkpoint.model_type, self.file.architecture, self.file.path)
         yield System(checkpoint.model_type, checkpoint.config, checkpoint.parameters)
 
@@ -90,7 +91,8 @@ class GgufCheck:
     def _with_logits(
         self, report: Report, system: System, compared: Compared, fields: Mapping[str, Any], progress: Progress
     ) -> Report:
-        """Add the effects of quantization and of mistakes on the logits; search for the causes of unknown mistakes."""
+        """Report how quantization and mistakes change the logits. If a fault has no cause, search for causes in the
+        forward pass."""
         assert system.parameters is not None
         family, config = family_called(system.name), system.config
         exact = config, system.parameters
@@ -118,7 +120,8 @@ class GgufCheck:
 
 
 def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:
-    """Yield a note on how much the logits of a text change from the right to the wrong model, unless both are equal."""
+    """Yield a note on how much the logits differ between the right and the wrong model, unless both models are
+    equal."""
     config, parameters = right
     if wrong[0] == config and all(np.array_equal(wrong[1][name], parameters[name]) for name in parameters):
         return

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file, compared with the checkpoint's configuration in the way llama.cpp reads metadata."""
+"""Compare the metadata of a GGUF file with the checkpoint's configuration. Missing keys have llama.cpp's defaults."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ SOFTCAPS = (
     Key("attention.sliding_window", "sliding_window", 4096),
 )
 ACTIVATIONS = {"gemma": "gelu-tanh", "gemma2": "gelu-tanh", "gpt2": "gelu-tanh"}
-"""The activation that llama.cpp uses for each architecture; SiLU for all others."""
+"""The activation function that llama.cpp uses for these architectures; llama.cpp uses SiLU for all others."""
 
 SHAPES = {key.field for key in (*SIZES, *GROUPED)}
 """Fields on which the shapes of weights depend."""
 
 CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention_head_dim", "rotated_dim": "rotary_dim"}
-"""The configuration field from which each property is computed, if the names differ."""
+"""For properties of the configuration, the field that sets the property, if it has another name."""
 
 
 def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
@@ -70,7 +70,8 @@ def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
 
 
 def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any] | None]:
-    """Return a fault for each wrong key, and the fields with the wrong values, or None if a shape depends on them."""
+    """Return a fault for each wrong key, and the configuration's fields with the wrong values. If the shape of a weight
+    depends on a wrong field, return None instead of the fields."""
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
     for key in keys_of(config, file.architecture):
@@ -95,12 +96,13 @@ def _is_same(value: float, right: float | None) -> bool:
 
 
 def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
-    """Return a fault that needs no comparison of rounded values, such as a missing key."""
+    """Return a fault with an infinite error, such as a missing key."""
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says),))
 
 
 def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any]]:
-    """Compare the rotary scaling, which a file has as a kind and a factor, or as a tensor of factors."""
+    """Compare the rotary scaling, which a file stores as a kind with a factor, or as a tensor of factors. Return the
+    faults and the fields with wrong values."""
     if config.positions != "rotary":
         return [], {}
     faults: list[Divergence] = []
@@ -186,7 +188,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Reader(gguf.GGUFReader):  # type: ignore[misc]
-    """A reader that also checks counts and offsets, because the gguf library does not check them."""
+    """A reader that also checks counts and offsets, which the gguf library does not check."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
         if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):

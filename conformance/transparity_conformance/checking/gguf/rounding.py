@@ -1,4 +1,5 @@
-"""The rounding errors of GGUF types. Rounding moves a number by at most one grid step, and keeps the numbers' order."""
+"""The rounding errors of GGUF types. Rounding changes a number by at most one grid step, and preserves the order of
+numbers that share a scale."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ BITS = {KINDS[name]: int(name.removeprefix("I")[1]) for name in QUANTIZED}
 """The bits per number, not counting the scale of the block."""
 
 AT_ONCE = 2**16
-"""The number of blocks to sort at once, which limits memory."""
+"""The number of blocks to sort at once, to limit memory."""
 
 OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
 """Types in which 16 numbers share a scale. In other types, 32 numbers share a scale."""
@@ -31,9 +32,9 @@ OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
 
 def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
     """Return the grid step of the type at every number of `right`; None for a type with an unknown grid. Numbers with a
-    shared scale are rounded to a grid of 2ᵇ points, and the largest number may be off by a step. The largest measured
-    root-mean-square error of a block is 0.71 steps for random ±1, and 0.36 steps for other rows (llama.cpp's
-    quantizers). For the block of another row, it is at least 1.1 steps in a type of 2 bits."""
+    shared scale are rounded to a grid of 2ᵇ points for b bits. With llama.cpp's quantizers, the largest
+    root-mean-square error of a block is 0.71 steps for random ±1, and 0.36 steps for other rows. If a block contains
+    the values of another row, its error is at least 1.1 steps in a type of 2 bits."""
     if kind in FLOATS:
         return np.abs(right) * FLOATS[kind] + LEAST.get(kind, 0.0)
     if kind not in BITS:
@@ -47,8 +48,8 @@ def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
 
 
 def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: Any) -> tuple[float, float]:
-    """Return the root-mean-square error of the worst block, and the root-mean-square step of this block. For floats, a
-    block is one number. A mean over more blocks would hide one wrong block."""
+    """Return the root-mean-square error of the worst block, and the root-mean-square step of this block. In float
+    types, each number is a block. A mean over several blocks would hide one wrong block."""
     size = 1 if kind in FLOATS else gguf.GGML_QUANT_SIZES[kind][0]
     errors, allowed = _of_blocks(found - right, size), _of_blocks(steps, size)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -66,8 +67,8 @@ def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
 
 
 def disorder(found: np.ndarray, right: np.ndarray, kind: Any) -> float:
-    """Return by how much numbers with a shared scale violate their order in `right`, which rounding to one grid keeps.
-    Equal numbers may have any order."""
+    """Return by how much numbers with a shared scale violate their order in `right`, which rounding to one grid
+    preserves. Numbers that are equal in `right` may have any order."""
     if kind not in BITS:
         return 0.0
     size, worst = OF_16.get(kind, 32), 0.0

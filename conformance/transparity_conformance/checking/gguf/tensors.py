@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, compared with the checkpoint's tensors: names, shapes, and values up to rounding."""
+"""Compare the tensors of a GGUF file with the checkpoint's tensors: names, shapes, and values up to rounding."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class HubTensors:
 
 
 def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[str]) -> Compared:
-    """Compare the file's tensors with the checkpoint's tensors `names`; their shapes are already compared."""
+    """Compare the values of the file's tensors with the checkpoint's tensors `names`, which have the right shapes."""
     compared = Compared()
     for name in names:
         tensor, layout, expected = stored[hub.names[name]], hub.layout(name), hub.expected(name)
         found, steps = tensor.numbers(), step(expected, tensor.kind)
-        # Do not convert equal tensors back: subtracting the 1 that a layout adds would round the numbers.
+        # Do not convert equal tensors: if a layout adds 1, subtracting the 1 would round the numbers.
         theirs = hub.tensors[name] if np.array_equal(found, expected) else layout.to_hub(found)
         compared.as_they_are[name] = compared.as_converted_rightly[name] = theirs
         if steps is None:
@@ -89,8 +89,8 @@ def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[s
 def mistake_of(
     hub: HubTensors, name: str, tensor: GgufTensor, found: np.ndarray
 ) -> tuple[tuple[Cause, ...], np.ndarray]:
-    """Return the first known mistake that explains a tensor within a quantization step, and the tensor without it;
-    without an explanation, the checkpoint's tensor."""
+    """Return the first known mistake that reproduces the tensor up to rounding, and the tensor with the mistake undone.
+    If no known mistake does, return the checkpoint's tensor."""
     right, layout = hub.tensors[name], hub.layout(name)
     for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
         if is_within(found, wrong.to_file(right), tensor.kind):
@@ -134,7 +134,7 @@ def name_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
 
 
 def head_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
-    """Yield the faults of a stored output head, if the checkpoint ties the head to the embeddings."""
+    """Yield a fault if the checkpoint ties the head to the embeddings, but the file stores a different head."""
     if not hub.config.tied_head or OUTPUT not in file.tensors:
         return
     embedding = next(name for name, theirs in hub.names.items() if theirs == EMBEDDING)
@@ -167,7 +167,7 @@ QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
 
 @dataclass(frozen=True)
 class StoredLayout:
-    """A conversion between the layout of the checkpoint and the layout of the GGUF file."""
+    """A layout of a tensor in a GGUF file, with conversions from and to the checkpoint's layout."""
 
     to_file: Change
     to_hub: Change
@@ -181,7 +181,8 @@ PLUS_ONE = StoredLayout(lambda value: value + 1, lambda value: value - 1, "1 is 
 
 
 def permuted(heads: int) -> StoredLayout:
-    """Return the layout for rotations of neighboring features, in which each head's two halves are interleaved."""
+    """Return the layout that llama.cpp uses to rotate pairs of neighboring features: the halves of each head are
+    interleaved."""
 
     def to_file(value: np.ndarray) -> np.ndarray:
         return value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
@@ -190,12 +191,12 @@ def permuted(heads: int) -> StoredLayout:
         return value.reshape(heads, -1, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
 
     return StoredLayout(
-        to_file, to_hub, f"the rows of each of {heads} heads are interleaved, for rotations of neighbors"
+        to_file, to_hub, f"in each of {heads} heads, the rows of both halves are interleaved"
     )
 
 
 def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iterable[str]) -> dict[str, str]:
-    """Map the names of tensors to their names in GGUF files; leave out tensors that GGUF files do not have."""
+    """Map the checkpoint's tensor names to names in GGUF files; leave out tensors that GGUF files do not contain."""
     table = gguf.get_tensor_name_map(ARCHITECTURES[family], layers)
     found = {}
     for name in names:
@@ -218,7 +219,7 @@ def layout_of(family: str, name: str, config: TransformerConfig) -> StoredLayout
 
 
 def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) -> Mapping[str, StoredLayout]:
-    """Return the layouts that mistakes in a conversion may produce, by the id of the mistake."""
+    """Return the layouts that mistakes in a conversion may produce, by the cause's id."""
     found = {"gguf-not-converted": SAME}
     if match := QUERY_OR_KEY.fullmatch(name):
         right = config.num_heads if match[1] == "q" else config.key_value_heads

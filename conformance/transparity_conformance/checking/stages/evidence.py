@@ -1,4 +1,4 @@
-"""The evidence of a check: the state that the stages share, from which the report is made."""
+"""The evidence of a check: the state that all stages share, with the current report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INTERRUPTED = "the check was interrupted: later comparisons are missing, and som
 
 
 class LastReport:
-    """The latest report on a port. Each report is also passed to `located` before the search for causes."""
+    """The latest report on a port. A call stores a new report, and passes it to `located`."""
 
     def __init__(self, located: Located, report: Report | None = None) -> None:
         self.located, self.report = located, report
@@ -45,7 +45,7 @@ class LastReport:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """On Ctrl-C, raise `Interrupted` with the report, if a divergence is already known."""
+        """On Ctrl-C, raise `Interrupted` with the report if it contains a divergence."""
         try:
             yield
         except KeyboardInterrupt as ended:
@@ -75,7 +75,7 @@ class Arguments:
 
     @functools.cached_property
     def probes(self) -> Mapping[str, Probe]:
-        """Return the probes that can be judged in the requested dtype."""
+        """Return the probes of the check. Half precision has too few digits for the large scores of the probe `hot`."""
         wanted = self._every_probe()
         probes = {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
         return probes_on(probes, self.ranks)
@@ -92,7 +92,7 @@ class Arguments:
             return probes_of_preset(preset)
         if parameters is None:
             return probes_of(config, self.name)
-        if not isinstance(parameters, InFolder):  # parameters in a folder are checked when they are read
+        if not isinstance(parameters, InFolder):  # parameters in a folder are validated when they are read
             check_parameters(config, parameters)
         return probes_with(config, parameters, self.name)
 
@@ -107,7 +107,7 @@ class Evidence(LastReport):
 
     ran: Ran
     repeated: ClaimResult
-    """Whether two runs of the port return equal results."""
+    """The claim that two runs of the port return equal results."""
     form: AnswerForm | None = None
     """The form of the port's results, if they are not plain logits."""
     recorded: RecordedPort = NOT_ASKED
@@ -115,7 +115,7 @@ class Evidence(LastReport):
     answer: Answer | None = None
     """The wrong logits of a recorded port, with the single faults that reproduce them."""
     is_wrong_reported: bool = False
-    """Whether the function `located` already got the report on a wrong result."""
+    """Whether `located` already got a report on a wrong result."""
     one_rank: RanksComparison | None = None
     """The comparison of several ranks with one rank that runs the same code."""
 
@@ -158,7 +158,7 @@ class Evidence(LastReport):
         return self.repeated.verdict == "agrees"
 
     def is_unsteady(self) -> bool:
-        """Return whether two runs of the port differ, and the report already lists this as a divergence."""
+        """Return whether two runs of the port differ, and the report contains a divergence."""
         return not self.is_steady() and bool(self.report.faults)
 
     def is_whole(self) -> bool:
@@ -176,6 +176,6 @@ class Evidence(LastReport):
 
     @property
     def judged_ranks(self) -> int:
-        """Return the number of ranks if the sharding may be wrong; return 1 if a single rank has the same error."""
+        """Return the number of ranks if the sharding may be wrong. Return 1 if several ranks agree with one rank."""
         is_sharding = self.one_rank is not None and self.one_rank.one_rank != "agrees"
         return self.ranks.ranks if is_sharding else 1

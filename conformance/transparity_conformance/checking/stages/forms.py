@@ -1,6 +1,6 @@
-"""Results that are not logits: recognize their form, describe it, and convert the results if possible.
+"""Results that are not logits: recognize their form, and convert the results to logits if possible.
 
-A form combines a kind of numbers (`VALUES`), such as probabilities, with an arrangement of axes (`PARTS`).
+A form combines a kind of numbers, such as probabilities (`VALUES`), with an arrangement of axes (`PARTS`).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Part:
     says: str
     """The description, in which `{}` stands for the kind of numbers."""
     advice: str = ""
-    """Advice on how to return logits, in which `{}` stands for the vocabulary's size."""
+    """Advice on how to return logits, in which `{}` stands for the size of the vocabulary."""
     covers: str = ""
     """The part of the logits that the result contains; empty if it contains all logits."""
     part: Arrange = lambda ours: ours
-    """A function that extracts this part from an array of the reference, and arranges the part like the result."""
+    """A function that extracts the part that the result contains from an array of the reference."""
     read: Read = lambda theirs, shape: theirs
-    """A function that arranges the port's result like `part`, given the shape of all logits. It raises `OtherForm` or
-    `ValueError` for a result in another arrangement."""
+    """A function that arranges the port's result like the reference's array, given this array's shape. The function
+    raises `OtherForm` or `ValueError` for a result in another arrangement."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class Value:
     """A function that computes these numbers from the reference's value at `tap`."""
     tap: str = "logits"
     slope: float = 1.0
-    """The largest change of one of these numbers if no logit changes by more than 1."""
+    """The largest change of one of these numbers if each logit changes by at most 1."""
     are_ids: bool = False
 
 
 def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return the elementwise error of a port's values; `ours` is the reference's value at `value.tap`, equally
-    arranged."""
+    """Return the elementwise error of a port's values. `ours` is the reference's value at `value.tap` in the same
+    arrangement."""
     if value.are_ids:
         return _below_the_largest(theirs, ours)
     if theirs.shape != ours.shape:
@@ -76,7 +76,8 @@ def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return by how much the returned token's logit is below the largest logit; 0 if the token is right."""
+    """Return by how much the reference's logit of each returned token is below its largest logit; 0 for a right
+    token."""
     if theirs.shape != ours.shape[:-1]:
         raise OtherForm
     ids = theirs.astype(np.int64)
@@ -150,7 +151,7 @@ class AnswerForm(Compared):
 
     @property
     def says(self) -> str:
-        """Return a clause that names the form and says what the port should return."""
+        """A clause that names the form, and tells the user what the port should return."""
         theirs, ours = self.shapes
         found = self.part.says.format(self.value.noun)
         advice = ", ".join(filter(None, [self.part.advice.format(ours[-1]), self.value.advice]))
@@ -165,8 +166,8 @@ class AnswerForm(Compared):
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """Return the form of a port's results, or None for logits. Prefer a form whose values agree, then logits, then the
-    smallest error. If no values agree, consider only logits, or values in the arrangement of logits."""
+    """Return the form of a port's results, or None for plain logits. Prefer a form whose values agree, then logits,
+    then the smallest error. Forms whose values disagree must be logits, or have the axes of logits."""
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]
@@ -192,7 +193,8 @@ def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dty
 
 
 def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype: str) -> tuple[float, float]:
-    """Return the largest error and its budget, without undetermined positions; raise `OtherForm` for a wrong shape."""
+    """Return the largest error and its budget, ignoring positions whose value is undefined. Raise `OtherForm` for a
+    wrong shape."""
     oracle, stack = probe.oracle, probe.config.stacks[-1]
     layers = probe.config.num_decoder_layers if stack == "decoder" else probe.config.num_encoder_layers
     tap = value.tap.format(stack=stack, layer=f"{stack}.layers.{layers - 1}")
@@ -209,7 +211,7 @@ def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype:
 
 
 class _InForm:
-    """A built port whose results are converted to logits. Its other attributes are unchanged."""
+    """A built port whose results are converted to logits. All other attributes are the port's own."""
 
     def __init__(self, forward: Any, form: AnswerForm, config: TransformerConfig) -> None:
         self.forward, self.form, self.config = forward, form, config

@@ -66,7 +66,7 @@ HALF_PRECISIONS = {"BF16": "bfloat16", "F16": "float16"}
 
 
 def run_probes(evidence: Evidence) -> None:
-    """Run the port on every probe, and a second time on the first probe."""
+    """Run the port on every probe, and compare a second run on the first probe with the first run."""
     arguments = evidence.arguments
     assert len(arguments.long) == len(set(arguments.lengths))  # invalid lengths raise before the port runs
     answered = functools.partial(_report_if_wrong, evidence)
@@ -80,7 +80,7 @@ def run_probes(evidence: Evidence) -> None:
 
 
 def _report_if_wrong(evidence: Evidence, probe: Probe, taps: Mapping[str, np.ndarray]) -> None:
-    """Report the first wrong result before the next call. Skip this if the reference would take too long."""
+    """Report the first wrong result at once, unless the probe is so large that the reference would take too long."""
     if not evidence.is_wrong_reported and not probe.is_large:
         wrong = wrong_logits({probe.name: probe}, {probe.name: taps}, evidence.arguments.dtype)
         if wrong is not None:
@@ -105,7 +105,7 @@ def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, 
 
 
 def recognise_form(evidence: Evidence) -> None:
-    """If the results contain all logits in another form, convert them."""
+    """Recognize results that are not plain logits. If the results contain all logits in another form, convert them."""
     ran = evidence.ran
     evidence.form = form_of(ran.probes, ran.actual, evidence.arguments.dtype)
     if evidence.form is not None and evidence.has_logits():
@@ -113,7 +113,7 @@ def recognise_form(evidence: Evidence) -> None:
 
 
 def listen(evidence: Evidence) -> None:
-    """If logits are wrong, report this, and then record the port's operations."""
+    """If logits are wrong, report the divergence, and then record the port's operations."""
     arguments, ran = evidence.arguments, evidence.ran
     wrong = wrong_logits(ran.probes, ran.actual, arguments.dtype)
     if wrong is not None:
@@ -129,8 +129,8 @@ def listen(evidence: Evidence) -> None:
 
 
 def judge_answers(evidence: Evidence) -> None:
-    """Compare the results with the reference, and find causes and lines. If causes show that operations were matched to
-    wrong taps, match again with these causes."""
+    """Compare the results with the reference, and find causes and lines. If the causes show that operations were
+    matched to wrong taps, match the operations again, given these causes."""
     ran, answer = evidence.ran, evidence.answer
     further = evidence.clock, answer, evidence.repeated
     evidence.report = _judged(evidence, ran.probes, ran.actual, evidence.recorded, *further)
@@ -181,14 +181,15 @@ def find_unsteady_line(evidence: Evidence) -> None:
 
 
 def build_again(evidence: Evidence) -> None:
-    """If a fault has no cause, build the port again; if this changes the results, a random weight is the cause."""
+    """If a fault has no cause, build the port again. If the new port's logits differ, the cause is a weight with random
+    values."""
     report, probe, dtype = evidence.report, evidence.first, evidence.arguments.dtype
     unexplained = next((index for index, fault in enumerate(report.faults) if not fault.causes), None)
     if unexplained is None or probe.is_large:
         return
     with seeded(SECOND_SEED):
         again = answer_or_error(lambda: run(built(evidence.build, probe), probe, logits_only=True))
-    if isinstance(again, PortError):  # a port need not support a second build
+    if isinstance(again, PortError):  # some ports cannot be built twice
         return
     error = judged_gap(probe, "logits", again["logits"], evidence.ran.actual[probe.name]["logits"], dtype)
     if share(error, probe.oracle.budget("logits", dtype)) <= 1:
@@ -202,7 +203,7 @@ def build_again(evidence: Evidence) -> None:
 
 
 def name_form(evidence: Evidence) -> None:
-    """Add a first divergence, before all others, if the results are not plain logits."""
+    """Report the form of the results as the first divergence."""
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():
@@ -218,7 +219,7 @@ def name_form(evidence: Evidence) -> None:
 
 
 def end_forward_pass(evidence: Evidence) -> None:
-    """Raise the port's error on a probe, unless the port also diverges elsewhere, which may cause the error."""
+    """Raise the port's error on a probe, unless the port also diverges; the divergence may have caused the error."""
     raised = evidence.ran.raised
     if raised is not None and evidence.report.verdict != "diverges":
         raise raised
@@ -226,15 +227,17 @@ def end_forward_pass(evidence: Evidence) -> None:
 
 
 def is_copied(evidence: Evidence) -> bool:
-    """Return whether the loader agrees, and got a copy of the user's checkpoint instead of the user's folder."""
+    """Return whether the loader agrees, but has so far loaded a copy of the user's checkpoint instead of the user's
+    folder."""
     parameters = evidence.arguments.parameters
     is_named = isinstance(parameters, InFolder) and not parameters.is_given_itself
     return is_named and is_loader(evidence.build) and evidence.agrees()
 
 
 def load_as_named(evidence: Evidence) -> None:
-    """Pass the user's own folder to the loader, and compare the first probe's logits. Other probes use a float32 copy
-    in one file; the folder may have another dtype and several files. The loader may compute in the stored dtype."""
+    """Pass the user's own folder to the loader, and compare the logits of the first probe. All other calls use a copy
+    in float32 in one file, but the folder may have another dtype and several files. The loader may compute in the
+    stored dtype."""
     parameters, probe, dtype = evidence.arguments.parameters, evidence.first, evidence.arguments.dtype
     assert isinstance(parameters, InFolder)
     folder, where = parameters.folder, tensor_files(parameters.folder)
@@ -279,7 +282,7 @@ def explain_at_other_size(evidence: Evidence) -> None:
     forward = evidence.reached.forwards[id(wrong.parameters)]
     row = row_of(wrong)
     taps = answer_or_error(lambda: run(forward, probe, logits_only=arguments.logits_only))
-    if isinstance(taps, PortError):  # the same call returned a result before
+    if isinstance(taps, PortError):  # the port fails only in the repeated call
         return
     probes, actual, recorded, answer = {probe.name: probe}, {probe.name: taps}, NOT_ASKED, None
     if not arguments.logits_only:
@@ -303,23 +306,25 @@ def explain_at_other_size(evidence: Evidence) -> None:
 
 
 def told_in(report: Report, probe: Probe) -> Combination:
-    """Return the faults of the reference that correspond to a report's causes; skip causes without such a fault."""
+    """Return the faults that, put into the reference, correspond to the report's causes; skip causes without such a
+    fault."""
     causes = ((cause, cause.at or fault.where) for fault in report.faults for cause in fault.causes)
     made = (hypothesis_of(probe, cause, where) for cause, where in causes)
     return tuple(each for each in made if each is not None)
 
 
 def is_seen(hypothesis: Hypothesis, seen: Collection[str], probe: Probe) -> bool:
-    """Return whether `seen` contains the taps where a fault acts, and all taps of the same sublayers. The port then
-    computes the wrong value itself at these taps, even if other lengths take another branch of its code."""
+    """Return whether `seen` contains the taps at which a fault acts, and all taps of the same sublayers. If so, the
+    fault is certain at this length, although the port may run another branch of its code at other lengths."""
     scopes = {scope_of(site) for site in hypothesis.sites} - {""}
     needed = {*hypothesis.sites, *(tap for tap in probe.oracle.expected if scope_of(tap) in scopes)}
     return bool(hypothesis.sites) and needed <= {*seen}
 
 
 def changes_right_answers(probes: Mapping[str, Probe], told: Combination, dtype: str) -> bool:
-    """Return whether faults that explain a wrong call at another size also change right answers to the probes. For
-    example, a key of zeros has the effect of a sink, but a port may pad keys only at some lengths."""
+    """Return whether faults that explain a wrong call at another size would also change the logits of a probe, on which
+    the port is right. For example, an additional key of zeros acts like an attention sink, but a port may pad keys only
+    at some lengths."""
     for probe in probes.values() if told else ():
         with contextlib.suppress(Impossible):
             wrong = walk(probe, {}, told, until="logits")["logits"]

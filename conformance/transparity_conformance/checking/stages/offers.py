@@ -1,8 +1,8 @@
-"""The stage that compares what a port offers besides its forward pass, and then calls one object many times.
+"""The stage that compares the capabilities of a port, and then calls one object many times.
 
 In these repeated calls (a history), each result must equal the result of a new object. A port that keeps state between
-calls is right only at first. For example, it does not reset its cache, accumulates gradients, or leaves dropout on
-after training. A history therefore mixes forward passes with all other capabilities, in random order.
+calls is right only at first. Examples are a cache that is not reset, gradients that accumulate, and dropout that stays
+on after training. A history therefore mixes forward passes with all other capabilities, in random order.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ OF_A_CHECKPOINT = "the gradients of a loaded model are compared only with --chec
 NOT_OF_GIVEN = "compared only with random parameters, for example with --config"
 
 CALLS_OF_LARGE = 2
-"""The number of forward passes in the history (repeated calls) of a large model."""
+"""The number of forward passes in the history of a large model."""
 
 CLAIM = "histories"
 
 
 def compare_offers(evidence: Evidence) -> None:
-    """Compare the capabilities. If the port agrees so far, also compare a history: many calls of one object."""
+    """Compare the capabilities. If the port agrees, also compare a history: many calls of one object."""
     ran, arguments, report = evidence.ran, evidence.arguments, evidence.report
     first, is_drawn = evidence.first, arguments.parameters is None
     sharing = {key: probe for key, probe in ran.probes.items() if probe.parameters is first.parameters}
@@ -78,7 +78,8 @@ def compare_offers(evidence: Evidence) -> None:
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    """Compare all capabilities. If the forward pass rounds more than declared, compare none: all depend on it."""
+    """Compare all capabilities. If the forward pass rounds more than declared, compare none, because all use the
+    forward pass."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
@@ -88,7 +89,7 @@ def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> Capabili
 
 
 def _of_given(port: BuiltPort, forward: ForwardPass, verdict: Verdict) -> CapabilityResult:
-    """Compare the capabilities that work with given parameters, and list all others as not compared."""
+    """Compare the capabilities that can be compared with given parameters, and list all others as not compared."""
     others = {row.attribute for row in offered_by(port.forward)} - {row.attribute for row in OF_GIVEN}
     found = compare_capabilities(port, forward, OF_GIVEN, dict.fromkeys(others, NOT_OF_GIVEN), verdict)
     if any(claim.id == "generate" for claim in found.claims):
@@ -98,24 +99,25 @@ def _of_given(port: BuiltPort, forward: ForwardPass, verdict: Verdict) -> Capabi
 
 @dataclass(frozen=True)
 class _Request:
-    """A claim that agreed, with its requests. The history (repeated calls of one object) repeats these requests."""
+    """A capability's claim that agreed, with the requests that the history repeats."""
 
     row: Capability
     way: Way
     requests: Mapping[str, Any]
     wrong: frozenset[str]
-    """The `where` of each fault that is already reported. The repeated calls (the history) do not report it again."""
+    """The `where` of each fault that is already reported, which the history does not report again."""
 
 
 def compare_history(
     port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability] = ()
 ) -> CapabilityResult:
-    """Call one object many times, and compare every result. `forward` has the right logits of each probe. Capabilities
-    that agree in `first` are requested again. `rows` are the capabilities that were compared; empty means all."""
+    """Call one object many times, and compare every result. `forward` has the right logits of each probe. The calls
+    repeat the requests of each capability that agreed in `first`. `rows` are the capabilities that were compared; empty
+    means all."""
     random = np.random.default_rng(0)
     is_large = any(probe.is_large for probe in forward.probes.values())
     requests = [] if is_large else _requests(port, forward, first, rows or CAPABILITIES.values())
-    if not is_large:  # a second text of the same shape detects results cached by shape
+    if not is_large:  # other tokens of the same shape detect results that a port caches by shape
         added = twin(next(iter(forward.probes.values())))
         logits = {**forward.logits, added.name: added.oracle.expected["logits"]}
         forward = dataclasses.replace(forward, probes={**forward.probes, added.name: added}, logits=logits)
@@ -143,14 +145,14 @@ def _requests(
     agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
     offered = {row.attribute for row in offered_by(port.forward)}
     ways = ((row, way) for row in rows if row.attribute in offered for way in row.ways if way.claim in agreeing)
-    short = dataclasses.replace(forward, reached=())  # calls of other sizes are already compared
+    short = dataclasses.replace(forward, reached=())  # do not repeat calls of other sizes
     comparable = ((row, way, way.all_requests(short)) for row, way in ways)
     wrong = frozenset(fault.where for fault in first.faults)
     return [_Request(row, way, requests, wrong) for row, way, requests in comparable if requests]
 
 
 def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> CapabilityResult:
-    """Make the calls in order until a result is wrong."""
+    """Make the calls in order, until a result is wrong."""
     worst, calls, after = ClaimResult(CLAIM, "agrees", 0.0, 0.0, "logits"), 0, ""
     for each in order:
         if isinstance(each, _Request):

@@ -1,8 +1,8 @@
-"""The stages for several ranks: compare them with one rank, compare replicas, and compare dropout masks.
+"""The stages for several ranks: compare several ranks with one rank, replicas with each other, and dropout masks.
 
-If several ranks and one rank of the same code differ by more than rounding, the sharding is wrong. A port may have a
-method `with_dropout(**tokens)`: a forward pass in training mode that returns a dict of taps. Ranks must drop different
-entries of shards, but the same entries of replicas.
+If the same code returns different results on several ranks and on one rank, beyond rounding, the sharding is wrong. A
+port may have a method `with_dropout(**tokens)`: a forward pass in training mode that returns a dict of taps. Each rank
+must drop different entries of its shard, but the same entries of a replicated value.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ METHOD = "with_dropout"
 """The method of a port that runs the forward pass in training mode."""
 
 SIDES = 2
-"""Two runs may differ by this many budgets, because both runs round."""
+"""The results of two runs may differ by this number of budgets, because each run rounds."""
 
 FLUKE = 1e-6
-"""If the probability that dropout masks are equal by chance is smaller, equal masks mean a shared seed."""
+"""If equal dropout masks are less probable than this by chance, the ranks share a seed."""
 
 
 def run_one_rank(evidence: Evidence) -> None:
@@ -50,7 +50,8 @@ def run_one_rank(evidence: Evidence) -> None:
 def against_one(
     group: ProcessGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
 ) -> RanksComparison:
-    """Compare several ranks with one rank of the same code. A failure on one rank makes the comparison inconclusive."""
+    """Run the same code on several ranks and on one rank, and compare the results. The comparison is inconclusive if
+    the code fails on one rank."""
     many = run_all(build, probes, progress, logits_only=logits_only)
     declared = next(iter(group.shardings.values())).placements
     placements = {name: str(placement) for name, placement in declared.items()}
@@ -76,7 +77,7 @@ def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Act
 
 
 def judge_ranks(evidence: Evidence) -> None:
-    """Compare several ranks with one rank, and replicas with each other. If all agree so far, also compare dropout."""
+    """Compare several ranks with one rank, and replicas with each other. If the port agrees, also compare dropout."""
     group, probes = evidence.ranks, evidence.arguments.probes
     assert evidence.one_rank is not None
     evidence.report = adding_ranks(evidence.report, evidence.one_rank, group.differing, probes)
@@ -85,7 +86,7 @@ def judge_ranks(evidence: Evidence) -> None:
 
 
 def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Add to the report whether several ranks equal one rank, and whether replicas differ."""
+    """Add two claims to the report: several ranks equal one rank, and replicas are equal."""
     if ranks.one_rank == "inconclusive":
         report = report.adding(ranks=ranks, not_compared=[f"the same code on one rank: {ranks.reason}"])
         return _adding_replicas(report, differing, probes)
@@ -99,7 +100,8 @@ def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, p
 
 
 def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Add a fault if replicas differ by more than the largest relative budget of any tap."""
+    """Add a claim that replicas are equal, and a fault if they differ by more than the largest relative budget of any
+    tap."""
     allowed = max(_relative_budgets(probes, report.dtype), default=0.0)
     far = [each for each in differing.worst.values() if each.relative > allowed]
     worst = max(differing.worst.values(), key=lambda each: each.relative, default=None)
@@ -129,7 +131,7 @@ def _relative_budgets(probes: Mapping[str, Probe], dtype: str) -> Iterator[float
 
 
 def judge_dropout(evidence: Evidence, probe: Probe) -> None:
-    """Compare which entries the ranks drop, if the port has the method; raise `PortError` if the method fails."""
+    """If the port has the method `with_dropout`, compare which entries the ranks drop."""
     group, forward = evidence.ranks, cast(Any, built(evidence.build, probe))
     if not group.offers(forward, METHOD):
         evidence.add(not_compared=[f"{METHOD}: the port has no such method"])
@@ -147,7 +149,8 @@ def judge_dropout(evidence: Evidence, probe: Probe) -> None:
 
 
 def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> Cause | None:
-    """Return a cause if ranks drop wrong entries. A dropped entry is 0 in the port's value, but not in `expected`."""
+    """Return a cause if the ranks drop wrong entries. A dropped entry is 0 in the port's value, but not in
+    `expected`."""
     parts = split(expected, placement, len(values))
     if [value.shape for value in values] != [part.shape for part in parts]:
         return None
@@ -165,6 +168,6 @@ def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: n
 
 
 def _chance(dropped: np.ndarray) -> float:
-    """Return the probability that an independent mask with the same dropout rate is equal."""
+    """Return the probability that an independent random mask with the same dropout rate equals this mask."""
     rate = float(dropped.mean()) if dropped.size else 0.0
     return float((rate**2 + (1 - rate) ** 2) ** dropped.size)

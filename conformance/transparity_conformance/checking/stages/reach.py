@@ -1,4 +1,4 @@
-"""The stage that calls a port with many other lengths, batch sizes and widths, if the port agrees on all probes."""
+"""The stage that calls a port with other lengths, batch sizes and model sizes, if the port agrees on all probes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ QUICK = "other sizes, capabilities, repeated calls and the audit: left out by --
 
 
 def call_at_other_sizes(evidence: Evidence) -> None:
-    """If the port agrees so far, call it with other sizes and with the user's long prompts."""
+    """If the port agrees, call the port with other sizes and with the user's long prompts."""
     arguments, probes, reached = evidence.arguments, evidence.ran.probes.values(), evidence.reached
     if not evidence.agrees():
         leave_out(arguments.long, reached)
@@ -77,7 +77,7 @@ def call_at_other_sizes(evidence: Evidence) -> None:
 
 
 def leave_out_all(evidence: Evidence) -> None:
-    """Note that --quick compares only the forward pass; a verdict `agrees` becomes `inconclusive`."""
+    """Report that --quick compares only the forward pass; the verdict `agrees` becomes `inconclusive`."""
     coverage = dataclasses.replace(coverage_of(evidence.ran.probes.values()), untested=(QUICK,))
     verdict = "inconclusive" if evidence.agrees() else evidence.report.verdict
     evidence.add(coverage=coverage, verdict=verdict)
@@ -114,7 +114,7 @@ def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
         _bisect(evidence, function, model)
     if reached.wrong:
         probe = reached.wrong[0].probe
-        with contextlib.suppress(PortError):  # if a new object raises, state is not the cause
+        with contextlib.suppress(PortError):  # if a new object also raises, state is not the cause
             alone = run(built(evidence.build, probe), probe, logits_only=True)
             reached.is_history = not compare(probe, alone["logits"], evidence.arguments.dtype).is_wrong
 
@@ -143,12 +143,12 @@ def _bisect(evidence: Evidence, function: Callable[..., Any], model: ReachModel)
 
 
 def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
-    """Compare logits with the reference. If the error is slightly too large, measure the budget with sequential
+    """Compare logits with the reference. If the error is slightly too large, measure rounding again with sequential
     sums."""
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         is_masked = "attention_mask" in probe.inputs and probe.config.architecture == "decoder"
-        if is_masked and logits.shape == expected.shape:  # padding on the left sees no key, so its logits are undefined
+        if is_masked and logits.shape == expected.shape:  # left padding sees no key, so its logits are undefined
             logits = np.where(sees_something(probe.config, probe.inputs)[..., None], logits, expected)
         error = difference(logits, expected)
         if 1 < share(error, budget) < REMEASURED_WITHIN[dtype]:
@@ -185,7 +185,7 @@ def _claim(name: str, compared: Iterable[Comparison]) -> ClaimResult:
 
 
 def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequence[Probe]) -> None:
-    """Add the coverage of a port that agrees, claims about other sizes, and the reasons for skipped calls."""
+    """Add the coverage, the claims about other sizes, and the reasons for missing calls."""
     reached = evidence.reached
     evidence.report = covered(evidence.report, config, probes, reached.failed)
     if not evidence.agrees():
@@ -203,7 +203,8 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
 
 
 def call_long(evidence: Evidence) -> None:
-    """Call a port with long prompts, shortest first. If a prompt is wrong, find the shortest wrong prompt."""
+    """Call a port with long prompts, shortest first, until a result is wrong. Then find the shortest prompt with a
+    wrong result."""
     probes, reached, progress = evidence.arguments.long, evidence.reached, evidence.progress
     for number, probe in enumerate(probes):
         if reached.wrong:
@@ -231,7 +232,7 @@ def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
 
 
 def can_be_walked(probe: Probe) -> bool:
-    """Return whether memory suffices for the activations of a wrong call, which the search for causes needs."""
+    """Return whether a search for causes is possible: memory must suffice for all activations of the call."""
     if not isinstance(probe, LongProbe):
         return True
     length = max(probe.lengths)
@@ -243,7 +244,7 @@ def can_be_walked(probe: Probe) -> bool:
 def _errors(evidence: Evidence, probe: LongProbe) -> np.ndarray | None:
     """Return the largest error at each position; None if the logits have a wrong shape."""
     taps = call_model(evidence.ran.forward, probe, evidence.reached, False, logits_only=True)
-    assert taps is not None  # a failure at a requested length raises
+    assert taps is not None  # at a requested length, a failure raises
     logits = taps["logits"]
     return probe.oracle.errors(logits) if logits.shape == probe.oracle.shape else None
 
@@ -258,7 +259,8 @@ def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comp
 
 
 def _shorten(evidence: Evidence, probe: LongProbe, errors: np.ndarray) -> None:
-    """Find the shortest wrong prompt. Usually, this prompt ends at the first wrong position."""
+    """Find the shortest prompt with a wrong result. Try the prompt that ends at the first wrong position, then
+    bisect."""
     dtype, wrong = evidence.arguments.dtype, len(errors)
 
     def call(length: int) -> bool:

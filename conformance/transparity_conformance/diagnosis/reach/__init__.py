@@ -1,1 +1,1 @@
-"""The extent of a difference: which calls, positions, tokens and predictions change."""
+"""The extent of a difference: which calls, positions and predictions it changes."""

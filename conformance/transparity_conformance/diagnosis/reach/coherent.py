@@ -1,9 +1,9 @@
-"""Coherent errors: errors within the budget that resemble the effect of a known fault more than rounding.
+"""Find coherent errors: errors within the budget that resemble the effect of a known fault more than rounding.
 
-The effect of a fault is how the reference's logits change if the reference has the fault. Rounding errors point in
-random directions, so their projection onto an effect is small. A small multiple of the effect has a larger projection.
-The error of the logits is therefore projected onto each effect. The result is compared with projections of the
-reference's own rounding errors at nearby points (slightly changed weights).
+The effect of a fault is the change of the reference's logits if the reference has the fault. Rounding errors point in
+random directions, so their projection onto an effect is small. An error that contains a multiple of the effect has a
+larger projection. The checker projects the error of the logits onto each effect. It compares the length with
+projections of the reference's own rounding errors, measured with slightly changed weights.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from transparity_conformance.report.comparison import less
 from transparity_conformance.report.report import Cause
 
 POINTS = 5
-"""The number of nearby points at which the reference's rounding errors are measured."""
+"""The number of slightly changed sets of weights with which the reference's rounding errors are measured."""
 
 PROBES = ("mixed", "text", "tiny")
-"""The probes whose errors are projected, because most faults change their logits. Large models are left out."""
+"""The probes whose errors are projected: most faults change the logits of these probes."""
 
 Errors = Mapping[str, np.ndarray]
 """The flattened differences of the logits, by the name of the probe."""
@@ -47,11 +47,11 @@ class Coherent:
 
     hypothesis: Hypothesis
     coefficient: float
-    """The multiple of the effect, where 1 is the whole fault."""
+    """The multiple of the effect; 1 is the effect of the whole fault."""
     excess: float
     """The length of the projection, relative to the largest length that rounding explains."""
     cause: Cause | None
-    """The fault, if no coherent error remains after the reference gets the fault."""
+    """The fault as a cause, if no coherent error remains when the reference has the fault."""
 
     @property
     def says(self) -> str:
@@ -62,7 +62,8 @@ class Coherent:
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Return the fault whose effect has the longest projection of the logits' error, unless rounding explains it."""
+    """Return the fault onto whose effect the logits' error has the longest projection. Return None if rounding explains
+    the projection."""
     some = {
         name: result.probe
         for name, result in results.items()
@@ -96,7 +97,8 @@ def coherent_error(results: Results, dtype: str) -> Coherent | None:
 
 
 def _error(probe: Probe, logits: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the difference of the port's and the reference's logits; 0 where a convention or a near-tie decides."""
+    """Return the port's logits minus the reference's, flattened; 0 where a convention or a near-tie determines the
+    value."""
     expected = probe.oracle.expected["logits"]
     return less(judged(probe, "logits", logits, expected, dtype), expected).ravel()
 
@@ -124,11 +126,11 @@ def _farthest(
 
 
 def _effects(probe: Probe) -> Effects:
-    """Return the effect of each fault on the logits of a probe, if the fault acts at all possible taps."""
+    """Return the effect on the logits of a probe of each fault, at all of the fault's possible taps."""
     if probe not in _kept:
         expected, found = probe.oracle.expected["logits"], {}
         every = [*whole_model(probe.config), *hypotheses(probe.config, list(probe.oracle.expected))]
-        # A low precision that the user declares is no fault.
+        # The user declared the half precision, so rounding is no fault.
         for hypothesis in widest(each for each in every if each.fault.id != "low-precision"):
             try:
                 wrong = walk(probe, {}, (hypothesis,), until="logits")["logits"]

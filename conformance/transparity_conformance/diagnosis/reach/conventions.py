@@ -1,7 +1,7 @@
 """Differences that are not faults.
 
-For queries whose keys are all masked, implementations return different results, by convention. Rounding may change a
-router's choice between nearly equal experts.
+If all keys of a query are masked, the result is a convention of the implementation. If the router scores of two experts
+are nearly equal, rounding determines which expert is chosen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OURS = "the reference gives all keys the same weight; positions that depend on t
 
 
 def other_convention(results: Results) -> Iterator[ClaimResult]:
-    """Yield a claim about the largest difference that a different convention explains."""
+    """Yield a claim with the largest difference that another convention explains, or nothing without a difference."""
     found = [
         (share(error, result.budgets[tap]), tap, result)
         for result in results.values()
@@ -36,7 +36,8 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
 
 
 def convention_notes(results: Results) -> list[str]:
-    """Return a note if the port has a different convention. Name the convention if it is in the catalogue."""
+    """Return a note if the port has another convention than the reference. The note names the convention if it is
+    known."""
     return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
 
 
@@ -53,14 +54,15 @@ def near_tie_notes(results: Results, dtype: str) -> list[str]:
 
 def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
     """Return (number of output positions that depend on a near-tie, number of all output positions)."""
-    shown = [result for result in results.values() if result.recorded]  # empty if all shapes are wrong
+    shown = [result for result in results.values() if result.recorded]  # none if all shapes are wrong
     tied = [tied_positions(result.probe, dtype).get(result.last) for result in shown]
     total = sum(math.prod(result.recorded[result.last].shape[:-1]) for result in shown)
     return sum(int(each.any(-1).sum()) for each in tied if each is not None), total
 
 
 def is_judged(results: Results, dtype: str) -> bool:
-    """Return whether the port returns its router scores, or at most half of its output depends on near-ties."""
+    """Return whether enough of the output is compared: the port returns its router scores, or at most half of its
+    output positions depend on near-ties."""
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())
     return own or 2 * tied <= total
@@ -80,7 +82,7 @@ def _named(results: Results) -> str:
 
 
 def _explains(results: Results, hypothesis: Hypothesis) -> bool:
-    """Return whether a convention explains all differences at positions that depend on conventions."""
+    """Return whether the reference with this convention agrees with the port at all taps."""
     for result in results.values():
         odd = [tap for tap, error in result.everywhere.items() if share(error, result.budgets[tap]) > 1]
         ours = walk(result.probe, result.recorded, (hypothesis,)) if odd else {}

@@ -1,4 +1,4 @@
-"""The coverage of the compared calls, and the sizes (lengths, batches, features) for which results are wrong."""
+"""The coverage of the compared calls, and the lengths at which results become wrong."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from transparity_conformance.report.report import Report
 
 
 def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], failed: Sequence[str] = ()) -> Report:
-    """Add the coverage of the calls to a report. If no call exercises some field, `agrees` becomes `inconclusive`.
-    `failed` describes calls on which the port failed; such calls count as untested."""
+    """Add the coverage of the calls to a report. If the calls do not exercise all fields, or if calls `failed`, the
+    verdict `agrees` becomes `inconclusive`."""
     if report.verdict != "agrees":
         return dataclasses.replace(report, coverage=coverage_of(probes))
     seen, unseen = exercised(config, sorted(affordable(config, probes), key=_cost))
@@ -28,7 +28,7 @@ def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], 
 
 
 def coverage_of(probes: Iterable[Probe]) -> Coverage:
-    """Return the coverage of calls: the lengths, the batch sizes, and the range of every other size."""
+    """Return the coverage of calls: the lengths, the batch sizes, and the range of each size of the model."""
     every = list(probes)
     if not every:
         return Coverage()
@@ -45,7 +45,7 @@ def coverage_of(probes: Iterable[Probe]) -> Coverage:
 
 
 def affordable(config: TransformerConfig, probes: Sequence[Probe]) -> list[Probe]:
-    """Replace calls of large models by calls of narrow models with the same features and lengths."""
+    """Replace calls of large models by calls of a narrow model with the same features and lengths."""
     large = [probe for probe in probes if probe.is_large]
     if not large or config.reads_pixels:
         return list(probes)
@@ -65,12 +65,12 @@ def _cost(probe: Probe) -> int:
 
 
 SECONDS_OF_A_PORT = 10.0
-"""The port's processor time, in seconds, after which only the most informative calls are made. In PyTorch, all calls of
-a small model take a twentieth of this time; a port that compiles for every shape may take longer."""
+"""If the calls of a port have taken this time, in seconds, only the most informative calls follow. In PyTorch, all
+calls of a small model take a twentieth of this time. A port that compiles for each shape may take longer."""
 
 CALLS = 120
-"""The number of forward passes in a history (many calls of one object). If all of them are right, fewer than 2.5 % of
-all possible calls are wrong, with 95 % confidence."""
+"""The number of forward passes in a history (many calls of one object). If all are right, then fewer than 2.5 % of
+calls in random order are wrong, with 95 % confidence."""
 
 HISTORY = "a newly built model answers this call correctly: the port keeps state between calls"
 """The cause of a wrong call that a new object answers correctly."""
@@ -96,7 +96,8 @@ def boundary(calls: Sequence[Call]) -> str:
 
 
 def bisect(calls: Sequence[Call], call: Callable[[int], bool | None]) -> None:
-    """Find the first wrong length; `call(length)` returns whether the result is wrong, or None to end the search."""
+    """Bisect to find the first wrong length. `call(length)` returns whether the result is wrong, or None to end the
+    search."""
     right = max((each.length for each in calls if not each.is_wrong), default=0)
     wrong = min((each.length for each in calls if each.is_wrong), default=0)
     while 0 < right < wrong - 1:

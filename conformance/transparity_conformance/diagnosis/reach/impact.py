@@ -1,4 +1,5 @@
-"""The impact of divergences: how the port's deviations change the logits if they are added to the reference's taps."""
+"""The impact of divergences: how the logits change if the port's deviations are added to the reference's
+activations."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def _cause(divergence: Divergence, number: int) -> Any:
 
 
 def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
-    """Return the impact of the deviations at `taps`, by default at all taps; None if the port returned no logits."""
+    """Return the impact of the deviations at `taps`, or of the whole port without `taps`. Return None if logits are
+    missing or a shape is wrong."""
     real = changed = moved = padded = 0
     head = "logits"
     for result in results.values():

@@ -1,7 +1,7 @@
 """Find the smallest set of faults with which the reference computes the port's logits on every probe.
 
-The checker matches the operations of a port with taps by their values, so some matches may be wrong. Faults that
-explain the logits are therefore better than faults that explain each activation separately.
+The checker matches the operations of a port with taps by their values, and some matches may be wrong. Faults that
+explain the logits are therefore more reliable than faults that explain each activation separately.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ Taps = Mapping[str, Mapping[str, np.ndarray]]
 
 
 class Answer:
-    """The logits of a port on every probe. `alone` compares only the logits, without other activations."""
+    """The logits of a port on every probe. `alone` contains the results of comparing only the logits."""
 
     found: Collection[str] = ()
-    """The taps that were matched with operations of the port by value."""
+    """The taps that are matched with operations of the port by value."""
 
     singles: Sequence[Combination] = ()
-    """The single faults that reproduce the port's logits. Empty until `single` is called."""
+    """The single faults that reproduce the port's logits, which the method `single` sets."""
 
     told: Combination = ()
     """The faults that the report names. Together, they reproduce the port's logits."""
 
     contradicts: Sequence[str] = ()
-    """The taps that are still wrong with the faults `told`, because these taps were matched with wrong operations."""
+    """The taps that are wrong even with the faults `told`, because they are matched with wrong operations."""
 
     def __init__(self, alone: Results, clock: Clock, ranks: int = 1) -> None:
         self.alone, self.clock, self.ranks = alone, clock, ranks
@@ -76,7 +76,7 @@ class Answer:
         return Search(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find the single faults that reproduce the logits at all possible taps; return the first, or ()."""
+        """Find the single faults that, at all of their possible taps, reproduce the logits; return the first, or ()."""
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
@@ -85,13 +85,13 @@ class Answer:
         return _complete(self.search, PAIR)
 
     def wrong_with(self, results: Results, faulty: Sequence[str], chosen: Combination) -> list[str]:
-        """Return the taps that are still wrong with the faults `chosen`, except taps that differ only in form."""
+        """Return the taps that are wrong even with the faults `chosen`, except taps that differ only in form."""
         in_form = {tap for each in results.values() for tap in each.wrong} - {*faulty}
         return [tap for tap in still_wrong(results, chosen) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
         """Return the smallest set of faults from `told` that contains a fault from `last` and reproduces the logits, or
-        (). Each fault acts at the taps where it was found, or at a larger group that includes them."""
+        (). Each fault acts at the taps where it was found, or at a larger group of taps that includes them."""
         kinds, new = by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
         every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]
@@ -105,9 +105,9 @@ class Answer:
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
-        """Search for a fault that reproduces the logits with `last`, or with all faults in `told`; return all these
-        faults, or (). First, known faults act at all possible taps, because the missing fault may hide their effect at
-        some taps. Then they act at the taps that leave the smallest difference."""
+        """Search for one more fault that, with the faults in `last` or in `told`, reproduces the logits. Return all
+        these faults, or (). The known faults first act at all possible taps, because the missing fault may hide their
+        effect at some taps. Then they act at the taps that leave the smallest difference."""
         kinds, new = by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
             for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:
@@ -120,12 +120,13 @@ class Answer:
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
-        """Return combinations of the faults at groups of taps of every size, sorted by the remaining difference."""
+        """Return combinations of the faults, each at the taps where it was found or at larger groups, sorted by the
+        remaining difference."""
         made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
         return self.search.by_rest(self.search.screen, made)
 
     def _widths(self, found: Combination) -> list[Combination]:
-        """Return a fault at the taps where it was found, and at each larger group that includes these taps."""
+        """Return a fault at the taps where it was found, and at each larger group of taps that includes them."""
         fault, sites = found[0].fault, {site for each in found for site in each.sites}
         alike = {(each.fault.id, each.fault.variant) for each in found}
         possible = (site for site in self.sites if made_at(self.search.screen.config, fault, site))
@@ -133,13 +134,14 @@ class Answer:
         return [found, *((Hypothesis(fault, each),) for each in wide if sites < {*each})]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return the faults that act at all possible taps and, together with `known`, reproduce the port's logits."""
+        """Return the single faults that, at all of their possible taps and together with `known`, reproduce the port's
+        logits."""
         clock = self.clock if known else self.clock.part()
         return _complete(Search(self.segment, self.sites, known, clock), 1, only_wide=True)
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str], end: str = "logits") -> bool:
-        """Return whether the faults reproduce the port's value at the tap `end`, if the taps `given` have the port's
-        values."""
+        """Return whether the reference with the faults computes the port's value at the tap `end` from the port's
+        values at the taps `given`."""
         having = {
             each.probe.name: dataclasses.replace(
                 each,
@@ -153,7 +155,7 @@ class Answer:
 
 
 def _complete(search: Search, deepest: int, *, only_wide: bool = False) -> list[Combination]:
-    """Return the combinations with which no difference remains, or [] if no work or time is left."""
+    """Return the combinations that leave no difference, or [] if no work or time is left."""
     with contextlib.suppress(OutOfTime):
         found, remains = search.run([], deepest, only_wide=only_wide)
         return [] if remains else found

@@ -1,4 +1,4 @@
-"""The limits of the search for causes; all segments of a port share them."""
+"""The limits of the search for causes, which all segments of a port share."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 from transparity_conformance import work
 
 WORK = 12.0
-"""The amount of work, in the unit of the module `work`, after which the search ends. The work of matching taps with
-operations does not count. Including this work, the search takes about 30 s if a fault of a small model has no
-explanation."""
+"""The search ends after this amount of work, in the unit of the module `work`. Matching taps with operations is not
+included. If a fault of a small model has no explanation, matching and search take about 30 s together."""
 
 CANDIDATES = 300
-"""The number of candidates per segment for which the work should suffice, approximately."""
+"""The approximate number of candidates per segment for which the work should suffice."""
 
 STAGES = 4
-"""The number of stages of a search: logits, operations, segments, and what is still unexplained."""
+"""The number of stages of a search: logits, operations, segments, and unexplained faults."""
 
 STEP = 0.1
 """The work between two progress reports."""
@@ -30,7 +29,7 @@ Candidate = TypeVar("Candidate")
 
 
 class OutOfTime(Exception):  # noqa: N818 - not an error
-    """The search has used all of its work or time; unconfirmed candidates are discarded."""
+    """Raised if the search has used all of its work or time; the search then discards unconfirmed candidates."""
 
 
 @dataclass
@@ -49,14 +48,14 @@ class Limit:
         return max(self.end - self.read(), 0.0)
 
     def part(self) -> Limit:
-        """Return a limit for one stage: its share of the whole amount, or what is left."""
+        """Return a limit for one stage: an equal share of the whole amount, but at most the amount that is left."""
         return Limit(self.read, min(self.left, self.amount / STAGES))
 
 
 class Clock:
-    """The work that a search may still do, and the number of tried candidates. Work is counted, not timed, so that a
-    slow or busy computer finds the same causes. `cap` also limits the processor time, in seconds. `watch` receives the
-    progress: a text, the work done, and all work."""
+    """The limits of a search, and the number of tried candidates. The limit counts work, not time, so that a slow or
+    busy computer finds the same causes. `cap` also limits the processor time, in seconds. `watch` gets the progress: a
+    text, the finished work, and all work."""
 
     def __init__(self, cap: float | None = None, watch: Callable[[str, int, int], None] | None = None) -> None:
         self.work = Limit(work.done, WORK)
@@ -66,13 +65,14 @@ class Clock:
         self.watch, self.told = watch, float("-inf")
 
     def allow(self, of_a_candidate: float) -> None:
-        """Extend the work so that it suffices for about `CANDIDATES` candidates of the cost `of_a_candidate`."""
+        """Extend the limit so that the work suffices for about `CANDIDATES` candidates, if one candidate costs
+        `of_a_candidate`."""
         factor = max(CANDIDATES * of_a_candidate / WORK, 1.0)
         self.work.end += self.work.amount * (factor - 1)
         self.work.amount *= factor
 
     def reserve(self, needed: float) -> None:
-        """Extend the work so that at least `needed` is left."""
+        """Extend the limit so that at least the work `needed` is left."""
         self.work.end += max(needed - self.work.left, 0.0)
 
     def part(self) -> Clock:
@@ -106,8 +106,8 @@ class Clock:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """On the first Ctrl-C, end the search as if no work were left. Python delivers Ctrl-C only to the main thread,
-        and only if a handler is set. In other cases, nothing changes."""
+        """On the first Ctrl-C, end the search as if no work were left. Outside of the main thread, or without a Python
+        handler for Ctrl-C, do nothing."""
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             yield

@@ -1,4 +1,4 @@
-"""Find several fields of the configuration that, when changed together, explain a difference."""
+"""Find several fields of the configuration that together explain a difference if they have other values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONLY_FORMS = {"rope_layout"}
 """Fields that describe only the format of another field."""
 
 OF_THE_CALL = {"architecture", "head", "padding"}
-"""Fields about inputs and outputs, which are known from the port's signature."""
+"""Fields about inputs and outputs, which the call already determines."""
 
 
 @functools.cache
@@ -37,7 +37,7 @@ def changed(fields: Mapping[str, Any]) -> Hypothesis:
 
 
 def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
-    """Return changes of one field that require no new parameters, in addition to the changes `besides`."""
+    """Return changes of one field that, together with the changes `besides`, require no new parameters."""
     own = {name: getattr(config, name) for name in alternatives()}
     new = [
         {name: value}
@@ -49,7 +49,7 @@ def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
 
 
 def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
-    """Return up to `DEEPEST` changed fields that leave the smallest difference, and the share that remains."""
+    """Return changes of up to `DEEPEST` fields that leave the smallest difference, and the share that remains."""
     before = left(changed({}))
     found = beam = [(before, Fields())]
     for _ in range(DEEPEST):
@@ -65,8 +65,9 @@ def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], c
 def several_fields(
     results: Results, places: Sequence[str], divergences: Sequence[Divergence], clock: Clock
 ) -> dict[str, tuple[Any, Any]]:
-    """Find two or more fields whose change makes most wrong taps (`places`) right, one field at a time. Return
-    (configured value, value in the port) for each field. Do not search if one cause explains all divergences."""
+    """Find two or more fields whose change makes at least half of the wrong taps (`places`) right; add one field at a
+    time. Return (configured value, value in the port) for each field. Do not search if one cause explains all
+    divergences."""
     kinds = {divergence.causes[0].mistake if divergence.causes else divergence.where for divergence in divergences}
     if len(places) < 2 or len(kinds) < 2 or any(each.probe.is_large for each in results.values()):
         return {}
@@ -83,7 +84,8 @@ def several_fields(
 
 
 def fewest_wrong(results: Results, tried: Sequence[Hypothesis], most: int) -> tuple[Hypothesis | None, int]:
-    """Return the hypothesis that leaves the fewest taps wrong, and their number, or (None, `most` + 1)."""
+    """Return the hypothesis that leaves the fewest taps wrong, and the number of these taps. If each hypothesis leaves
+    more than `most` taps wrong, return (None, `most` + 1)."""
     best = None
     for hypothesis in tried:
         with contextlib.suppress(Impossible):

@@ -16,24 +16,26 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""The number of first steps of the golden-section search. They narrow its interval to 1/300 of the grid's spacing."""
+"""The number of steps of the golden-section search before a fit is judged. These steps narrow the interval to 1/300 of
+the grid's spacing."""
 
 STEPS = 40
-"""The number of all steps. Together, they narrow the interval to 1/(2 × 10⁸) of the grid's spacing."""
+"""The number of all steps, which narrow the interval to 1/(2 × 10⁸) of the grid's spacing."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
-"""(family of faults that differ in a number, taps at which the fault acts)."""
+"""(faults that differ only in a number, taps at which the fault acts)."""
 
 
 def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis | None:
-    """Return the fault whose number minimizes the difference `left`; None if no number is better than others."""
+    """Return the fault whose number minimizes the difference `left`; None if no number is clearly better than
+    others."""
     numeric, sites = fittable
     number = _minimize(lambda number: left(Hypothesis(numeric.make(number), sites)), numeric.grid)
     return None if number is None else Hypothesis(numeric.make(number), sites)
 
 
 def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
-    """Combine faults that differ only in their number into one fault, whose number depends on the model's size."""
+    """Combine faults that differ only in their number into one fault whose number depends on the configuration."""
     first, *others = sizes.items()
     config, hypothesis = first
     says = hypothesis.fault.description
@@ -50,7 +52,7 @@ def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
 
 
 def of_each_kind(every: Iterable[Fittable]) -> list[Fittable]:
-    """Return the first entry for each id of a fault. This entry acts at all possible taps."""
+    """Return the first entry for each fault id, which acts at all possible taps."""
     found: dict[str, Fittable] = {}
     for numeric, chosen in every:
         found.setdefault(numeric.make(1.0).id, (numeric, chosen))
@@ -64,7 +66,7 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
 
 
 def made_at(config: TransformerConfig, fault: Fault, site: str, ranks: int = 1) -> Fault | None:
-    """Return the fault of the same id and variant at `site`, or a fault with a fitted number unchanged."""
+    """Return the fault with the same id and variant at `site`. If its number was fitted, return the fault unchanged."""
     every = faults_at(config, site, ranks)
     same = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
     fitted = (numeric.make(1.0).id for numeric, _ in fittables(config, [site]))
@@ -72,8 +74,8 @@ def made_at(config: TransformerConfig, fault: Fault, site: str, ranks: int = 1) 
 
 
 def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> float | None:
-    """Find the positive number that minimizes `function`: the best of a grid, refined. Return None if all values on the
-    grid are equal, or if the refined value is hardly better."""
+    """Find the positive number that minimizes `function`: refine the best number of a grid. Return None if all values
+    on the grid are equal, or if the refined number is hardly better."""
     values = [function(number) for number in grid]
     if not np.nanmin(values) < np.nanmax(values):
         return None
@@ -87,7 +89,8 @@ def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> floa
 def golden_section(
     function: Callable[[float], float], grid: Sequence[float], best: int
 ) -> Iterator[tuple[float, float]]:
-    """Yield ever better positive numbers near the `best` of a grid, each with the smallest value so far."""
+    """Narrow an interval around the number `grid[best]`. Yield its middle and the smallest value of `function` inside,
+    after each step."""
     low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
     ratio = (math.sqrt(5) - 1) / 2
     inner, outer = high - ratio * (high - low), low + ratio * (high - low)

@@ -1,7 +1,7 @@
 """The search for faults that explain the difference at a segment.
 
 A beam search extends combinations by one fault at a time, until a combination explains the difference on every probe.
-Faults are entries of the catalogue, with or without a fitted number.
+All faults come from the catalogue; the number of some faults is fitted.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ COMMON = (
     *("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "mask-wholly-hidden-row"),
     *("weight-transpose", "bias-dropped"),
 )
-"""Common faults. If several faults explain a difference equally well, the search prefers a common fault."""
+"""Common faults, which the search prefers if several faults explain a difference equally well."""
 
 Round = tuple[Probe, list[Combination]]
 """(probe, combinations, sorted by the difference that remains on this probe)."""
 
 
 class Effects:
-    """The difference that remains with each fault of a list, in a sample of the elements. If the effects of two faults
-    are independent, the difference with both is `left[one] + left[other] − before`."""
+    """The difference that remains with each fault of a list, at a sample of the elements. If the effects of two faults
+    add, the difference that remains with both is `left[one] + left[other] − before`."""
 
     def __init__(self, before: np.ndarray, faults: int) -> None:
         self.shape = before.shape
@@ -47,12 +47,12 @@ class Effects:
 
     @functools.cached_property
     def distinct(self) -> list[int]:
-        """Return the indices of faults with finite effects. If effects are equal, return only the first fault."""
+        """The indices of faults with finite effects; of several faults with equal effects, only the first."""
         first = {left.tobytes(): index for index, left in reversed(list(enumerate(self.left)))}
         return sorted(index for index in first.values() if np.isfinite(self.left[index]).all())
 
     def likely(self, size: int, among: Sequence[int], count: int) -> list[list[int]]:
-        """Return the sets of `size` faults whose added effects leave the smallest differences, best first."""
+        """Return the sets of `size` faults whose sum of effects leaves the smallest difference, best first."""
         effects = np.stack([self.left[index] for index in among] or [self.before]) - self.before
         products = effects @ effects.T
         alone = np.diag(products) + 2 * effects @ self.before
@@ -72,8 +72,8 @@ class Effects:
 
 
 class Search:
-    """A search for faults that explain the difference at `segment`. Every method may raise `OutOfTime`. Faults may act
-    at the taps `sites`. The faults `known` are always in the reference."""
+    """A search for faults at the taps `sites` that explain the difference at `segment`. The reference always has the
+    faults `known`. Every method may raise `OutOfTime`."""
 
     def __init__(self, segment: Segment, sites: list[str], known: Combination, clock: Clock) -> None:
         self.segment, self.sites, self.known, self.clock = segment, sites, known, clock
@@ -83,17 +83,19 @@ class Search:
         if segment.tap == "logits":
             self.candidates += whole_model(self.screen.config)
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
-        """For each fitted fault, by its `id`: the fault, and the entry of `fittables` from which it was fitted."""
+        """Each fitted fault with its entry of `fittables`, by the `id` of the fault."""
         self.fittables = list(fittables(self.screen.config, sites))
         self._fits: dict[tuple[int, ...], Hypothesis | None] = {}
-        """The results of `_fit`, by the `id` of the entry and of the partners, which other attributes keep alive."""
+        """The results of `_fit`, by the `id` of the entry and of each partner. Other attributes keep these objects
+        alive."""
 
     def run(
         self, likely: Sequence[Combination], deepest: int, *, only_wide: bool = False
     ) -> tuple[list[Combination], bool]:
-        """Return combinations of at most `deepest` faults, as few faults as possible, and whether a difference remains.
-        The combinations explain every probe or, if a difference remains, all probes of one size. `likely` combinations
-        explain other segments of this kind. With `only_wide`, each fault acts at all possible taps."""
+        """Return combinations of as few faults as possible, at most `deepest`, and whether a difference remains. The
+        combinations explain every probe or, if a difference remains, all probes of one model size. `likely`
+        combinations, which explain other segments of the same kind, are extended first. With `only_wide`, each fault
+        acts at all possible taps."""
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
         for depth in range(deepest):
@@ -122,16 +124,17 @@ class Search:
         return of_one_size, True
 
     def _needed(self, chosen: Combination) -> Combination:
-        """Return the smallest part of a combination with which no difference remains."""
+        """Return the smallest part of a combination that leaves no difference."""
         parts = (part for size in range(1, len(chosen)) for part in itertools.combinations(chosen, size))
         return next((part for part in parts if self.segment.vanishes((*self.known, *part))), chosen)
 
     def _rounds(self, depth: int, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
-        """Yield combinations with one more fault of the catalogue, then combinations with one more fitted number.
+        """Yield combinations with one more fault of the catalogue, then combinations with one more fault whose number
+        is fitted.
 
         If only logits are known, faults at all possible taps come first. Most ports run the same code in all layers,
-        and there are ten times as many faults at only some taps. Numbers are first fitted where the best faults of the
-        catalogue act. In a model with two stacks, all fits would take more work than a search has.
+        and ten times as many candidates act at only some taps. Numbers are first fitted at the taps of the best faults.
+        In a model with two stacks, all fits would exceed the work of a search.
         """
         is_whole = self.segment.is_whole_model
         if depth and is_whole:
@@ -149,13 +152,14 @@ class Search:
         yield self.screen, self._numbered(best, self.fittables)
 
     def _wide_rounds(self) -> Iterator[Round]:
-        """Yield single faults of the catalogue at all possible taps, then single faults with a fitted number."""
+        """Yield single faults at all of their possible taps: first faults without a number, then faults with a fitted
+        number."""
         yield self.screen, self.by_rest(self.screen, [(hypothesis,) for hypothesis in widest(self.candidates)])
         yield self.screen, self._numbered([()], of_each_kind(self.fittables))
 
     @property
     def _likely_fittables(self) -> list[Fittable]:
-        """Return the entries of `fittables` that act in the sublayers of one of the best faults of the catalogue."""
+        """The entries of `fittables` that act in the same sublayers as one of the best faults."""
         best = {_sublayers(hypothesis.sites) for (hypothesis,) in self._ranked[:BEAM]}
         return [each for each in self.fittables if _sublayers(each[1]) in best]
 
@@ -165,13 +169,14 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """Return how many combinations can be extended by every candidate within `WALKS` runs."""
+        """The number of combinations that can be extended by every candidate within `WALKS` runs."""
         return WALKS // max(len(self.candidates), 1)
 
     def _pairs(self, best: list[Combination]) -> Iterator[Round]:
-        """Yield pairs of faults if only logits are known, because all pairs would take too many runs. First yield pairs
-        whose added effects leave the smallest differences. Then yield pairs at all possible taps, pairs with one of the
-        best faults, and pairs with a fitted number. If no work is left, end, because triples have their own work."""
+        """Yield the most likely pairs of faults if only logits are known, because all pairs would take too many runs.
+        Start with pairs whose sum of effects leaves the smallest difference. Continue with pairs at all possible taps,
+        pairs with one of the best faults, and pairs with a fitted number. If no work is left, return without an error,
+        because triples have their own work."""
         with contextlib.suppress(OutOfTime):
             likeliest = self._likely(PAIR, self._effects.distinct)
             yield self.screen, likeliest
@@ -184,8 +189,8 @@ class Search:
             yield self.screen, self._numbered(best, of_each_kind(self.fittables))
 
     def _triples(self) -> Iterator[Round]:
-        """Yield triples of faults that act at all possible taps: first triples whose added effects leave the smallest
-        differences. Then replace one fault of the best triples after another, as long as the difference shrinks."""
+        """Yield triples of faults at all possible taps. Start with triples whose sum of effects leaves the smallest
+        difference. Then replace one fault of each of the best triples at a time, as long as the difference shrinks."""
         self.clock.begin(STAGES // 2)
         wide = set(map(id, self._wide))
         likeliest = self._likely(DEEPEST, [i for i in self._effects.distinct if id(self.candidates[i]) in wide])
@@ -205,12 +210,14 @@ class Search:
         return self.by_rest(self.screen, [tuple(self.candidates[index] for index in each) for each in sets])
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return all pairs of `first` and a fault of `seconds`, sorted on the probe on which `first` explains least."""
+        """Return all pairs of `first` and a fault in `seconds`, sorted by the difference on the probe that `first`
+        explains least."""
         probe = self._most_telling((first,))
         return probe, self.by_rest(probe, [(first, second) for second in seconds if second != first])
 
     def _numbered(self, best: Sequence[Combination], numeric: Sequence[Fittable]) -> list[Combination]:
-        """Extend the best combinations by a fault with a fitted number. Fit several numbers one after another."""
+        """Extend the best combinations by a fault with a fitted number. If a combination has several numbers, fit them
+        in turn."""
         is_pair = self.segment.is_whole_model and best[0] != ()
         made = []
         for chosen in [*best[: BEAM // 4 * 3], *self._beside_numbers(best)] if is_pair else best[:BEAM]:
@@ -221,14 +228,15 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """For each fitted number in `best`, yield its best partners. With each partner, the number is fitted again."""
+        """Yield the best partners of each fault with a fitted number in `best`, so that its number is fitted again with
+        each partner."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])
                 yield from (pair[1:] for pair in pairs[: BEAM // 4])
 
     def _by_turns(self, chosen: Combination) -> list[Combination]:
-        """Fit each number of a combination again, one after another, as long as the difference shrinks."""
+        """Fit the numbers of a combination again in turn, as long as the difference shrinks."""
         left = self._left(self.screen, chosen)
         for _ in range(BEAM // 2):
             again = chosen
@@ -252,7 +260,8 @@ class Search:
         return self._fits[key]
 
     def _of_sizes(self, found: list[Combination]) -> list[Combination]:
-        """Fit the number of each fault for each size of the model; return the faults that then explain every probe."""
+        """Fit the number of each fault separately for each size of the model; return the faults that then explain every
+        probe."""
         others = {probe.config: probe for probe in self.segment.probes if probe.config != self.screen.config}
         of_sizes: list[Combination] = []
         for (hypothesis,) in [chosen for chosen in found if id(chosen[0]) in self.fitted]:
@@ -266,7 +275,7 @@ class Search:
         return of_sizes
 
     def _refit(self, fittable: Fittable, probe: Probe) -> Hypothesis | None:
-        """Fit the number of a fault again, to a probe of a model with another size."""
+        """Fit the number of a fault to a probe whose model has another size."""
         numeric, sites = fittable
         kind = numeric.make(1.0).id
         same = (each for each in fittables(probe.config, list(sites)) if each[1] == sites)
@@ -274,14 +283,15 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the faults that explain the most wrong probes, at least two: one may be explained by chance."""
+        """Return the faults that explain the most wrong probes, but at least two, because a fault may explain one probe
+        by chance."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Return single faults with the number of wrong probes that each explains, descending. Candidates come from
-        `screen` and from the shortest probe, on which fewer faults may have an effect."""
+        """Single faults that explain `screen` or the shortest probe, each with the number of wrong probes that the
+        fault explains, in descending order. On the shortest probe, fewer faults have an effect."""
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
@@ -293,7 +303,7 @@ class Search:
 
     @functools.cached_property
     def _ranked(self) -> list[Combination]:
-        """Return the candidates as single faults, sorted by the difference that remains."""
+        """The candidates as single faults, sorted by the difference that remains."""
         scores = []
         for hypothesis in self.clock.each(self.candidates):
             chosen = (*self.known, hypothesis)
@@ -305,7 +315,7 @@ class Search:
 
     @functools.cached_property
     def _wide(self) -> list[Hypothesis]:
-        """Return the candidates that act at all possible taps, in the order of `_ranked`."""
+        """The candidates that act at all of their possible taps, in the order of `_ranked`."""
         chosen = set(map(id, widest(self.candidates)))
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in chosen]
 
@@ -315,7 +325,7 @@ class Search:
 
     @property
     def _distinct(self) -> list[Hypothesis]:
-        """Return the candidates whose effects differ, in the order of `_ranked`."""
+        """The candidates with different effects, in the order of `_ranked`."""
         distinct = {id(self.candidates[index]) for index in self._effects.distinct}
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in distinct]
 
@@ -340,10 +350,11 @@ class Search:
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
     def _survivors(self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe]) -> list[Combination]:
-        """Return the combinations that remove the difference on all `probes`; `ranked` is sorted for `screen`."""
+        """Return the combinations that leave no difference on `probes`. `ranked` is sorted by the difference on
+        `screen`."""
         segment = self.segment
         found, before = [], self._left(screen, ())
-        with contextlib.suppress(OutOfTime):  # what was found is confirmed
+        with contextlib.suppress(OutOfTime):  # the combinations in `found` are confirmed
             for chosen in ranked:
                 combined = (*self.known, *chosen)
                 if self._left(screen, chosen) > NO_EXPLANATION * before or not segment.is_near(screen, combined):
@@ -354,7 +365,8 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe with the largest difference in budgets, preferably with the first probe's configuration."""
+    """Return the probe with the largest difference relative to its budget, preferably with the first probe's
+    configuration."""
     shares = {probe.name: segment.largest(probe, known) / (segment.budget(probe) or 1) for probe in segment.probes}
     ordinary = [
         probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1
@@ -367,6 +379,6 @@ def _sublayers(sites: tuple[str, ...]) -> frozenset[str]:
 
 
 def _preference(hypothesis: Hypothesis) -> tuple[bool, int, int]:
-    """Return a sort key: first faults of sharding, then common faults, then faults at more taps."""
+    """Return a sort key, which puts faults of sharding first, then common faults, then faults at many taps."""
     identity, of_ranks = hypothesis.fault.id, hypothesis.fault.of_ranks
     return (not of_ranks, COMMON.index(identity) if identity in COMMON else len(COMMON), -len(hypothesis.sites))

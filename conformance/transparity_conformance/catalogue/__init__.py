@@ -1,4 +1,4 @@
-"""The catalogue of faults: known mistakes that the checker can put into the reference. Each file covers one subject."""
+"""The catalogue of faults: known mistakes that the checker can put into the reference. Each file has one subject."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
     feed_forward.faults,
     output_head.faults,
 )
-"""Functions that yield the faults at a tap (a named activation). Among causes that explain a port equally well, the
-cause from the first function is reported."""
+"""Functions that yield the faults at a tap (a named activation). If several faults explain a port equally well, the
+report names the fault of the first function."""
 
 WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...] = (
     embedding.numeric_faults,
@@ -53,11 +53,12 @@ WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...]
     normalization.numeric_faults,
     output_head.numeric_faults,
 )
-"""Functions that yield faults with an unknown number, such as an epsilon, which the checker fits."""
+"""Functions that yield faults with a number that the checker fits, such as an epsilon."""
 
 
 def faults_at(config: TransformerConfig, site: str, ranks: int = 1) -> Iterator[Fault]:
-    """Yield each fault at the tap `site`, except faults with a fitted number. Faults of several ranks come first."""
+    """Yield the faults at the tap `site`, except faults with a fitted number. On several `ranks`, faults of sharding
+    come first."""
     yield from sharding.faults(config, site, ranks)
     for faults in OF_A_SITE:
         yield from faults(config, site)
@@ -74,11 +75,11 @@ def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
 
 
 PARAMETERS = "parameters"
-"""The name that stands in place of a tap if a fault changes all parameters."""
+"""The site of a fault that changes all parameters, which is not a tap."""
 
 
 def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> list[Hypothesis]:
-    """Return each fault at each plausible group of the taps `sites`, for a model on `ranks` ranks."""
+    """Return each fault at each plausible group of the taps `sites`, for a model on several `ranks`."""
     found: dict[tuple[str, str], dict[str, Fault]] = {}
     for site in sites:
         for fault in faults_at(config, site, ranks):
@@ -92,17 +93,17 @@ def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> l
 
 
 def _of_sites(alike: list[Fault]) -> Fault:
-    """Return one fault for several taps. If its descriptions at these taps differ, join them."""
+    """Return one fault for several taps. If the descriptions at these taps differ, join the descriptions."""
     says = "; ".join(dict.fromkeys(fault.description for fault in alike))
     return alike[0] if says == alike[0].description else dataclasses.replace(alike[0], description=says)
 
 
 OF_ONE_LAYER = ("layer-missing",)
-"""Faults that ports have in single layers, but never in all layers."""
+"""Faults that a port may have in single layers, but not in all layers."""
 
 
 def widest(some: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Return each fault's hypothesis with the most taps; for faults in single layers, return all hypotheses."""
+    """Return the hypothesis with the most taps of each fault, and all hypotheses of faults in `OF_ONE_LAYER`."""
     found: dict[tuple[object, ...], Hypothesis] = {}
     for each in some:
         key = each.fault.id, each.fault.variant, each.sites if each.fault.id in OF_ONE_LAYER else ()

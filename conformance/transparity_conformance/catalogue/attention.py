@@ -1,4 +1,4 @@
-"""Faults in attention: scale, cap and temperature of scores, split and merge of heads, and shared keys and values."""
+"""Faults in attention: the scale, softcap and temperature of scores, and the order and grouping of heads."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def named_scale(scale: float) -> str:
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault that multiplies scores by `scale`. If `SCALES` contains `named`, such as 1/√head_dim, the factor
-    is computed anew for each model size."""
+    """Return the fault of scores that are multiplied by `scale`. If `named` is a key of `SCALES`, such as 1/√head_dim,
+    the fault computes the factor for each model size."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
     if config.attention_multiplier != 1:
@@ -95,16 +95,16 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
     instead = f"{kind} ({right:.4g})" if kind else f"{right:.6g}"
     description = f"your scores are {scale / right:.4f} × the reference's: scaled by {by} instead of {instead}"
-    # If scores are masked before they are scaled, a wrong scale also changes masked scores. A scaled mask value has an
-    # effect only if it is close to zero.
+    # If scores are masked before they are scaled, a wrong scale also changes masked scores. This has an effect only if
+    # the mask value is close to zero.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
     change: dict[str, Any] = {"value": scale, "also_patched": also, "scale": SCALES.get(named, lambda config: scale)}
     return fault("attention-scale", named or f"{scale:.6g}", says=description, formula=attended, **change)
 
 
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Recompute a tap of attention with other scores, or with heads that are split, repeated (`tiled`) or merged
-    otherwise."""
+    """Recompute a tap of attention with changed settings: another scale, softcap or temperature, or heads that are
+    split, repeated (`tiled`) or merged in another way."""
     tap = site.rpartition(".")[2]
     if tap == "weights":
         ratio = settings["scale"](state.config) / state.config.score_scale
@@ -151,7 +151,7 @@ def _shared(settings: Settings, x: Value, config: TransformerConfig) -> Value:
 
 
 def tiled_heads(x: Value, heads: int) -> Value:
-    """Repeat heads in the order 0, 1, 0, 1, as some ports do, instead of 0, 0, 1, 1."""
+    """Repeat heads in the order 0, 1, 0, 1; the right order is 0, 0, 1, 1."""
     return np.tile(x, (1, heads // x.shape[1], 1, 1))
 
 
@@ -172,7 +172,7 @@ def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
     return attention_weights(scores_at(state, site), right_mask(state, site), masked, sinks_at(state, site))
 
 
-TILED = (  # At a single tap, both rows have the same effect, and reports name the first.
+TILED = (  # At a single tap, both rows have the same effect, and reports name the first row.
     row("head-grouping", "{alone} tiled", tiled=True),
     row("head-grouping", "tiled", tiled=True),
 )
@@ -201,7 +201,7 @@ INTERLEAVED = row("head-order", "split and merged interleaved", split=interleave
 
 
 def _by_members(heads: Value, config: TransformerConfig) -> Value:
-    """Merge the first heads of all groups, then the second heads of all groups, and so on."""
+    """Merge heads in a wrong order: the first heads of all groups, then the second heads of all groups, and so on."""
     batch, count, length, width = heads.shape
     groups = config.key_value_heads
     members = heads.reshape(batch, groups, count // groups, length, width).transpose(0, 3, 2, 1, 4)
@@ -224,7 +224,7 @@ def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, va
 
 
 def temperature_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield faults of the query temperature, a factor of queries that grows with the position."""
+    """Yield faults of the query temperature: queries are multiplied by a factor that grows with the position."""
     _, sublayer, tap = split(site)
     if tap != "scores" or sublayer != "self_attention":
         return

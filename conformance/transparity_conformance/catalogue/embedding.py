@@ -1,4 +1,4 @@
-"""Faults of the embedding: its scale, its positions and the embedding of the padding token."""
+"""Faults of the embedding: the scale, the positions and the embedding of the padding token."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "all": lambda visible: np.arange(visible.shape[1])[None],
     "padding goes on": lambda visible: np.cumsum(visible, axis=1) - 1,
 }
-"""Ways to count positions, given the visible tokens (batch, length). The offset of positions is added to the result."""
+"""Ways to count positions, given a mask (batch, length) of the visible tokens. The position offset is added later."""
 
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
@@ -91,12 +91,12 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "embed_dim": lambda config: float(config.embed_dim),
     "√head_dim": lambda config: math.sqrt(config.head_dim),
 }
-"""Factors with which ports multiply token embeddings."""
+"""Factors by which ports multiply token embeddings."""
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault that multiplies embeddings by `factor`; if `SCALES` has `named`, it is computed for each
-    size."""
+    """Return the fault of embeddings that are multiplied by `factor`. If `named` is a key of `SCALES`, the fault
+    computes the factor for each model size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
@@ -114,7 +114,7 @@ def based(config: TransformerConfig, base: float) -> Fault:
 
 
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
-    """Return the embedded tokens, patches or frames, before they are scaled, and without positions."""
+    """Return the embedded tokens, patches or frames, before the scale and without positions."""
     if state.config.reads_pixels:
         return embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
     if state.config.reads_frames and site.startswith("encoder"):
@@ -128,7 +128,8 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """Return the position table's row for each position, (batch or 1, length). Only `visible` tokens are counted."""
+    """Return the row of the position table for each position, with the shape (batch or 1, length). With
+    `position_count` `visible`, only `visible` tokens count."""
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
     return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 
@@ -151,7 +152,7 @@ def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) ->
 
 
 def _placed(count: Callable[[np.ndarray], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
-    """Replace learned positions by other rows of the table: the rows that `count` returns, plus the offset."""
+    """Replace the learned positions by the rows of the table at `count(visible)` plus the position offset."""
     table, ids = position_table(state, site), count(padding_at(state, site)[:, 0, 0]) + state.config.position_offset
     return value - right_positions(state, site) + table[np.clip(ids, 0, len(table) - 1)]
 
@@ -161,7 +162,8 @@ def _replaced(settings: Settings, state: WalkState, site: str, value: Value) -> 
 
 
 def sinusoids(settings: Settings, config: TransformerConfig, length: int) -> np.ndarray:
-    """Return sinusoids with frequencies base^−exponent. `settings` may change exponents, layout, order and offset."""
+    """Return sinusoids with frequencies base^−exponent. `settings` may change the base, exponents, layout, order and
+    offset."""
     exponents = settings.get("exponents", EXPONENTS[TIMESCALES[config.sinusoidal_timescales]])(config)
     positions = np.arange(length) + settings.get("offset", 0)
     angles = positions[:, None] / settings.get("base", config.rope_theta) ** exponents
@@ -174,7 +176,7 @@ def sinusoids(settings: Settings, config: TransformerConfig, length: int) -> np.
 EXCLUSIVE, INCLUSIVE = "i/embed_dim for even i", "j/(embed_dim/2 − 1) for the j-th pair"
 
 TIMESCALES = {"exclusive": EXCLUSIVE, "inclusive": INCLUSIVE}
-"""For each value of `sinusoidal_timescales`, the name of its exponents in `EXPONENTS`."""
+"""The key of the right exponents in `EXPONENTS`, for each value of the field `sinusoidal_timescales`."""
 
 EXPONENTS: dict[str, Callable[[TransformerConfig], np.ndarray]] = {
     "2i/embed_dim": lambda config: 2 * np.arange(0, config.embed_dim, 2) / config.embed_dim,

@@ -1,4 +1,4 @@
-"""The types of the catalogue. A fault is a known mistake that can be put into the reference at some taps."""
+"""The types of the catalogue. A fault is a known mistake that the checker can put into the reference at some taps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity_conformance.report.causes import meanings
 
 @dataclass
 class WalkState:
-    """The data of one forward pass that a fault may use."""
+    """The data of one forward pass that faults may use."""
 
     config: TransformerConfig
     parameters: Arrays
@@ -25,13 +25,13 @@ class WalkState:
 
 
 Alter = Callable[[TransformerConfig, Arrays, str], Arrays]
-"""A function that returns the faulty parameters, given the configuration, the right parameters and a tap."""
+"""A function (configuration, right parameters, tap) → the changed parameters by name."""
 
 Patch = Callable[[WalkState, str, Any], Any]
-"""A function that returns the faulty value at a tap, given the forward pass, the tap and the right value."""
+"""A function (forward pass, tap, right value) → the wrong value at the tap."""
 
 Settings = Mapping[str, Any]
-"""The settings of a formula that a fault changes: names and wrong values."""
+"""The settings of a formula that a fault changes, each with its wrong value."""
 
 Formula = Callable[[Settings, WalkState, str, Any], Any]
 """A function (changed settings, forward pass, tap, right value) → the value recomputed with these settings."""
@@ -39,16 +39,16 @@ Formula = Callable[[Settings, WalkState, str, Any], Any]
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault. Its fields say what the fault changes; fields that do not apply are empty."""
+    """A known mistake of ports. Some fields define the change of the reference, and are empty if they do not apply."""
 
     id: str
     variant: str
     description: str
-    """A sentence about what the port does wrong."""
+    """A clause that says what a port with the fault does wrong."""
     fields: Mapping[str, Any] | None = None
     """Configuration fields that have other values in the faulty port."""
     alter: Alter | None = None
-    """Changes the parameters used at a tap."""
+    """Changes the parameters that the reference uses at a tap."""
     patch: Patch | None = None
     """Changes the value at a tap."""
     formula: Formula | None = None
@@ -57,21 +57,21 @@ class Fault:
     also_patched: tuple[str, ...] = ()
     """Further taps of the sublayer that `patch` or `formula` changes."""
     downstream: Patch | None = None
-    """Changes the value that later operations read, but not the value recorded at the tap."""
+    """Changes the value that later operations read, but not the value at the tap itself."""
     value: float | None = None
     """The wrong number, such as an epsilon, if the fault has one."""
     equivalents: tuple[str, ...] = ()
     """Ids of other faults that have exactly the same effect for all weights and inputs."""
     taken_from: Callable[[str], str] | None = None
-    """A function from a tap to the tap whose parameters the faulty port uses instead."""
+    """A function from a tap to the tap whose parameters a port with the fault uses instead."""
     exchange: Fault | None = None
-    """If this fault uses the same parameters in two parts, the related fault that swaps the parts' parameters."""
+    """If the fault uses the parameters of one part in two parts, the fault that swaps the parameters of both parts."""
     of_ranks: bool = False
-    """Whether only a sharded model on several ranks can have the fault."""
+    """Whether only a model that is sharded over several ranks can have the fault."""
     reshapes: str = ""
-    """An earlier tap whose shape the fault changes, so that this tap cannot be compared."""
+    """An earlier tap that cannot be compared, because the fault changes its shape."""
     is_mutual: bool = False
-    """Whether the fault also changes the tap whose parameters it uses, as in a swap."""
+    """Whether the fault also changes the tap from which it takes parameters, as in a swap."""
 
     def patched(self, state: WalkState, site: str, value: Any) -> Any:
         if self.formula is not None:
@@ -79,16 +79,16 @@ class Fault:
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether `sites` contains all taps that the fault needs. A swap also needs the second tap."""
+        """Return whether `sites` contains all taps that the fault changes together: a swap changes two taps."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
 @dataclass(frozen=True)
 class NumericFault:
-    """A set of faults that differ in one number, which the checker fits."""
+    """Faults that differ only in a number, which the checker fits."""
 
     is_site: Callable[[str], bool]
-    """A function that returns whether the fault can occur at a tap."""
+    """A function that returns whether the fault is possible at a tap."""
     grid: Sequence[float]
     """Positive starting values for the fit, in ascending order."""
     make: Callable[[float], Fault]
@@ -101,9 +101,9 @@ PARTS = frozenset(Fault.__dataclass_fields__) - {"id", "variant", "description",
 def fault(
     identity: str, variant: str, *, says: str = "", words: Mapping[str, Any] | None = None, **change: Any
 ) -> Fault:
-    """Make a fault. `says` is its description, by default the sentence for its id and variant in causes.toml. `words`
-    fill placeholders in the variant and the description. The other keywords are fields of `Fault`, or settings of the
-    formula."""
+    """Make a fault. `says` is the description, by default the sentence in causes.toml for this id and variant. `words`
+    are values for placeholders in the variant and the description. All other keywords are fields of `Fault`, or
+    settings of the formula."""
     known, parts = words or {}, {name: part for name, part in change.items() if name in PARTS}
     settings = {name: part for name, part in change.items() if name not in PARTS}
     says = (says or meanings()[identity].says[variant]).format(**known)
@@ -112,14 +112,14 @@ def fault(
 
 @dataclass(frozen=True)
 class FaultRow:
-    """A row in a table of faults. The fault is possible in every configuration that `when` accepts."""
+    """A row in a table of faults."""
 
     id: str
     variant: str
     when: Callable[[TransformerConfig], bool]
-    """Returns whether a configuration allows the fault."""
+    """A function that returns whether the fault is possible in a configuration."""
     change: Mapping[str, Any]
-    """Keyword arguments for `fault`. In the description, `{c}` is the configuration of the layer."""
+    """Keyword arguments for `fault`. In the description, the placeholder `{c}` is the configuration of the layer."""
 
 
 def row(
@@ -129,7 +129,7 @@ def row(
 
 
 def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, **words: Any) -> Iterator[Fault]:
-    """Yield the faults of a table that `config` allows; `words` are values for further placeholders."""
+    """Yield the faults of a table that are possible in `config`; `words` are values for further placeholders."""
     for each in rows:
         if each.when(config):
             used = None if each.change.keys() <= {*PARTS, "says"} else formula
@@ -139,7 +139,7 @@ def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, 
 def variants(
     identity: str, table: Mapping[str, Any], formula: Formula, setting: str, words: Mapping[str, Any] | None = None
 ) -> Iterator[Fault]:
-    """Yield a fault for each entry of a table from the variant to the wrong value of `setting`."""
+    """Yield a fault for each entry of `table`, which maps variants to wrong values of the `setting`."""
     for name, change in table.items():
         yield fault(identity, name, words=words, formula=formula, **{setting: change})
 
@@ -147,9 +147,9 @@ def variants(
 def confused(
     kind: str, name: str, pair: tuple[str, str], swapped: str, used: str, which: str = "", **change: Any
 ) -> Iterator[Fault]:
-    """Yield two faults of a pair of parts: swapped parameters, and parameters of the other part that are used in the
-    part `name`, too. `kind` is the first word of both ids, `swapped` and `used` are their descriptions, and `which`
-    ends both variants."""
+    """Yield two faults of a pair of parts: their parameters are swapped, or the part `name` also uses the other part's
+    parameters. `kind` is the first word of both ids, `swapped` and `used` are the descriptions, and both variants end
+    with `which`."""
     both = fault(f"{kind}-swapped", f"{' and '.join(pair)}{which}", says=swapped, is_mutual=True, **change)
     yield both
     variant = f"{pair[name == pair[0]]} for {name}{which}"
@@ -161,7 +161,7 @@ OTHER_FACTORS: Mapping[str, Callable[[float], float]] = {
     "inverse": lambda right: 1 / right,
     "twice": lambda right: right**2,
 }
-"""Wrong factors that ports use in place of the right factor."""
+"""Wrong factors that ports use instead of the right factor."""
 
 
 def is_same(one: float, other: float) -> bool:
@@ -180,7 +180,7 @@ class Number:
     field: str
     """The field of the configuration."""
     says: str
-    """The description, where `{v}` is the wrong value, and `{instead}` becomes words about the right value."""
+    """The description, in which `{v}` is the wrong value, and `{instead}` is a phrase about the right value."""
     formula: Formula
     variant: str = "{v:.6g}"
 
@@ -193,7 +193,8 @@ class Number:
     def fitted(
         self, config: TransformerConfig, is_site: Callable[[str], bool], times: float, powers: range, around: float = 0
     ) -> NumericFault:
-        """Return a fault whose number is fitted, starting at `around` (or the right value) times powers of `times`."""
+        """Return faults with a number to fit. The fit starts at `around` (by default, the right value) times powers of
+        `times`."""
         grid = [(around or getattr(config, self.field)) * times**power for power in powers]
         return NumericFault(is_site, grid, functools.partial(self.fault, config))
 
@@ -205,7 +206,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A fault, together with the taps at which the port may have it."""
+    """A fault, with the taps at which a port may have the fault."""
 
     fault: Fault
     sites: tuple[str, ...] = ()
@@ -222,7 +223,7 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return plausible groups of taps: first all taps, then the groups of each function in `SCOPES`."""
+    """Return plausible groups of taps: all taps, and the taps with an equal key, for each function in `SCOPES`."""
     sites = tuple(sites)
     found = [sites] if sites else []
     for scope in SCOPES:
@@ -247,4 +248,4 @@ SCOPES: tuple[Callable[[str, list[str]], Any], ...] = (
     lambda site, parts: tuple(parts[:4]),  # the sublayer
     lambda site, parts: site,
 )
-"""Functions that return a key to group taps by, given the tap's name and the parts of this name."""
+"""Functions (tap, parts of the tap's name) → key; taps with an equal key form a group."""

@@ -1,4 +1,4 @@
-"""Faults of feed-forward layers and experts: the activation, the gate, and the choice and weights of experts."""
+"""Faults of feed-forward layers: the activation, the gate, and the experts with their router."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BOUNDS = (
     _bound("both sides", bounded=lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit))),
     _bound("above alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
 )
-"""Wrong bounds of the gate and the up projection (swiglu_limit). Each row has a function (limit, gate, up) → (gate,
+"""Wrong bounds of the gate and the up projection (swiglu_limit). `bounded` is a function (limit, gate, up) → (gate,
 up)."""
 
 
@@ -89,7 +89,8 @@ def _hidden(settings: Settings, state: WalkState, config: TransformerConfig, sco
 def gated(
     settings: Settings, config: TransformerConfig, function: Callable[[Value], Value], gate: Value, up: Value
 ) -> Value:
-    """Return the product of gate and up projection, with changes to `bounded`, `gate_limit`, `offset` or `gated`."""
+    """Return the product of gate and up projection. The settings `bounded`, `gate_limit`, `offset` and `gated` change
+    it."""
     gate, up = settings.get("bounded", bounded)(settings.get("gate_limit", config.gate_limit), gate, up)
     up = up + up.dtype.type(settings.get("offset", config.up_offset))
     return settings.get("gated", lambda function, gate, up: function(gate) * up)(function, gate, up)
@@ -100,7 +101,8 @@ def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
 
 
 def is_activated(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap is the hidden features or, in a layer with experts, the sum of the experts' outputs."""
+    """Return whether the value at a tap changes with the activation function: hidden features, or the output of
+    experts."""
     routed = own_config(config, site).num_experts > 0
     return site.endswith(".hidden") or (routed and site.endswith(".feed_forward.output"))
 
@@ -123,13 +125,14 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
     "elu": (lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "ELU"),
     "none": (lambda x: x, "no activation"),
 }
-"""The right activations, and other activations that ports use."""
+"""Activation functions that ports use, right or wrong, each with its name in reports."""
 
 
 def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
-    """Yield a fault for each wrong activation, described with `where`; `missing` is another name of the identity."""
+    """Yield a fault for each wrong activation function. Descriptions end with `where`. `missing` is the variant of the
+    fault without an activation function."""
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"
@@ -137,12 +140,13 @@ def other_activations(
 
 
 def _given(settings: Settings, state: WalkState, scope: str) -> Value:
-    """Return the input of a layer's feed-forward, or the result of the function in the setting `source`."""
+    """Return the input of a layer's feed-forward, by default the right input; the setting `source` is a function for
+    another input."""
     return settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
 
 
 def activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Recompute hidden features or, in a layer with experts, the sum of their outputs, with changed settings."""
+    """Recompute hidden features or, in a layer with experts, the output, with changed settings."""
     if site.endswith(".output"):
         return mixed(settings, state, site, value)
     x = _given(settings, state, split(site)[0])
@@ -238,7 +242,8 @@ def _chosen(settings: Settings, state: WalkState, site: str, value: Value) -> Va
 
 
 def _by_groups(settings: Settings, config: TransformerConfig, scores: Value) -> Value:
-    """Choose experts only from the best groups, ranked by the sum of their `settings["ranked"]` highest scores."""
+    """Choose experts only from the best groups. A group's rank is the sum of its `settings["ranked"]` highest
+    scores."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     ranks = np.sort(groups, axis=-1)[..., -settings["ranked"] :].sum(axis=-1)
     best = np.repeat(highest(ranks, config.topk_groups), groups.shape[-1], axis=-1)
@@ -263,22 +268,26 @@ def _weighted(settings: Settings, state: WalkState, site: str, value: Value) -> 
 
 
 PACKINGS: dict[str, tuple[int, Callable[[Value], Value]]] = {
-    "high first": (2, lambda blocks: blocks[..., ::-1]),  # the two weights in each byte are swapped
-    "split": (32, lambda blocks: blocks.reshape(*blocks.shape[:-1], 2, 16).swapaxes(-1, -2)),  # low half-bytes first
+    "high first": (2, lambda blocks: blocks[..., ::-1]),  # swap the two weights in each byte
+    "split": (
+        32,
+        lambda blocks: blocks.reshape(*blocks.shape[:-1], 2, 16).swapaxes(-1, -2),
+    ),  # put low half-bytes first
     "scale twice": (1, lambda blocks: blocks * 2),
     "scale half": (1, lambda blocks: blocks / 2),
 }
-"""Wrong ways to unpack four-bit weights. Each function imitates a mistake by changing the features, in blocks (…,
-blocks, size)."""
+"""Wrong ways to unpack four-bit weights: the size of a block, and a function that changes features (…, blocks, size)
+with the same effect."""
 
 
 def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
-    """Apply a change to features in blocks of `size`; raise `ValueError` if `size` does not divide their number."""
+    """Split features into blocks of `size`, and apply `change`."""
     return change(x.reshape(*x.shape[:-1], -1, size)).reshape(x.shape)
 
 
 def _cut_as(order: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return gate and up projections that are cut as `halves` or as `alternating` rows, but packed in the other way."""
+    """Return the gate and up projections that a port cuts out of a packed matrix as `halves` or as `alternating` rows,
+    although the matrix has the other order."""
     part, found = f"{split(site)[0]}.feed_forward", Arrays()
     places = [f"{part}.experts.{expert}" for expert in range(own_config(config, site).num_experts)]
     for place in places or [part]:
@@ -297,7 +306,8 @@ def _cut_as(order: str, config: TransformerConfig, parameters: Arrays, site: str
 def _of_other_experts(
     source: Callable[[int, int], int], roles: Sequence[str], config: TransformerConfig, parameters: Arrays, site: str
 ) -> Arrays:
-    """Return the linear maps `roles` of each expert, with the values of the expert `source(expert, experts)`."""
+    """Return the linear maps `roles` of each expert, with the values of the expert `source(expert, number of
+    experts)`."""
     part, experts = f"{split(site)[0]}.feed_forward.experts", own_config(config, site).num_experts
     sources = {expert: source(expert, experts) for expert in range(experts)}
     ends = [f"{role}.{kind}" for role in roles for kind in ("weight", "bias")]

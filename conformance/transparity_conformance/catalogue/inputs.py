@@ -1,6 +1,6 @@
 """Faults of inputs: image patches, audio frames, the attention mask and token types.
 
-A bias of keys, which Whisper omits, is no fault, because it shifts all scores of a query equally.
+A missing key bias (as in Whisper) is no fault, because a key bias shifts all scores of a query equally.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
-"""A function (configuration, right patches) → wrong patches, with shape (batch, patches, elements)."""
+"""A function (configuration, right patches) → wrong patches. Patches have the shape (batch, patches, elements)."""
 
 
 def _of_patches(change: Change, state: WalkState, site: str, value: Value) -> Value:
@@ -98,7 +98,8 @@ LAYOUTS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "mel bins turned": lambda given: given[:, ::-1].swapaxes(1, 2),
     "frames turned": lambda given: given[:, :, ::-1].swapaxes(1, 2),
 }
-"""Functions from the source (batch, mel_bins, frames) to the first convolution's input (batch, frames, mel_bins)."""
+"""Functions from audio (batch, mel_bins, frames) to a wrong input of the first convolution (batch, frames,
+mel_bins)."""
 
 KERNELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "turned": lambda kernel: kernel[..., ::-1],
@@ -117,7 +118,7 @@ ENDS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "edge": partial(_with_ends, 1, 1, "edge"),
     "circular": partial(_with_ends, 1, 1, "wrap"),
 }
-"""Functions that pad (batch, frames, features) with two frames, on one side or on both sides."""
+"""Functions that pad (batch, frames, features) with two frames in a wrong way."""
 
 
 def frame_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -133,7 +134,7 @@ def frame_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def convolution(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the activated result of a convolution, computed with changed settings."""
+    """Return the result of a convolution and its activation function, computed with changed settings."""
     if site == FIRST:
         given = state.inputs["source"].astype(value.dtype)
         x = settings["frames"](given) if "frames" in settings else given.swapaxes(1, 2)
@@ -173,7 +174,7 @@ MASKS: dict[str, Callable[[Call, str], Mask]] = {
     "inverted": lambda state, site: ~padding_at(state, site),
     EXCHANGED: lambda state, site: (state.inputs["token_types"] != 0)[:, None, None],
 }
-"""Wrong masks (batch, 1, 1, keys) that ports use in place of the given attention mask."""
+"""Wrong masks (batch, 1, 1, keys) that ports use instead of the attention mask that they get."""
 
 
 def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -187,7 +188,7 @@ def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator
 def _mask_faults(config: TransformerConfig, *, is_embedding: bool) -> Iterator[Fault]:
     counts = config.position_count == "visible"
     for name in MASKS:
-        # If only attention ignores or inverts the mask, the module `masks` already contains the fault.
+        # `masks` contains the faults in which only attention ignores or inverts the mask.
         acts = {"tokens": config.pad_id is not None, EXCHANGED: config.num_token_types > 1}.get(name, counts)
         if acts and (counts or name == EXCHANGED or not is_embedding):
             padding = lambda parts, name=name: MASKS[name](parts.state, parts.site)

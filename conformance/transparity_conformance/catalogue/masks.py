@@ -1,4 +1,4 @@
-"""Faults in the step from scores to weights: the mask, the value of masked scores, sinks and the softmax axis."""
+"""Faults between scores and attention weights: the mask, the value of masked scores, sinks and the softmax axis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def layer_of(site: str) -> int:
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return attention weights with a changed mask, mask value, mask order or softmax axis; keep other taps."""
+    """Return attention weights with changed settings of the mask or the softmax. Return the value of any other tap
+    unchanged."""
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
@@ -34,7 +35,7 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
         return weights / weights.sum(axis, keepdims=True) if settings["behind"] == "normalised" else weights
     if "added" in settings:
         shown = scores + np.where(mask, 0.0, settings["added"]).astype(value.dtype)
-        if settings.get("inverted"):  # in float32, the sum of a score and a large number loses the score
+        if settings.get("inverted"):  # in float32, adding a large number to a score loses the score
             shown = shown.astype(np.float32).astype(value.dtype)
         return attention_weights(shown, np.ones_like(mask), hidden, sinks)
     if axis == -1:
@@ -67,8 +68,8 @@ def sinks_at(state: WalkState, site: str) -> Value | None:
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    """Yield a fault of the mask in three variants. For a query without a visible key, the port computes equal weights,
-    NaN (softmax over −∞), or a softmax of the unmasked scores."""
+    """Yield three variants of a fault that hides all keys from some queries. The weights of these queries are equal,
+    NaN (softmax over −∞), or the softmax of the unmasked scores."""
     yield _masked(identity, variant, **settings)
     for kind in ("NaN", "by scores"):
         yield _masked(identity, f"{variant}, {kind}", blind=kind, **settings)
@@ -158,7 +159,8 @@ WINDOWS: dict[WindowKind, tuple[str, str, WindowKind]] = {
     "sliding": (SLIDING, "sliding window is", "chunked"),
     "chunked": ("chunks have {} positions instead of {}", "chunks are", "sliding"),
 }
-"""For each kind of window: a description of a wrong size, words for the window, and the other kind of window."""
+"""For each kind of window: a description of a wrong size, a phrase for `window-missing`, and the other kind of
+window."""
 
 
 def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fault]:
@@ -194,7 +196,7 @@ def _of_kind(kind: str, m: MaskParts) -> Window:
 
 
 def _of_the_next_kind(m: MaskParts) -> Window:
-    """Return the window of the next layer in `layer_types` whose window differs from the window of this layer."""
+    """Return the window of the next layer in `layer_types` that has another window than this layer."""
     types, layer = m.config.layer_types, layer_of(m.site)
     own = _window(own_config(m.config, m.site))
     others = (_of_kind(types[(layer + step) % len(types)], m) for step in range(len(types)))
@@ -209,8 +211,8 @@ def _hidden_row(name: str, blind: Patch) -> Fault:
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield a fault for each result that ports compute for a query without a visible key. If masked keys have weight
-    zero in the reference, these results are valid conventions. Otherwise, they are wrong."""
+    """Yield a fault for each result that ports compute for a query without a visible key. If the reference's masked
+    keys have the weight zero, these results are valid conventions; otherwise, they are faults."""
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
         yield fault("mask-wholly-hidden-row", "zero context", patch=_zero_context)
@@ -250,7 +252,7 @@ SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {
     "of the first head": lambda sinks, config: sinks[:1] + 0 * sinks,
     "by members": lambda sinks, config: sinks.reshape(config.key_value_heads, -1).T.ravel(),
 }
-"""Functions from the right attention sinks to wrong sinks. A result of None means that there are no sinks."""
+"""Functions (right attention sinks, configuration) → wrong sinks; None means no sinks."""
 
 
 def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -269,14 +271,14 @@ def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _with_one_more(state: WalkState, site: str, value: Value) -> Value:
-    """Return the weights of a softmax with an additional 1 in its denominator."""
+    """Return the weights of a softmax whose denominator contains an additional 1."""
     largest = value.argmax(axis=-1, keepdims=True)
     score, weight = (np.take_along_axis(each, largest, -1) for each in (scores_at(state, site), value))
     return value / (1 + weight * np.exp(-score))
 
 
 def sunk(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return weights with other `sinks`, or weights where the first key gets the weight of the sink."""
+    """Return attention weights with other `sinks`, or with the weight of the sink added to the first key."""
     scores, mask, hidden = scores_at(state, site), right_mask(state, site), state.config.masked_score
     right = sinks_at(state, site)
     if right is None:

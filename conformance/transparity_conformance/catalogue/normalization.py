@@ -1,4 +1,4 @@
-"""Faults of norms: the value and place of eps, the deviation, the kind of norm, and missing or additional norms."""
+"""Faults of norms: the value and place of eps, the variance, the kind of norm, and missing or additional norms."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ class NormForm:
     """The formula of a norm, as options."""
 
     centered: bool = True
-    """Whether the variance is taken around the mean. In RMSNorm, the variance is taken around zero."""
+    """Whether the variance is computed around the mean; RMSNorm computes the mean of squares instead."""
     subtracted: bool = True
-    """Whether the mean is also subtracted from the input, if the variance is taken around the mean."""
+    """Whether the mean is also subtracted from the input, if `centered`."""
     correction: int = 0
     summed: bool = False
-    """Whether squares are summed, not averaged."""
+    """Whether the squares are summed instead of averaged."""
     outside: bool = False
-    """Whether eps is added to the standard deviation, not to the variance."""
+    """Whether eps is added to the standard deviation instead of the variance."""
     biased: bool = True
     gained: bool = True
     more: float = 0.0
-    """A number that is added to the gain, such as 1 in Gemma."""
+    """A number that is added to the weight, such as 1 in Gemma."""
     statistics: str = "features"
-    """The axes of the mean and the variance: `features`, `heads` (heads and features), `positions` (positions and
-    features), or `batch` (batch and positions). `running` means the stored statistics."""
+    """The axes over which the mean and the variance are computed: `features`, `heads` (heads and features), `positions`
+    (positions and features), or `batch` (batch and positions). `running` means stored statistics."""
     norm_eps: float = 0.0
     factor: float = 1.0
-    """A factor by which the input is multiplied."""
+    """A factor that multiplies the input."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -90,7 +90,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield _formed("norm-gain", "one-plus-weight", more=1)
     yield fault("norm-missing", "missing", patch=_missing)
     yield from _with_other_parameters(config, site)
-    # Scaling a norm's input has the same effect as changing eps, except with running statistics.
+    # A scaled input has the same effect as another eps, except with running statistics.
     ties = ("norm-eps",) if config.norm != "batch" or sites.is_head_norm(site) else ()
     for factor in (2.0, 0.5):
         words = {"factor": f"{factor:g}"}
@@ -152,12 +152,12 @@ HEADS = {
     "heads": [row("query-key-norm", "each head", statistics="features")],
     "features": [row("query-key-norm", "heads together", statistics="heads")],
 }
-"""Faults in the axes of query and key norms. The keys of this table are the right axes: `heads` together, or `features`
-of a head."""
+"""Faults of query and key norms over wrong axes, by the right axes: all `heads` together, or the `features` of each
+head."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
-    """Return the norms whose parameters a port may confuse with the parameters of this norm."""
+    """Return the other norms of the layer or the attention, whose parameters a port may use for this norm."""
     if sites.is_head_norm(site):
         if config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
             return []  # The two norms have different sizes.
@@ -169,7 +169,8 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _before_the_last(config: TransformerConfig, site: str) -> list[str]:
-    """Return the norms of the first and the last layer if `site` is the norm after all layers."""
+    """Return the norms of the first and the last layer, whose parameters a port may use for the norm after all
+    layers."""
     stack, _, tap = site.partition(".")
     if tap != "output":
         return []
@@ -204,12 +205,13 @@ def other_eps(config: TransformerConfig, eps: float) -> Fault:
 
 
 def has_eps(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap is the result of a norm, including norms of latent vectors and gated norms."""
+    """Return whether a tap is the result of a norm of any kind."""
     return sites.is_norm(config, site) or sites.is_latent(site) or sites.is_gated_norm(site)
 
 
 def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the result of the norm at a tap, computed with changed settings. In a recurrence, apply the gate, too."""
+    """Return the result of the norm at a tap, computed with changed settings. In a recurrence, the result includes the
+    gate."""
     if sites.is_gated_norm(site):
         return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
@@ -245,11 +247,12 @@ def normed_input(state: WalkState, site: str, x: Value) -> Value:
 
 
 UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_norm"}
-"""Norms that ports add before an attention without a norm: a new norm, or the norm of the embeddings."""
+"""Norms that ports add before an attention without a norm: a new norm (None), or the norm of the embeddings."""
 
 
 def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
-    """Project a query, key or value from the layer's input after the norm `source`. None means a norm with gain 1."""
+    """Apply the norm `source` (None: a norm with gain 1) to the layer's input, and project a query, key or value from
+    the result."""
     scope, _, role = split(site)
     stack, x = scope.partition(".")[0], sites.layer_input(state, scope)
     if source is None:
@@ -284,7 +287,7 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return a recurrence's output after its norm and its gate, computed with changed settings."""
+    """Return the output of a recurrence after norm and gate, computed with changed settings."""
     own, scope = own_config(state.config, site), site.rpartition(".")[0]
     is_delta = own.mixer == "gated-delta"
     order = settings.get("order", "gate behind" if is_delta else "gate first")
@@ -308,7 +311,7 @@ LATENT_NORMS: Mapping[str, Settings] = {
     "eps outside": {"outside": True},
     "one-plus-weight": {"more": 1.0},
 }
-"""Wrong norms of a latent vector, as changed fields of `NormForm`."""
+"""Wrong norms of a latent vector, as values of `NormForm`."""
 
 LATENT_ROLES = {"query_latent": "the queries", "key_value_latent": "keys and values"}
 

@@ -1,4 +1,4 @@
-"""Faults of the output head: its scale, its softcap, the pooling and the transformation before the head."""
+"""Faults of the output head: the scale, the softcap, the pooling and the transformation before the head."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "without the multiplier": lambda config: config.head_input_scale / config.head_multiplier,
     "the scale's inverse": lambda config: 1 / config.head_input_scale,
 }
-"""Factors with which ports multiply the input of the head, or the logits."""
+"""Factors by which ports multiply the input of the head."""
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -119,7 +119,7 @@ TRANSFORMS: dict[str, Callable[[WalkState, Value], Value]] = {
     "norm alone": _normed,
     **{f"by {name}": partial(_transformed, activation=name) for name in ACTIVATIONS},
 }
-"""Transformations, right or wrong, that ports apply before the head of a masked language model."""
+"""Transformations before the head of a masked language model, right or wrong."""
 
 
 def _through_pooler(activation: str, state: WalkState, x: Value) -> Value:
@@ -132,7 +132,7 @@ POOLERS: dict[str, Callable[[WalkState, Value], Value]] = {
     "without activation": lambda state, x: apply_linear(state, "pooler", x),
     **{name: partial(_through_pooler, name) for name in ACTIVATED},
 }
-"""Transformations, right or wrong, that ports apply after pooling."""
+"""Transformations after pooling, right or wrong."""
 
 
 def _visible(state: WalkState) -> Value:
@@ -152,7 +152,7 @@ def _ends(state: WalkState) -> np.ndarray:
 
 
 Pooled = tuple[Pooling, bool] | Callable[[WalkState], np.ndarray]
-"""(pooling, whether it includes padding), or a function that returns the pooled position of each row."""
+"""(pooling, whether padding is included), or a function that returns the position to use in each row."""
 
 
 def _pooled(pooled: Pooled, state: WalkState, site: str, value: Value) -> Value:
@@ -181,10 +181,10 @@ POOLINGS: dict[str, Pooled] = {
     "before eos": lambda state: np.maximum(_ends(state).argmax(1) - 1, 0),
     "last eos": lambda state: _ends(state).shape[1] - 1 - _ends(state)[:, ::-1].argmax(1),
 }
-"""Poolings, right or wrong, that ports use."""
+"""Ways to pool, right or wrong."""
 
 OF_END = ("eos", "last eos", "before eos")
-"""Poolings that depend on the end token."""
+"""Ways to pool that depend on the end token."""
 
 
 CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits)

@@ -1,4 +1,4 @@
-"""Faults in loading weights: transposed, swapped, omitted or tied weights, and rows of weights in a wrong order."""
+"""Faults of loaders: transposed, swapped, omitted or tied weights, and rows of weights in a wrong order."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ FED = {
     "shared_expert.hidden": "shared_expert.up",
     "shared_expert.output": "shared_expert.down",
 }
-"""For each tap of a feed-forward, the linear map that computes the tap, possibly followed by an activation."""
+"""The linear map that computes each tap of a feed-forward, possibly before an activation function."""
 
 OF_RECURRENCE = {f"{role}_convolved": role for role in ("query", "key", "value")}
-"""The linear map of each tap in a recurrence. Queries, keys and values also pass through a convolution."""
+"""The linear map that computes each tap of a recurrence. A convolution follows for queries, keys and values."""
 OF_RECURRENCE |= {"log_decay": "decay", "time_step": "decay", "beta": "beta", "gated_context": "gate"}
 OF_RECURRENCE["output"] = "output"
 
@@ -69,7 +69,7 @@ BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "recurrence.context": ("D",),
     "recurrence.gated_context": ("gated_norm.",),
 }
-"""For each tap, the prefixes of further parameters that change its value, besides its linear map."""
+"""Prefixes of the parameters that change a tap's value, in addition to its linear map."""
 
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
@@ -120,7 +120,7 @@ def parts_at(config: TransformerConfig, site: str) -> list[str]:
     if not part:
         return []
     if site.endswith("recurrence.log_decay") and own_config(config, site).mixer == "state-space":
-        return []  # In a state-space model, the time step uses these parameters.
+        return []  # In a state-space model, the time step already uses them.
     if site.endswith("_convolved"):
         return [part, f"{part}_convolution"]
     gates = [part.replace(".up", ".gate")] * (config.gated and part.endswith(".up"))
@@ -146,7 +146,7 @@ def _exchanged(
     scope, role = part.rpartition(".")[::2]
     other = f"{scope}.{pair[role == pair[0]]}"
     if parameters[f"{other}.weight"].shape != parameters[f"{part}.weight"].shape:
-        return {}  # This fault may be possible only at other sizes.
+        return {}  # The fault is possible only at other sizes.
     kinds = ("weight", "bias") if biases else ("weight",)
     ends = [f"{of}.{kind}" for of in ("", "_convolution") for kind in kinds]
     return {f"{part}{end}": parameters[f"{other}{end}"] for end in ends if f"{other}{end}" in parameters}
@@ -196,8 +196,7 @@ def _beside_maps(config: TransformerConfig, site: str) -> tuple[str, ...]:
 
 
 def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    # The rows are ordered for another rotary layout, as in checkpoints that Meta converted. With two features, both
-    # layouts are the same.
+    # Meta's checkpoints order the rows for another rotary layout. With two features, both layouts are equal.
     is_rotary = config.positions == "rotary" and not config.kv_lora_rank and config.rotated_dim > 2
     if is_rotary and split(site)[2] in ("query", "key"):
         yield from (fault("rotary-rows", each, alter=partial(_with_rows, each)) for each in ("neighbours", "halves"))
@@ -228,7 +227,8 @@ def _with_rows(layout: str, config: TransformerConfig, parameters: Arrays, site:
 
 
 def _is_packed(config: TransformerConfig, site: str) -> bool:
-    """Return whether ports may pack queries, keys and values, as do GPT-2, BLOOM, GPT-NeoX, Falcon and InternLM."""
+    """Return whether a port may pack the weights of queries, keys and values into one matrix, as in GPT-2 and
+    GPT-NeoX."""
     _, sublayer, tap = split(site)
     is_plain = config.projection == "full" and not config.kv_lora_rank
     return sublayer == "self_attention" and tap in PACKED and is_plain
@@ -238,14 +238,15 @@ PACKED = ("query", "key", "value")
 
 
 def _pair(config: TransformerConfig) -> dict[str, str]:
-    """Return the two linear maps that the file of a family packs head by head, by the taps that they compute."""
+    """Return the two linear maps that the files of a family pack into one matrix, head by head, by their taps."""
     if config.kv_lora_rank:
         return {"key": "key", "value": "value"}
     return {"query": "query", "gated_context": "gate"} if config.attention_gate else {}
 
 
 def _paired_otherwise(pair: Mapping[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return the weight and bias at `site` of a port that cuts a matrix of heads, each with two parts, into halves."""
+    """Return the weight and bias that a port reads for `site` if it cuts a packed matrix into halves. The right order
+    of this matrix is head by head, with both maps of each head."""
     part, maps = _part(site), [f"{site.rpartition('.')[0]}.{name}" for name in pair.values()]
     changed = {}
     for kind in [kind for kind in ("weight", "bias") if f"{part}.{kind}" in parameters]:
@@ -275,15 +276,15 @@ def _from_role(source: Mapping[str, str], config: TransformerConfig, parameters:
 
 
 def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
-    """Return a weight or a bias. Return zeros for a missing bias, such as the key's bias in Whisper."""
+    """Return a weight or a bias; return zeros for a missing bias, such as Whisper's key bias."""
     weight = parameters[f"{part}.weight"]
     return weight if kind == "weight" else parameters.get(f"{part}.bias", np.zeros(len(weight), weight.dtype))
 
 
 def _packed_otherwise(config: TransformerConfig, parameters: Arrays, site: str, *, by_group: bool) -> Arrays:
-    """Return the weight and bias at `site` of a port that assumes a wrong order of the heads in a packed matrix. The
-    port assumes blocks of queries, keys and values where the file has groups (`by_group`), or groups where it has
-    blocks."""
+    """Return the weight and bias that a port reads for `site` if it assumes a wrong order of heads in a packed matrix.
+    With `by_group`, the matrix has groups of heads, and the port assumes blocks of all queries, keys and values.
+    Otherwise, the matrix has blocks, and the port assumes groups."""
     counts = np.array([config.num_heads, config.key_value_heads, config.key_value_heads])
     in_turn = np.split(np.arange(counts.sum()), ends := np.cumsum(counts)[:-1])
     grouped = np.concatenate([heads.reshape(config.key_value_heads, -1) for heads in in_turn], axis=1).ravel()

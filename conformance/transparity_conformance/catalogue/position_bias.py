@@ -1,4 +1,4 @@
-"""Faults in the bias of scores that depends on distance: relative position buckets and ALiBi slopes."""
+"""Faults of the bias that is added to scores: relative position buckets and ALiBi slopes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def bias_at(state: WalkState, site: str) -> Value | None:
-    """Return the distance bias that is part of the scores at `site`; None if the scores have no bias."""
+    """Return the position bias that the scores at `site` include; None without a bias."""
     scope, sublayer, _ = split(site)
     if sublayer != "self_attention" or not state.config.has_score_bias:
         return None
@@ -41,7 +41,7 @@ def bias_at(state: WalkState, site: str) -> Value | None:
 
 
 Buckets = Callable[[TransformerConfig, np.ndarray, bool], np.ndarray]
-"""A function (configuration, distances, whether each direction has its own buckets) → the bucket of each distance."""
+"""A function (configuration, distances, whether both directions have buckets) → the bucket of each distance."""
 
 
 def _buckets(config: TransformerConfig, distances: np.ndarray, both: bool, most: int | None = None) -> np.ndarray:
@@ -78,7 +78,7 @@ def _with_buckets(buckets: Buckets, state: WalkState, site: str, value: Value) -
 
 
 def _undivided(config: TransformerConfig, distances: np.ndarray, both: bool) -> np.ndarray:
-    """Return buckets from ln(distance / exact) / ln(max_distance); the right divisor is ln(max_distance / exact)."""
+    """Return the buckets with the divisor ln(max_distance) instead of ln(max_distance / exact)."""
     exact = max(1, config.relative_buckets // (4 if both else 2))
     return _buckets(config, distances, both, config.relative_max_distance * exact)
 
@@ -91,7 +91,8 @@ def _all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> 
 def _shared(
     whole: Callable[[np.ndarray], np.ndarray], part: int, config: TransformerConfig, distances: np.ndarray, both: bool
 ) -> np.ndarray:
-    """Return buckets: the first 1/`part` have one distance each; the widths of later buckets grow logarithmically."""
+    """Return buckets of which the first 1/`part` contain one distance each. Later buckets get wider in geometric
+    progression, and `whole` rounds their number."""
     offset, count, near = _halved(config, distances, both)
     exact = max(1, count // part) if part > 2 else count // part
     share = np.log(np.maximum(near, exact) / exact) / math.log(config.relative_max_distance / exact)
@@ -100,7 +101,7 @@ def _shared(
 
 
 def _halved(config: TransformerConfig, distances: np.ndarray, both: bool) -> tuple[np.ndarray, int, np.ndarray]:
-    """Return (first bucket of each distance's direction, buckets per direction, absolute distances)."""
+    """Return (first bucket of each distance's direction, number of buckets per direction, absolute distances)."""
     count = config.relative_buckets // 2 if both else config.relative_buckets
     near = np.abs(distances) if both else np.maximum(-distances, 0)
     return count * (distances > 0) * both, count, near

@@ -1,7 +1,7 @@
-"""Faults of a recurrence, and of the gate of an attention.
+"""Faults of recurrences, and of attention gates.
 
-A recurrence consists of convolutions, queries and keys of unit length, decays, update strengths, an update rule and a
-gated norm.
+A recurrence has convolutions, queries and keys of unit length, decays, update strengths, an update rule and a gated
+norm.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CONVOLUTIONS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "turned": lambda weight, x: _causal(weight[:, ::-1], x),
     "late": lambda weight, x: np.pad(_causal(weight, x), ((0, 0), (1, 0), (0, 0)))[:, :-1],
 }
-"""Functions (weights (features, width), input) → the convolution before the activation."""
+"""Functions (weights (features, width), input) → a wrong convolution, before the activation function."""
 
 LENGTHS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "missing": lambda x: x,
@@ -128,7 +128,7 @@ GROUPED = (
     _norm("not grouped", lambda own: own.recurrent_key_heads > 1, over="all"),
     _norm("each head", lambda own: own.recurrent_key_heads != own.recurrent_heads, over="head"),
 )
-"""Wrong norms of a state-space model. The right norm comes after the gate, and normalizes groups of heads."""
+"""Wrong gated norms of a state-space model. The right norm comes after the gate, and normalizes each group of heads."""
 
 ATTENTION_GATES: Mapping[str, Callable[[np.ndarray], Any]] = {
     "missing": lambda z: 1.0,
@@ -164,7 +164,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
-    """Yield faults of the time step, at the decay if no tap contains the step (delta rule), and of the decay."""
+    """Yield faults of the time step and of the decay. With the delta rule, no tap contains the time step, so its faults
+    act at the decay."""
     bounded = own.time_step_min > 0 or own.time_step_max is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
         yield from variants("time-step", {**STEPS, **(BOUNDS if bounded else {})}, _step, "step")
@@ -208,7 +209,7 @@ def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     own, scope = own_config(state.config, site), _scope(site)
     x = sites.apply_linear(state, f"{scope}.decay", sites.recurrence_input(state, site))
     bias = state.parameters[f"{scope}.dt_bias"]
-    # A port without bounds does not clip a wrong step that is negative.
+    # Without bounds, a negative step is not clipped.
     bounded = partial(np.clip, a_min=own.time_step_min or -np.inf, a_max=own.time_step_max)
     step = settings.get("step", lambda x, bias, bounded: bounded(softplus(x + bias)))(x, bias, bounded)
     if site.endswith("time_step"):

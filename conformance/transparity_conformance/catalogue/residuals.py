@@ -1,4 +1,5 @@
-"""Faults in how parts of a layer are combined: residuals, activations, the order of sublayers, the places of norms."""
+"""Faults in the structure of layers: residuals, activation functions, the order of sublayers and the places of
+norms."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
             description += ", without the final norm"
             fields = {"norm_position": other, "final_norm": False}
             yield fault("norm-placement", f"{other}, no final norm", says=description, fields=fields)
-    if config.is_recurrent and config.decoder_mask != config.target_mask:  # the mixers ignore the mask, too
+    if config.is_recurrent and config.decoder_mask != config.target_mask:  # the recurrences also ignore the mask
         yield fault("padding-ignored", "everywhere", fields={"padding": "token"})
     for kind in ("bfloat16", "float16", "TF32"):
         yield fault("low-precision", f"{kind} weights", alter=partial(_rounded, kind.lower()))
@@ -94,7 +95,7 @@ LOGIT_CHANGES = (
 def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     sublayer = sites.sublayer_of(site)[1]
     if config.branches != "sequential" and sublayer == "self_attention":
-        return  # In parallel branches, both sublayers are added to one residual.
+        return  # Parallel branches share one residual.
     if config.norm_position in ("pre", "sandwich") and sites.is_normed(config, site):
         yield _residual("normalised", sites.sublayer_input)
     yield _residual("missing", lambda state, scope, name: 0)
@@ -115,7 +116,7 @@ def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, f
 
 
 def _residual(variant: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
-    """Return the fault in which `source(state, layer, sublayer)` computes the residual."""
+    """Return the fault whose residual is `source(state, layer, sublayer)`."""
 
     def downstream(state: WalkState, site: str, flow: Value) -> Value:
         scope, sublayer = sites.sublayer_of(site)

@@ -41,7 +41,7 @@ APART = {"interleaved": "neighbors", "halves": "half the features apart"}
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     own = own_config(config, site)
-    # If self-attention rotates whole heads, a port may rotate values, too.
+    # A port may also rotate the values, except in latent attention.
     if (sublayer, tap) == ("self_attention", "value") and own.positions == "rotary" and own.kv_lora_rank is None:
         turned: Patch = lambda state, site, value: rotated({}, own_config(state.config, site), value)
         yield fault("rotary-values", "rotated", patch=turned)
@@ -76,7 +76,7 @@ def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 SHORTEST_TABLE = 7
-"""The smallest table of positions in a port has two to this power rows."""
+"""The smallest table of positions that faults assume in a port has 2 to this power rows."""
 
 BEYOND: dict[str, tuple[Callable[[int, TransformerConfig, np.ndarray], np.ndarray], str]] = {
     "the last row": (
@@ -85,7 +85,8 @@ BEYOND: dict[str, tuple[Callable[[int, TransformerConfig, np.ndarray], np.ndarra
     ),
     "begun again": (lambda size, config, positions: positions % size, "begin at 0 again"),
 }
-"""Positions that ports use beyond the last row of their table, each with a description."""
+"""What ports compute at positions beyond their table: a function (size of the table, configuration, positions) → wrong
+positions, and a description."""
 
 SHARES = {"all": 1.0, "half": 0.5, "a quarter": 0.25}
 """Shares of a head's features that ports may rotate."""
@@ -146,13 +147,13 @@ def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     return rotated(settings, own, _before_rotation(state, site, value))
 
 
-@functools.lru_cache(maxsize=2**8)  # building a configuration takes longer than a rotation
+@functools.lru_cache(maxsize=2**8)  # making a configuration takes longer than a rotation
 def _with_fields(config: TransformerConfig, **fields: Any) -> TransformerConfig:
     return dataclasses.replace(config, **fields)
 
 
 def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
-    """Rotate queries or keys according to `config`, with changed `settings`."""
+    """Rotate queries or keys `x` as `config` says, with changed `settings`."""
     is_latent = config.kv_lora_rank is not None and not settings.get("first")
     config = _with_fields(config, q_lora_rank=None, kv_lora_rank=None, value_head_dim=None)
     if "rotary_dim" in settings:
@@ -176,7 +177,7 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     if part in ("tables", "everything"):
         tables = [rounded_to(table, kind) for table in tables]
     both, begin = (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), 0
-    if is_latent or settings.get("last"):  # latent attention rotates only the last features
+    if is_latent or settings.get("last"):  # latent attention rotates the last features
         begin = x.shape[-1] - config.rotated_dim
     if settings.get("across"):
         first, middle = np.arange(config.rotated_dim // 2), x.shape[-1] // 2
@@ -203,7 +204,7 @@ def _with_usual_ends(config: TransformerConfig) -> np.ndarray:
 
 
 IN_HALF = ("frequencies", "angles", "tables", "everything")
-"""Steps of the rotation that ports compute in half precision, for example if the whole model is cast."""
+"""Steps of the rotation that ports compute in half precision, for example after a cast of the whole model."""
 
 
 BASE = Number("rotary-base", "rope_theta", "the base of the rotary angles is {v:.6g}{instead}", _turn)
@@ -230,7 +231,7 @@ def _scaled(*kinds: str) -> Callable[[TransformerConfig], bool]:
 
 LINEAR, YARN, LONGROPE = _scaled("linear"), _scaled("yarn"), _scaled("longrope")
 BY_PARTS = _scaled("llama3", "yarn")
-"""Scaling methods that slow down low frequencies, but leave high frequencies unchanged."""
+"""The scaling methods that reduce low frequencies, but do not change high frequencies."""
 
 
 HAS_FACTOR: Callable[[TransformerConfig], bool] = lambda c: c.rotary_attention_factor != 1

@@ -1,4 +1,4 @@
-"""Faults of a model that is sharded over several ranks. The wrong values depend on the number of ranks."""
+"""Faults of a model that is sharded over several ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.positions.in_attention import alibi_slopes
 
 ROW_PARALLEL = {"attention.output": ("output", "context"), "feed_forward.output": ("down", "hidden")}
-"""The taps after linear maps with sharded inputs (row-parallel), each with the map's name and its input's tap."""
+"""The ends of taps after row-parallel linear maps, whose inputs are sharded; each with the name and the input of the
+map."""
 
 FUSED = {
     "query, key and value": ("query", "key", "value"),
@@ -28,7 +29,7 @@ FUSED = {
     "gate and up": ("gate", "up"),
     "up and gate": ("up", "gate"),
 }
-"""Linear maps with the same input that ports fuse into one matrix, in the order of the matrix's rows."""
+"""Linear maps with the same input that ports fuse into one matrix, in the order of its rows."""
 
 
 _fault = partial(fault, of_ranks=True)
@@ -43,7 +44,7 @@ def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
 
 
 def _row_parallel(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield faults of the all-reduce after a linear map with sharded inputs."""
+    """Yield faults of the all-reduce after a row-parallel linear map."""
     role, inputs = next((row for end, row in ROW_PARALLEL.items() if site.endswith(end)), ("", ""))
     parts = parts_at(config, site)
     shapes = parameter_shapes(config)
@@ -54,7 +55,7 @@ def _row_parallel(config: TransformerConfig, site: str, ranks: int) -> Iterator[
         return
     twice: Patch = lambda state, site, value: value * value.dtype.type(ranks)
     yield _fault("reduced-twice", "reduced twice", words={"ranks": ranks}, patch=twice)
-    if shapes.get(f"{parts[0]}.weight", (0, 1))[1] % ranks == 0:  # Experts are not sharded this way.
+    if shapes.get(f"{parts[0]}.weight", (0, 1))[1] % ranks == 0:  # experts are sharded in another way
         words, patch = {"role": role, "ranks": ranks}, partial(_of_one_rank, role, inputs, ranks)
         yield _fault("not-reduced", "{role}", words=words, patch=patch)
 
@@ -65,7 +66,7 @@ def _repeated(part: str, ranks: int, config: TransformerConfig, parameters: Arra
 
 
 def _of_one_rank(role: str, inputs: str, ranks: int, state: WalkState, site: str, value: Value) -> Value:
-    """Return the product of the first rank's inputs and weights, plus the whole bias."""
+    """Return the product of the first rank's inputs and weights, plus the bias."""
     scope = site.rpartition(".")[0]
     given, own = state.taps[f"{scope}.{inputs}"], parameters_of(state, f"{scope}.{role}")
     width = given.shape[-1] // ranks
@@ -96,7 +97,7 @@ def _cut_across(roles: Sequence[str], ranks: int, config: TransformerConfig, par
 
 
 def _recut(names: Sequence[str], ranks: int, parameters: Arrays) -> Arrays:
-    """Return the rows that each map gets if every rank takes a contiguous block of the fused matrix's rows."""
+    """Return the rows that each map gets if each rank takes a contiguous block of the fused matrix."""
     sizes = [len(parameters[name]) // ranks for name in names]
     by_rank = np.split(np.concatenate([parameters[name] for name in names]), ranks)
     own = [np.split(rows, np.cumsum(sizes)[:-1]) for rows in by_rank]
@@ -104,7 +105,7 @@ def _recut(names: Sequence[str], ranks: int, parameters: Arrays) -> Arrays:
 
 
 def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield faults in which every rank numbers its heads from 0, and therefore adds wrong distance biases."""
+    """Yield faults in which each rank numbers its heads from 0, and adds the position biases of these heads."""
     _, sublayer, tap = split(site)
     if (sublayer, tap) != ("self_attention", "scores") or config.num_heads % ranks:
         return
@@ -124,7 +125,7 @@ def _local_relative(local: np.ndarray, state: WalkState, site: str, value: Value
 
 
 def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield faults of layers: every pipeline stage numbers its layers from 0."""
+    """Yield faults in which each pipeline stage numbers its layers from 0."""
     parts = site.split(".")
     if len(parts) < 4:
         return

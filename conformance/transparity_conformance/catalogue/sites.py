@@ -1,4 +1,4 @@
-"""The names, inputs and parameters around a tap. A site is a tap at which a fault acts."""
+"""Taps at which faults act (sites): their names, inputs and parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Value = Any
 
 
 def reads_tokens(config: TransformerConfig, site: str) -> bool:
-    """Return whether the positions at a tap are tokens; otherwise they are parts of an image or of audio."""
+    """Return whether the positions at a tap are tokens, not patches of an image or frames of audio."""
     return keys_name(config, site) in config.token_inputs
 
 
@@ -51,7 +51,7 @@ def _behind_layers(state: WalkState, stack: str, layers: int) -> Value:
 
 
 def stream(state: WalkState, scope: str, upto: str) -> Value:
-    """Return the residual stream before the sublayer `upto`; in parallel branches, this is the layer's input."""
+    """Return the residual stream before the sublayer `upto`. If branches are parallel, return the layer's input."""
     x = layer_input(state, scope)
     if state.config.branches != "sequential":
         return x
@@ -74,14 +74,14 @@ ENDS = {"sandwich": "_post_norm", "post-branch": "_norm"}
 
 
 def branch_end(config: TransformerConfig, sublayer: str) -> str:
-    """Return the last tap of a sublayer before its result is added to the residual stream."""
+    """Return the last tap of a sublayer before the residual is added."""
     ending = ENDS.get(config.norm_position)
     return output_of(config, sublayer) if ending is None else f"{sublayer}{ending}"
 
 
 def output_of(config: TransformerConfig, sublayer: str) -> str:
-    """Return the tap of a sublayer's result, before any norm. In a recurrence, only this tap starts with
-    `recurrence`."""
+    """Return the tap of a sublayer's result, before any norm. If the mixer is a recurrence, `self_attention` stands for
+    its sublayer."""
     scope, name = sublayer.rpartition(".")[::2]
     return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
 
@@ -90,13 +90,13 @@ MIXED, RECURRENCE = "self_attention", "recurrence"
 
 
 def sublayer_of(site: str) -> tuple[str, str]:
-    """Return the layer and the sublayer to which a tap belongs; a norm belongs to the sublayer before or after it."""
+    """Return the layer and the sublayer of a tap. A norm belongs to the sublayer that its name contains."""
     scope, name, _ = split(site)
     return scope, MIXED if name == RECURRENCE else name.removesuffix("_norm").removesuffix("_post")
 
 
 def norm_input(state: WalkState, site: str) -> Value:
-    """Return the input of the norm that computes the tap `site`, such as a stack's output after a final norm."""
+    """Return the input of the norm whose result is the tap `site`."""
     config, parts = state.config, site.split(".")
     if parts[1] == "embedding_norm":
         return state.taps[f"{parts[0]}.embedding"]
@@ -118,7 +118,7 @@ def norm_input(state: WalkState, site: str) -> Value:
 
 
 def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "query") -> Value:
-    """Return the input of a sublayer. The input of keys and values in cross-attention is the encoder's output."""
+    """Return the input of a sublayer. In cross-attention, the input of keys and values is the encoder's output."""
     sublayer = MIXED if sublayer == RECURRENCE else sublayer
     if sublayer == "cross_attention" and role in ("key", "value"):
         return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
@@ -129,7 +129,7 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
 
 
 def is_normed(config: TransformerConfig, site: str) -> bool:
-    """Return whether the sublayer of a tap has norms; only self-attentions may lack norms."""
+    """Return whether the sublayer of a tap has norms; only self-attention and recurrences may have none."""
     return split(site)[1] not in (MIXED, RECURRENCE) or own_config(config, site).attention_norm
 
 
@@ -142,7 +142,7 @@ def is_head_norm(site: str) -> bool:
 
 
 def is_latent(site: str) -> bool:
-    """Return whether a tap is a normalized latent vector of latent attention (MLA)."""
+    """Return whether a tap is a latent vector of multi-head latent attention (MLA), after its norm."""
     return site.endswith(("attention.query_latent", "attention.key_value_latent"))
 
 
@@ -157,7 +157,7 @@ def norm_scope(site: str) -> str:
 
 
 def recurrence_input(state: WalkState, site: str) -> Value:
-    """Return the input of a recurrence; if the mask hides padding, the input is zero at padding."""
+    """Return the input of a recurrence, which is zero at padding if the mask hides padding."""
     scope, sublayer, _ = split(site)
     return unpadded(state, site, sublayer_input(state, scope, sublayer))
 
@@ -181,6 +181,6 @@ def token_table(config: TransformerConfig, stack: str) -> str:
 
 
 def normalized_and_rotated(state: WalkState, scope: str, role: str) -> Value:
-    """Return the `query` or `key` of an attention after its norm and its rotation, if the configuration has them."""
+    """Return the `query` or `key` of an attention, after norm and rotation if the configuration has these steps."""
     names = [f"{scope}.{role}{step}" for step in ("_rotated", "_norm", "")]
     return state.taps[next(name for name in names if name in state.taps)]

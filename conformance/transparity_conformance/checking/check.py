@@ -74,7 +74,7 @@ def check(
         dtype, logits_only, quick: The precision; and whether to compare only the logits, or only the forward pass.
         isolated, ranks, timeout: Whether to use a separate process; the number of ranks; and the seconds for a reply.
         budget, name, lengths: The seconds for the search for causes; the port's name; and lengths of long prompts.
-        audit, progress, located: Whether to fail if a loader ignores a field; and functions that get progress and reports.
+        audit, progress, located: Whether to fail if a loader ignores a field; and functions for progress and reports.
     """
     if other:
         return _check_against(dict(locals()))

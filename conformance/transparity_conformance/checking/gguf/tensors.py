@@ -190,9 +190,7 @@ def permuted(heads: int) -> StoredLayout:
     def to_hub(value: np.ndarray) -> np.ndarray:
         return value.reshape(heads, -1, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
 
-    return StoredLayout(
-        to_file, to_hub, f"in each of {heads} heads, the rows of both halves are interleaved"
-    )
+    return StoredLayout(to_file, to_hub, f"in each of {heads} heads, the rows of both halves are interleaved")
 
 
 def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iterable[str]) -> dict[str, str]:

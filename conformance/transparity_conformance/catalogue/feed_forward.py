@@ -286,8 +286,8 @@ def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
 
 
 def _cut_as(order: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return the gate and up projections that a port cuts out of a packed matrix as `halves` or as `alternating` rows,
-    although the matrix has the other order."""
+    """Return the gate and up projections that a port cuts out of a packed matrix in the wrong `order`: as `halves` or
+    as `alternating` rows."""
     part, found = f"{split(site)[0]}.feed_forward", Arrays()
     places = [f"{part}.experts.{expert}" for expert in range(own_config(config, site).num_experts)]
     for place in places or [part]:

@@ -1,1 +1,1 @@
-"""The inputs on which ports are compared, and the expected results with tolerances, from the reference in float64."""
+"""The inputs of a comparison, the expected results from the reference in float64, and the tolerances."""

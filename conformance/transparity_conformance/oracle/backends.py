@@ -1,4 +1,5 @@
-"""Find the installed backends by their entry points, and the harnesses that give access to their single functions."""
+"""Find the installed backends by their entry points, and the harnesses through which tests call a backend's single
+functions."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def named() -> dict[str, str]:
 
 @functools.cache
 def absent() -> dict[str, str]:
-    """Return the backends whose framework is not installed, with the import error. Do not catch other errors."""
+    """Return the backends whose framework is not installed, each with the import error. Raise all other errors."""
     missing = {}
     for name in named():
         try:
@@ -50,6 +51,7 @@ def harness(name: str) -> Harness | None:
 
 
 def pinned(name: str) -> AbstractContextManager[None]:
-    """Return a context in which a backend computes in full float32 precision; without a harness, it has no effect."""
+    """Return a context in which a backend computes in full float32 precision. Without a harness, the context has no
+    effect."""
     parts = harness(name)
     return parts.pinned() if parts else nullcontext()

@@ -2,7 +2,7 @@
 
 A tolerance is `factor` × the reference's own error in the same precision, plus `floor` × ulp. The ulp is the spacing of
 floating-point numbers near the largest expected value. The floor matters only if a computation is so short that the
-reference makes no error. The attribute `provenance` of a constant says how it was measured.
+reference makes no error. The attribute `provenance` says how a constant was measured.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ FITTED_WIDTH = Threshold(
     "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. If a factor was "
     "fitted to the float32 results, the width that follows has a relative error of at most 1.8e-5",
 )
-"""The largest relative distance between a width, computed from a fitted 1/√width, and the integer for which it counts.
-"""
+"""If a scale 1/√width was fitted, the width counts as an integer within this relative distance."""
 
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate: permuted features change the order of sums. "
@@ -80,8 +79,8 @@ RULES = {
 }
 
 NEIGHBOURS = 3
-"""The number of points at which the reference's error is measured. A point is a set of slightly changed weights; with
-only one point, the error may be small by chance."""
+"""The number of points at which the reference's error is measured. A point is a set of slightly changed weights. At a
+single point, the error may be small by chance."""
 
 NEIGHBOURS_OF_HOT = 16
 """The number of points for the probe `hot`, in which one key gets most of the attention weight.
@@ -100,7 +99,8 @@ program's error was up to 3.4 times the error measured at three points. With 1, 
 """
 
 NEIGHBOURS_OF_DRAWN = 8
-"""The number of points for a randomly drawn configuration, which has few features, so that chance matters more."""
+"""The number of points for a randomly drawn configuration. Such a configuration has few features, so chance matters
+more."""
 
 POSITIONS_OF_DRAWN = 64
 """The smallest number of positions × points for a drawn configuration; shorter sequences get more points."""
@@ -126,12 +126,12 @@ def _bfloat16() -> Any:
 
 
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Round `value` to `dtype`. The result is in a dtype with which NumPy can compute: float32 for half precisions."""
+    """Round `value` to `dtype`. Results in half precision have the dtype float32, in which NumPy can compute."""
     if value.dtype.kind != "f":
         return value
     if dtype == "float64":
         return value.astype(dtype, copy=False)
-    with np.errstate(over="ignore"):  # overflow results in infinity, which exceeds any tolerance
+    with np.errstate(over="ignore"):  # an overflow gives infinity, which exceeds each tolerance
         if dtype == "float32":
             return value.astype(dtype, copy=False)
         return value.astype(np.float16 if dtype == "float16" else _bfloat16()).astype(np.float32)

@@ -4,8 +4,8 @@ The exit code is 1 if a constant is smaller than its measurement.
 
 A right program may sum in another order than the reference, and a tolerance must cover the resulting error. To measure
 this error, the reference runs with permuted heads, head features, hidden features and model features. The permutation
-changes the order of every sum, but not the exact results. No backend is measured, because a backend must not determine
-its own tolerance.
+changes the order of every sum, but not the exact results. Backends are not measured, because a backend must not
+determine its own tolerance.
 """
 
 from __future__ import annotations
@@ -76,14 +76,16 @@ def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
 
 
 def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
-    """Return the kinds of features in a parameter's rows and columns, such as `heads`; "" if they are not permuted."""
+    """Return the kinds of features in a parameter's rows and columns, such as `heads`, or "" for an axis without
+    permutation."""
     rows, columns = next(axes for pattern, *axes in _axes_by_name(config) if re.search(pattern, name))
     return rows, columns if name.endswith("weight") and not name.endswith("norm.weight") else ""
 
 
 @functools.lru_cache(maxsize=64)
 def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]:
-    """Return tuples (pattern of parameter names, kind of the rows, kind of the columns); the first match applies."""
+    """Return tuples (pattern of parameter names, kind of the rows, kind of the columns), of which the first match
+    applies."""
     over = ("merged", "merged_keys") if config.query_key_norm_over == "projection" else ("head_dim", "head_dim")
     heads = ("merged", "merged_keys", "model") if config.projection == "full" else ("head_dim",) * 3
     latents = "query_latent|key_value_latent|key_rotary" + ("" if config.q_lora_rank else "|query")
@@ -141,9 +143,9 @@ def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: 
 
 
 def evaluated(config: TransformerConfig, parameters: Arrays, inputs: Arrays, dtype: str) -> Arrays:
-    """Return every activation, computed in `dtype`.
+    """Return each activation, computed in `dtype`.
 
-    In float16, NumPy rounds each sum and product; hardware sums in wider precision. NumPy has no bfloat16.
+    In float16, NumPy rounds each sum and product, but hardware sums in a wider precision. NumPy has no bfloat16.
     """
     taps: Arrays = {}
     tokens: dict[str, Any] = dict(inputs)
@@ -164,7 +166,7 @@ class Sample:
     """The spacing of floating-point numbers near the largest expected value."""
 
     def ratio(self, floor: float) -> float:
-        """Return the part of the error that exceeds the floor, divided by the reference's own error."""
+        """Return (error − floor × ulp) / noise, at least 0."""
         over = max(0.0, self.error - floor * self.ulp)
         return over / self.noise if self.noise else (0.0 if over == 0 else math.inf)
 
@@ -223,7 +225,7 @@ class CalibratedConstant:
     dtype: str
     taps: int
     measured: float
-    """The largest measurement that the constant must cover, so the constant must be at least as large."""
+    """The measurement that the constant must cover; the constant must be at least as large."""
     constant: float
     median: float
     most: float

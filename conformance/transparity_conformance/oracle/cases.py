@@ -1,8 +1,8 @@
-"""Cases (small configurations of model families, with parts that no preset has), and inputs of real text.
+"""Cases, which are small configurations of model families with parts that no preset has, and inputs of real text.
 
-A case has the parts of one family, such as T5's relative bias and tied head. All sizes of a case differ, so that no
-two axes can be confused. `cases.json` has the fields of each case. A row with `like` copies the row of that name, and
-lists only the fields that differ. The text is a passage (one token per character), or for an encoder-decoder, pairs of
+A case has the parts of one family, such as T5's relative bias and tied head. All sizes of a case differ, so that no two
+axes can be confused. `cases.json` has the fields of each case. A row with `like` copies the row of that name, and lists
+only the fields that differ. The text is a passage (one token per character), or for an encoder-decoder, pairs of
 sentences (one token per word).
 """
 
@@ -19,10 +19,10 @@ from transparity.config import TransformerConfig
 _ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 _BASES = ("decoder", "rotary", "translation", "pooled")
-"""The rows of `cases.json` that other rows copy by `like`; these rows are not cases."""
+"""The rows of `cases.json` that are not cases, and only serve as `like` of other rows."""
 
 _NO_TEXT = ("vit", "whisper", "clip-text", "clip-vision")
-"""The cases that cannot read this text: models of images or audio, and CLIP's text tower, which pools the end token."""
+"""The cases that cannot read the text: models of images or audio, and CLIP's text tower, which needs an end token."""
 
 
 def _fields(name: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ SPECIAL_TOKENS = 3
 
 
 def passage_tokens(vocab_size: int) -> np.ndarray:
-    """Return the passage as tokens, one per character; if the vocabulary is small, leave out the rarest characters."""
+    """Return the passage as tokens, one per character. For a small vocabulary, leave out the rarest characters."""
     text = PASSAGE.lower()
     frequent = sorted(set(text), key=lambda character: (-text.count(character), character))
     ids = {character: index for index, character in enumerate(frequent[: vocab_size - SPECIAL_TOKENS], SPECIAL_TOKENS)}
@@ -83,7 +83,7 @@ def pair_tokens(side: int) -> list[list[int]]:
 
 
 def text_inputs(config: TransformerConfig, source: int, target: int) -> dict[str, np.ndarray]:
-    """Return eight rows of text with the given lengths. A single stack gets rows of the passage, of length `source`; an
+    """Return eight rows of text with the given lengths. A single stack gets parts of the passage of length `source`. An
     encoder-decoder gets the pairs of sentences, cut or padded."""
     rows = len(PAIRS)
     if "tokens" in config.input_names:

@@ -1,4 +1,4 @@
-"""Estimate from a configuration how much memory its check needs, before any weights are drawn."""
+"""Estimate how much memory a check needs, before any weights are drawn."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
 
 BYTES_OF_A_PARAMETER = 32
-"""The bytes per parameter, from a check of the NumPy column: 7.7 million more parameters added 254 MB to the peak."""
+"""The bytes per parameter, measured in a check of the NumPy column: 7.7 million more parameters added 254 MB to the
+peak."""
 
 BYTES_OF_AN_ACTIVATION = 40
-"""The bytes per logit, including all copies: in the same check, 4.3 million logits added 172 MB to the peak."""
+"""The bytes per element of an activation, with all copies: in the same check, 4.3 million logits added 172 MB to the
+peak."""
 
 
 BYTES_OF_A_CACHED_FEATURE = 4 + 4
-"""The bytes of one cached float32 feature: both the reference and the port have a cache."""
+"""The bytes per cached float32 feature, because the reference and the port each have a cache."""
 
 
 def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:
@@ -31,7 +33,7 @@ def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:
     parameters = sum(map(math.prod, parameter_shapes(config).values()))
     taps = tap_shapes(config, batch, **{name: lengths[name] for name in config.input_names})
     activations = sum(map(math.prod, taps.values()))
-    # Only a decoder has caches.
+    # only decoders have caches
     of_a_head = (config.head_dim + config.value_dim) * config.num_decoder_layers * config.has_decoder
     cached = batch * config.max_length * config.key_value_heads * of_a_head
     needed = parameters * BYTES_OF_A_PARAMETER + activations * BYTES_OF_AN_ACTIVATION

@@ -1,8 +1,8 @@
 """Near-ties of a router: choices of experts that rounding may change.
 
 The choice of experts is the only discontinuous part of a model. If two experts have almost equal scores, rounding may
-swap them. Either choice is right, but all later values differ by far more than rounding. The oracle therefore measures
-rounding with fixed choices. `oracle.undetermined` finds the values that depend on a near-tie.
+change which expert is chosen. Both choices are right, but all later values differ by far more than rounding. The oracle
+therefore measures rounding with fixed choices. `oracle.undetermined` finds the values that depend on a near-tie.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transparity_numpy.experts import SCORES
 
 Arrays = Mapping[str, np.ndarray]
 Budget = Callable[[str], float]
-"""Returns the largest difference of an activation that rounding explains."""
+"""A function that returns the largest difference of an activation that rounding explains."""
 
 
 def is_choice(tap: str) -> bool:
@@ -34,7 +34,7 @@ def has_router(config: TransformerConfig) -> bool:
 
 
 def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budget: Budget) -> dict[str, np.ndarray]:
-    """Return a mask for each router's choice: True for experts that rounding may swap.
+    """Return a mask for the choice of each router: True for experts in a near-tie.
 
     Args:
         parameters: The parameters in float64.
@@ -56,7 +56,7 @@ def _tied(
 ) -> np.ndarray:
     """Return a mask (batch, length, experts) of the experts in a near-tie.
 
-    The tolerance of the logits is also used for scores, because an error of the logits changes scores by less.
+    `margin` comes from the logits, but also applies to scores, which have a smaller error than the logits.
     """
     if correction is None and config.router_groups == 1:
         return _around(logits, chosen, margin)
@@ -72,8 +72,8 @@ def _tied(
 
 
 def _around(scores: np.ndarray, chosen: np.ndarray, margin: float) -> np.ndarray:
-    """Return a mask of the experts in a near-tie. The mask contains chosen experts at most `margin` above the best
-    unchosen score. It also contains unchosen experts at most `margin` below the worst chosen score."""
+    """Return a mask of the experts in a near-tie. These are chosen experts at most `margin` above the best unchosen
+    score, and unchosen experts at most `margin` below the worst chosen score."""
     least = np.where(chosen, scores, np.inf).min(axis=-1, keepdims=True)
     most = np.where(chosen, -np.inf, scores).max(axis=-1, keepdims=True)
     return np.where(chosen, scores <= most + margin, scores >= least - margin) & (least <= most + margin)

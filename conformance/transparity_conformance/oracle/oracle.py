@@ -1,4 +1,5 @@
-"""The oracle: the reference's results in float64, and their tolerances, from the reference's own rounding error."""
+"""The oracle: the reference's results in float64, with tolerances that follow from the reference's own rounding
+errors."""
 
 from __future__ import annotations
 
@@ -25,17 +26,17 @@ Arrays = dict[str, np.ndarray]
 Computation = Callable[[Arrays, Tap], None]
 """A computation on named arrays that passes each named result to a tap function."""
 Room = Callable[[], MutableMapping[str, np.ndarray]]
-"""Creates an empty mapping for results, in memory or on disk."""
+"""A function that creates an empty mapping for results, in memory or on disk."""
 
 
 class Oracle:
     """The results of a computation in float64, and the tolerance of each result in any precision.
 
-    The error in a precision is measured at a few points, that is, with slightly changed arrays. At point 0, the arrays
-    are unchanged. At other points, each number is multiplied by a random factor between 1 − 2⁻¹⁰ and 1 + 2⁻¹⁰. The
-    computation at a point imitates another right program (`variants`), and is compared with float64 at the same point.
-    Half precisions are computed in float32 and rounded at every activation, because hardware sums in float32. The
-    error in float64 is the error in float32, scaled by the ratio of their epsilons.
+    The error in a precision is measured at a few points. At point 0, the arrays are unchanged. At each other point, all
+    numbers are multiplied by random factors between 1 − 2⁻¹⁰ and 1 + 2⁻¹⁰. The computation at a point imitates another
+    right program (`variants`), and is compared with the result in float64 at the same point. Half precisions are
+    computed in float32 and rounded at every activation, because hardware sums in float32. The error in float64 is the
+    error in float32, scaled by the ratio of their epsilons.
 
     `watch` is called with the name of each result. `room` creates the mapping for the results.
     """
@@ -52,14 +53,14 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.given: tuple[list[Any], Mapping[str, Any]] | None = None
-        """Settings as JSON values, and further arrays, which determine the results together with `arrays`. None if the
-        results depend on other things, too."""
+        """Settings as JSON values, and further arrays. Together with `arrays`, they determine the results. None if the
+        results depend on anything else."""
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 
     @functools.cached_property
     def expected(self) -> Mapping[str, np.ndarray]:
-        """Return every result in float64. Results that are not in `kept` have the right shape, but contain only NaN."""
+        """Return all results in float64. Results that are not in `kept` have the right shape, but contain only NaN."""
         return self._evaluate(self.arrays, "float64")
 
     def budget(self, name: str, dtype: str) -> float:
@@ -70,8 +71,8 @@ class Oracle:
         return budget_of(self.noise(dtype)[name], self.scale(name), dtype)
 
     def budget_for(self, error: float, name: str, dtype: str) -> float:
-        """Return the tolerance of a result, to be compared with `error`. Each further point can only increase the
-        tolerance, so the measurement stops as soon as the tolerance covers the error."""
+        """Return a tolerance of a result that is right for a comparison with `error`. The tolerance increases with each
+        point, so the measurement stops as soon as the tolerance covers the error."""
         budget = 0.0
         for worst in self._by_points("float32" if dtype == "float64" else dtype):
             budget = budget_of(_scaled(worst, dtype)[name], self.scale(name), dtype)
@@ -94,19 +95,19 @@ class Oracle:
     def identity(self) -> str | None:
         """Return a hash of everything that determines the results, for the cache on disk.
 
-        Return None for large models, for parameters in files, and if the results depend on other things.
+        Return None for large models, for parameters in files, or if the results depend on anything else.
         """
         are_in_memory = all(isinstance(value, np.ndarray) for value in self.arrays.values())
         if self.given is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:
             return None
         given, inputs = self.given
-        # The order of the arrays counts, because their rounding errors are drawn in this order.
+        # The order of the arrays matters, because the random factors are drawn in this order.
         kept = None if self.kept is None else sorted(self.kept)
         settings = [type(self).__name__, self.neighbours, kept, list(self.arrays)]
         return digest(json.dumps([*given, *settings]), self.arrays, inputs)
 
     def rounding(self, name: str, dtype: str, index: int) -> np.ndarray:
-        """Return the reference's error in `dtype` at the `index`-th point, for each element of a result."""
+        """Return the reference's error in `dtype` at the point `index`, for each element of a result."""
         measured = "float32" if dtype == "float64" else dtype
         arrays = neighbour(self.arrays, index)
         truth = self._evaluate(arrays, "float64") if index else self.expected
@@ -120,7 +121,7 @@ class Oracle:
         return worst
 
     def _by_points(self, dtype: str) -> Iterator[dict[str, float]]:
-        """Yield the largest error of each result so far, after every point; `dtype` is not float64."""
+        """Yield the largest error of each result so far, after each point. `dtype` must not be float64."""
         worst = {name: 0.0 for name in self.expected if self._keeps(name)}
         for index in range(self.neighbours):
             arrays = neighbour(self.arrays, index)
@@ -155,10 +156,11 @@ class Oracle:
         receive: Callable[[str, np.ndarray], None],
         choices: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Compute in `dtype` at the `index`-th point; round each result, pass it to `receive`, and continue with the
-        rounded result.
+        """Compute in `dtype` at the point `index`. Round each result, pass the rounded result to `receive`, and
+        continue with it.
 
-        `choices` fix the experts that routers choose, because another choice would have larger effects than rounding.
+        `choices` contains the experts that routers must choose, because another choice would change later results by
+        more than rounding.
         """
         given, _, computed = dtype.partition(":")
 
@@ -206,7 +208,8 @@ def forward_oracle(
 
 
 def neighbour(arrays: Arrays, index: int) -> Arrays:
-    """Return the slightly changed arrays of the `index`-th point, in float32; at point 0, return them unchanged."""
+    """Return the arrays of the point `index`, slightly changed and in float32. At point 0, return the arrays
+    unchanged."""
     if index == 0:
         return arrays
     random = np.random.default_rng(index)
@@ -221,10 +224,11 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Perturb a block of a matrix by factors from its elements' bits, so that every read gives the same result."""
+    """Perturb a block of a matrix. The factors follow from the bits of the elements, so that each read gives the same
+    result."""
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
     moved = bits.view(np.int32).astype(np.float32)
-    # Compute in place: these lines take most of the time of reading a matrix.
+    # Compute in place, because these lines take most of the time needed to read a matrix.
     moved *= np.float32(2.0**-41)
     moved += 1
     moved *= block
@@ -232,7 +236,8 @@ def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
 
 
 def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
-    """Return the oracle of a function of the reference; its results are named `result`, or `result.0`, `result.1` …."""
+    """Return the oracle of a function of the reference. The results have the names `result`, or `result.0`, `result.1`,
+    …."""
 
     def run(arrays: Arrays, tap: Tap) -> None:
         dtype = next((value.dtype.name for value in arrays.values() if value.dtype.kind == "f"), "float64")
@@ -244,7 +249,7 @@ def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
 
 
 def each(results: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the results of a function, each with the name that `function_oracle` gives it."""
+    """Yield the results of a function with their names in `function_oracle`."""
     if isinstance(results, tuple):
         yield from ((f"result.{index}", value) for index, value in enumerate(results))
     else:

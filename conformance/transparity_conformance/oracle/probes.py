@@ -1,8 +1,9 @@
-"""Probes: models with weights and inputs that reveal faults. Usual initial weights and short prompts hide most faults.
+"""Probes: models with weights and inputs that reveal faults. With usual initial weights and short prompts, most faults
+have no visible effect.
 
 The weights are drawn so that attention scores have a standard deviation of about 2. Biases are not 0, and gains are
-around 1. All sizes of the inputs differ, so that no two axes can be confused. Each row of a batch reveals another kind
-of fault (`ROWS`)."""
+around 1. All sizes of the inputs differ, so that no two axes can be confused. Each row of a batch reveals other kinds
+of faults (`ROWS`)."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class Probe:
     kept: frozenset[str] | None = field(default=None, kw_only=True)
     """The activations whose values the oracle keeps; None for all."""
     visible_changes: dict[tuple[str, str], bool] = field(default_factory=dict, init=False)
-    """A cache: whether a change of a configuration field changes the reference's results (see `reach.features`)."""
+    """A cache of `reach.features`: whether a change of a field changes the reference's results."""
 
     @functools.cached_property
     def oracle(self) -> Oracle:
@@ -66,7 +67,7 @@ class Probe:
 
     @property
     def is_large(self) -> bool:
-        """Return whether the model has many parameters, so that each forward pass takes long."""
+        """Whether each forward pass takes long, because the model has many parameters."""
         return is_large(self.parameters)
 
     @property
@@ -75,12 +76,12 @@ class Probe:
 
     @property
     def room(self) -> Room:
-        """Return a class for the mapping that stores activations: on disk for a large model, otherwise in memory."""
+        """The class of the mapping that stores activations: on disk for a large model, otherwise in memory."""
         return OnDisk if self.is_large else dict
 
     @property
     def neighbours(self) -> int:
-        """Return the number of points at which the oracle measures rounding."""
+        """The number of points at which the oracle measures rounding."""
         if self.is_large:
             return 1
         if self.name == "hot":
@@ -89,7 +90,8 @@ class Probe:
 
 
 def single_row(probe: Probe) -> Probe:
-    """Return the probe with only one row: the first row that contains padding, or else the first row."""
+    """Return the probe with only one row: the first row that contains padding. If no row contains padding, use the
+    first row."""
     tokens, pad = probe.inputs[probe.config.input_names[-1]], probe.config.pad_id
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
@@ -98,8 +100,8 @@ def single_row(probe: Probe) -> Probe:
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
-    """Return a copy of a large model's probe, whose oracle keeps only the activations `shown`. The oracle also calls
-    `progress` after each layer. Return other probes unchanged."""
+    """Return a copy of a large model's probe whose oracle keeps only the activations `shown`, and calls `progress`
+    after each layer. Return other probes unchanged."""
     if not probe.is_large:
         return probe
     lean, config = dataclasses.replace(probe, kept=frozenset(shown)), probe.config
@@ -117,7 +119,8 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 
 def twin(probe: Probe) -> Probe:
-    """Return the probe with other inputs of the same shape and sum; the first row and first tokens stay the same."""
+    """Return the probe with inputs of the same shape and the same sum, but in another order. The first row and the
+    first tokens do not change."""
     inputs, purpose = dict(probe.inputs), "other tokens with the same shape and sums"
     for name in probe.config.input_names:
         moved = inputs[name].copy()
@@ -130,13 +133,15 @@ def twin(probe: Probe) -> Probe:
 
 
 DECAY_RATE = 0.4
-"""The median decay rate of recurrent states; it is so slow that part of a state remains after all tokens of a probe."""
+"""The median decay rate of recurrent states. Part of a state remains after all tokens of a probe."""
 
 BIAS_OFFSET = 7.0
-"""The offset of a router's correction biases for odd seeds. Near 7, bfloat16 has steps of 1/32, so rounding shows."""
+"""The offset of a router's correction biases for odd seeds. Near 7, the spacing of bfloat16 is 1/32, so undeclared
+rounding shows."""
 
 HOT_SPREAD = 40.0
-"""The spread of scores in the probe `hot`, in which exp of the largest scores overflows float32 (beyond 88.7)."""
+"""The standard deviation of scores in the probe `hot`. The exponentials of the largest scores overflow in float32
+(above 88.7)."""
 
 
 def probe_parameters(
@@ -145,7 +150,7 @@ def probe_parameters(
     """Draw float32 weights that reveal faults.
 
     Args:
-        embedding: The standard deviation of token and position embeddings; if it is below 1, biases are smaller, too.
+        embedding: The standard deviation of token and position embeddings. A number below 1 also scales biases.
         spread: The standard deviation of attention scores.
     """
     random = np.random.default_rng(seed)
@@ -185,9 +190,9 @@ def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
 
 
 def _gain(config: TransformerConfig, name: str, spread: float) -> float:
-    """Return the factor by which a parameter's random numbers are multiplied. With the factors of queries and keys,
-    scores have the standard deviation `spread`. If the configuration has a `gate_limit`, the gate and up projections
-    exceed it."""
+    """Return the factor for a parameter's random numbers. The factors of queries and keys give scores the standard
+    deviation `spread`. If the configuration has a `gate_limit`, some values of the gate and up projections exceed this
+    limit."""
     if config.gate_limit is not None and name.endswith(("gate.weight", "up.weight")):
         return config.gate_limit
     if config.gate_limit is not None and name.endswith("down.weight"):
@@ -216,7 +221,7 @@ ROWS = (
 
 
 def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE, target: int = TARGET) -> Arrays:
-    """Return a batch with one row for each of `ROWS`; in a target, the second and fourth row are swapped.
+    """Return a batch with one row for each entry of `ROWS`. In a target, the second and fourth row are swapped.
 
     The input `tokens` of a single stack has the length `source`. Images come from `pixel_inputs`, and audio comes from
     `frame_inputs`.
@@ -234,7 +239,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
         tokens = random.integers(0, size - 1, (BATCH, length))
         tokens += tokens >= pad  # skip the padding token
         tokens[0] = (pad + 1 + random.permutation(min(size - 1, length))[np.arange(length) % (size - 1)]) % size
-        right, inside, left = (3, 1, 3) if name == "target" else (1, 3, 2)  # no two inputs have the same padding
+        right, inside, left = (3, 1, 3) if name == "target" else (1, 3, 2)  # source and target have different padding
         tokens[right, -2:], tokens[2, :left], tokens[inside, length // 2] = pad, pad, pad
         tokens[4] = tokens[4, 0]
         tokens[6] = np.concatenate([tokens[0, :-2], tokens[0, :-3:-1]])
@@ -252,7 +257,8 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
 
 
 def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random images. The second image is the transpose of the first, and the third has only one color."""
+    """Draw random images. The second image is the transpose of the first image, and the third image has only one
+    color."""
     shape = batch, config.image_channels, config.image_size, config.image_size
     pixels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     pixels[1:2] = pixels[:1].swapaxes(-1, -2)
@@ -261,7 +267,8 @@ def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random spectrograms. The second is the first in reverse order; the third is silent after a quarter."""
+    """Draw random spectrograms. The second is the first in reverse order, and the third is silent after a quarter of
+    the frames."""
     shape = batch, config.mel_bins or 0, config.num_frames
     frames = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     frames[1:2] = frames[:1, :, ::-1]
@@ -270,7 +277,7 @@ def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def as_given(value: np.ndarray) -> np.ndarray:
-    """Return a copy of an input in the dtype that ports receive. For tokens, masks and token types, this is int64."""
+    """Return a copy of an input in the dtype that ports get, which is int64 for tokens, masks and token types."""
     return np.array(value, None if value.dtype.kind == "f" else np.int64)
 
 
@@ -300,11 +307,11 @@ TEXT_TOKENS = 31
 """The size of the smallest vocabulary that can encode the text."""
 
 HUGE = 200_000_000
-"""The checker calls a model with at least this many parameters on only one probe, because each call takes long."""
+"""A model with at least this number of parameters is called on only one probe, because each call takes very long."""
 
 
 LONGEST = 256
-"""The largest length of a probe, because the size of attention weights grows with the square of the length."""
+"""The largest length of a probe, because the memory of attention weights grows with the square of the length."""
 
 
 def can_read_text(config: TransformerConfig) -> bool:
@@ -371,7 +378,7 @@ def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
 
     Ports may fix a ratio of sizes; for example, a port may derive the feed-forward's width from the model's width.
     """
-    # If the model has one head, both keys are 1, and the second entry applies.
+    # With one head, both keys are 1, and the second entry applies.
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, 2)
     heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared}
     narrow = heads | {"attention_head_dim": None, "rotary_dim": None if config.rotary_dim is None else 2}
@@ -414,7 +421,7 @@ def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str
 
 
 TEXT_OF_A_CHECKPOINT = 48
-"""The number of text tokens for a checkpoint: faults of windows, angles and distances show only in long texts."""
+"""The number of text tokens for a checkpoint. Faults of windows, angles and distances show only in long texts."""
 
 ROWS_OF_A_LARGE_ONE = 2
 
@@ -435,8 +442,8 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
 def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
     """Return a mask (batch, length) of the decoder's tokens that see a token other than padding in every layer.
 
-    If a token sees only padding, all keys have equal weights, so the result depends on the number of keys. This number
-    differs with a cache, because a cache has no later keys.
+    If a token sees only padding, all keys have equal weights, so the result depends on the number of keys. With a
+    cache, this number is smaller, because a cache contains no later keys.
     """
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
     positions, visible = np.arange(tokens.shape[1])[None], visible_keys(tokens, config.pad_id, mask)

@@ -1,4 +1,5 @@
-"""Hypothesis strategies that draw configurations, weights and inputs. A field's definition names the values to draw."""
+"""Hypothesis strategies that draw configurations, seeds of weights, and inputs. The definition of a field names the
+values to draw."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "head": lambda given: given["architecture"] == "encoder",
     "head_transform": lambda given: given.get("head", "logits") in ("logits", "classes") and given["norm"] != "batch",
 }
-"""For some fields, the condition under which the field is drawn. Otherwise, the field keeps its default."""
+"""Conditions under which a field is drawn. If the condition does not hold, the field keeps its default."""
 
 OF_LAYERS = ("layer_types", "layer_overrides")
 """The fields that make layers differ; they are drawn last."""
@@ -70,7 +71,8 @@ OF_HEADS = ("num_key_value_heads", "attention_head_dim")
 
 
 def choice(name: str) -> st.SearchStrategy[Any]:
-    """Draw a value of a field: one of its choices, or a number from its definition; the simplest comes first."""
+    """Draw a value of a field: one of its choices, or one of the values in its definition. The simplest value comes
+    first."""
     field, kind = TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name]
     if tried := field.metadata.get("tried"):
         return st.sampled_from(tried)
@@ -84,7 +86,7 @@ def choice(name: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> TransformerConfig:
-    """Draw a small valid configuration; the simplest has one head, one feature per head and no layers."""
+    """Draw a small valid configuration. The simplest configuration has one head, one feature per head and no layers."""
     num_heads, head_dim = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     positions, norm = draw(choice("positions")), draw(choice("norm"))
     odd = num_heads * head_dim % 2 == 1

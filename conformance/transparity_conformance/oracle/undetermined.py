@@ -1,9 +1,9 @@
-"""Find undetermined values: values that depend on a convention for queries that see no key, or on a router's near-tie.
+"""Find undetermined values, which depend on a convention for queries that see no key, or on a near-tie of a router.
 
 If a mask hides all keys from a query, no paper specifies the result. The reference weights all keys equally, fused
 kernels return zeros, and an additive mask keeps the differences of the scores. The checker must accept each of these
-conventions. To find the values that depend on the convention, the reference runs with two other conventions. Values
-that depend on a near-tie (`oracle.near_ties`) are found by swapping the experts.
+conventions. To find the values that depend on the convention, the reference runs with two other conventions. To find
+the values that depend on a near-tie (`oracle.near_ties`), the reference runs with the other choice of experts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transparity_numpy.positions.in_attention import window_mask
 from transparity_numpy.transformer import transformer
 
 Convention = Callable[[np.ndarray], np.ndarray]
-"""Returns the attention weights of queries that see no key. The argument has the reference's attention weights."""
+"""A function from the reference's attention weights to the weights of queries that see no key."""
 
 _MEASURED: WeakKeyDictionary[Probe, Arrays] = WeakKeyDictionary()
 _TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
@@ -66,7 +66,8 @@ def tied_positions(probe: Probe, dtype: str) -> Arrays:
 def judged(
     probe: Probe, tap: str, actual: np.ndarray, ours: np.ndarray, dtype: str = "float32", shown: Collection[str] = ()
 ) -> np.ndarray:
-    """Return the port's values `actual`. To count as right, finite undetermined values are replaced by `ours`.
+    """Return the port's values `actual`, with finite undetermined values replaced by `ours`, so that they count as
+    right.
 
     Args:
         shown: The port's activations from which `ours` was computed. If `shown` includes the logits of every router,
@@ -131,7 +132,7 @@ def _changed(probe: Probe, change: Tap) -> Arrays:
         value = change(name, value)
         if probe.kept is None or name in probe.kept:
             apart = np.abs(value - oracle.expected[name]) > oracle.budget(name, "float64")
-            # a changed feature may be equal by chance, so mark all features of the position
+            # a changed value may be equal by chance, so mark all features of a position
             of_positions = apart if name.endswith((".scores", ".weights")) else apart.any(-1, keepdims=True)
             if apart.any():
                 found[name] = np.broadcast_to(of_positions, apart.shape)
@@ -164,13 +165,15 @@ def split(site: str) -> tuple[str, str, str]:
 
 
 def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """Return the configuration of the layer that contains an activation. Outside of layers, return the model's."""
+    """Return the configuration of the layer that contains an activation. For an activation outside of layers, return
+    `config`."""
     parts = site.split(".")
     return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
 
 
 def keys_name(config: TransformerConfig, site: str) -> str:
-    """Return the name of the input that provides the keys at `site`. At an embedding, return the embedded input."""
+    """Return the name of the input to which the keys at `site` belong. For an embedding, return the name of the
+    embedded input."""
     scope, sublayer, _ = split(site)
     stack = scope.split(".")[0]
     if sublayer == "cross_attention" or (stack == "encoder" and config.has_decoder):
@@ -184,7 +187,7 @@ def is_causal(site: str) -> bool:
 
 
 def given_mask(config: TransformerConfig, site: str) -> bool:
-    """Return whether an attention mask determines the padding of the keys at `site`, instead of the padding token."""
+    """Return whether an attention mask, not the padding token, determines the padding of the keys at `site`."""
     return config.padding == "attention-mask" and keys_name(config, site) != "target"
 
 
@@ -205,7 +208,7 @@ class MaskParts:
         causal = is_causal(site)
         self.length, self.config = length_at(state, site), state.config
         self.padding = padding_at(state, site)
-        """A mask (batch, 1, 1, keys) of the keys that are not padding, whether or not the attention uses this mask."""
+        """A mask (batch, 1, 1, keys) of the keys that are not padding, even if the attention does not use this mask."""
         self.query_padding = padding_at(state, f"{site.split('.')[0]}.embedding").swapaxes(-1, -2)
         self.past = np.tril(np.ones((self.length, self.length) if causal else (1, 1), bool))[None, None]
         self.masks_padding = not causal or state.config.decoder_mask == "causal-and-padding"
@@ -218,7 +221,7 @@ class MaskParts:
         """Return the attention mask with some parts changed by `settings`, for faults of masks.
 
         The settings `past`, `padding`, `window` and `window_kind` are functions of this object. `begin` shifts the
-        first chunk, `masks_padding` is whether padding is hidden, and `inverted` inverts the mask.
+        chunks, `masks_padding` is whether to hide padding, and `inverted` inverts the mask.
         """
         mask = settings.get("past", lambda parts: parts.past)(self)
         if settings.get("masks_padding", self.masks_padding):

@@ -1,11 +1,10 @@
 """Variants of the reference that imitate the rounding of other right programs.
 
-The oracle measures rounding at several points. The index of a point selects a variant:
+The oracle measures rounding at several points. The index of a point determines its variant:
 
-| index | position tables | sums over the keys | recurrences | Adam's correction |
-|---|---|---|---|---|
-| even | in float32, by each of `FORMULAS` in turn | in sequence if there are many keys | in chunks | in float32 |
-| odd | the same | pairwise and in blocks, as in the reference | step by step | in Python's floats |
+| index | position tables | sums over the keys | recurrences | Adam's correction | |---|---|---|---|---| | even | in
+float32, by each of `FORMULAS` in turn | in sequence if there are many keys | in chunks | in float32 | | odd | the same
+| pairwise and in blocks, as in the reference | step by step | in Python's floats |
 
 The tolerance must cover the rounding of every variant. Sums in sequence have the largest error if many attention
 weights are equal, because equal rounding errors add up. Weights are equal only at point 0, where the arrays are
@@ -55,13 +54,13 @@ FORMULAS: tuple[Formula, ...] = (
 """Formulas of the frequencies in published code; the arguments are the base and the exponents 2 i / features."""
 
 IN_SEQUENCE = 0
-"""The index of the variant that sums in sequence and uses `FORMULAS[0]`."""
+"""The index of a variant that sums in sequence; its tables use `FORMULAS[0]`."""
 
 IN_BLOCKS = tuple(range(1, 2 * len(FORMULAS), 2))
 """The indices of variants that sum like the reference, one for each of `FORMULAS`."""
 
 PAIRWISE = 128
-"""With at most this many keys, the order of sums makes little difference.
+"""Up to this number of keys, the order of sums makes little difference.
 
 NumPy sums up to this many numbers in eight running totals, and splits longer sums (`pairwise_sum`). With 129 keys, an
 online softmax in the preset `walkthrough` uses 70 % of a tolerance that is measured without sums in sequence.
@@ -74,7 +73,7 @@ CHUNK = 64
 @contextlib.contextmanager
 def variant(index: int) -> Iterator[None]:
     """Within the context, make the reference compute like the variant with this index."""
-    # Patch the reference, which has no options for variants, because nothing else needs them.
+    # Patch the reference, which has no options for variants, because only the oracle needs variants.
     replaced = tables_in_float32(index) | (IN_SEQUENCE_AND_CHUNKS if index % 2 == 0 else {})
     with contextlib.ExitStack() as computing:
         for name, function in replaced.items():
@@ -89,7 +88,7 @@ def frequencies(base: float, features: int, index: int, steps: int | None = None
 
 
 def has_tables(config: TransformerConfig) -> bool:
-    """Return whether a stack computes sines and cosines of positions, for rotary or sinusoidal positions."""
+    """Return whether a stack has rotary or sinusoidal positions, which need tables of sines and cosines."""
     return "sinusoidal" in (config.positions, config.encoder_positions) or config.positions == "rotary"
 
 
@@ -129,7 +128,7 @@ def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
 
 
 def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
-    """Return the softmax over the last axis, with a total that is summed in sequence; `np.sum` would sum pairwise."""
+    """Return the softmax over the last axis. The total is summed in sequence, but `np.sum` would sum pairwise."""
     exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
     return exponentials / np.cumsum(exponentials, axis=-1)[..., -1:]
 
@@ -204,7 +203,7 @@ def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tup
     for begin in range(0, query.shape[2], CHUNK):
         q, k, v, decays, strength = (x[:, :, begin : begin + CHUNK] for x in (query, *inputs))
         since = np.cumsum(decays, axis=-1)
-        # The decay from each position to every later one, and from the chunk's start to each position.
+        # The decay from each position to each later position, and from the start of the chunk to each position.
         between = np.tril(np.exp(np.tril(since[..., :, None] - since[..., None, :])))
         begun = np.exp(since)[..., None]
         changed = change(k, v, strength[..., None], between, begun, state)

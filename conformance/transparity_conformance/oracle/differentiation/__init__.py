@@ -1,1 +1,1 @@
-"""Derivatives of the loss, with which the checker compares a port's gradients."""
+"""Derivatives of the loss in the reference, to check a port's gradients."""

@@ -1,12 +1,12 @@
-"""Derivatives of the loss with respect to every parameter, by the complex step, and their rounding error.
+"""Derivatives of the loss with respect to each parameter, by the complex step, and their rounding errors.
 
 A gradient is tested along random directions. The product of the gradient and a direction must equal the derivative of
 the loss along the direction. A wrong element of the gradient changes the product. Parameters of the same kind share a
 tolerance, because they have similar rounding errors. With `Leaning` parameters, each row of the batch has its own
 direction, so one forward pass computes many derivatives.
 
-To compute a whole gradient, the reference changes one entry of a parameter at a time, which is slow.
-`loss_and_gradients` of this file changes a different entry in each row of the batch.
+To compute a whole gradient, the reference changes one entry of a parameter per forward pass, which is slow.
+`loss_and_gradients` in this file changes a different entry in each row of the batch.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
 """The largest number of complex logits in one forward pass: 1 MB, to fit a CPU cache, or 256 MB for a large model."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
-"""Computes the loss from logits (batch, length, vocab), targets (batch, length) and the padding token.
+"""A function (logits (batch, length, vocab), targets (batch, length), padding token) → loss.
 
 The logits may be complex.
 """
 
 RouterLoss = Callable[[Mapping[str, np.ndarray]], np.ndarray]
-"""Computes a loss that is added to the other one, from the logits (batch, length, experts) of routers by tap."""
+"""A function that computes an additional loss from the logits (batch, length, experts) of routers, by tap."""
 
 
 def of_routers(into: dict[str, Any], then: Tap = identity) -> Tap:
@@ -79,7 +79,7 @@ def projection_of(name: str) -> str:
 
 
 class Derivatives:
-    """For one model and one batch, the derivatives of the loss along directions of each learned parameter.
+    """The derivatives of the loss along directions of each learned parameter, for one model and one batch.
 
     If `of_padding` is false, no direction changes the embedding of the padding token.
     """
@@ -122,7 +122,8 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return each parameter's derivatives in float64, one per direction, in the order of the loss's computation."""
+        """Return each parameter's derivatives in float64, one per direction. The parameters have the order in which the
+        reference uses them."""
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
@@ -132,7 +133,7 @@ class Derivatives:
         return budget_of(noise, max(np.abs(self.expected[each]).max() for each in alike), dtype)
 
     def along(self, gradients: Mapping[str, np.ndarray]) -> Arrays:
-        """Return the products of `gradients` and the directions; leave out gradients with a wrong shape."""
+        """Return the product of each gradient with each of its directions; leave out gradients with a wrong shape."""
         shapes = {name: tuple(part.shape[1] for part in found) for name, found in self.directions.items()}
         given = {name: gradients[name] for name in shapes if name in gradients}
         return {
@@ -141,7 +142,8 @@ class Derivatives:
 
     @property
     def _at_once(self) -> int:
-        """Return the number of derivatives per forward pass: one if the rows of a batch influence each other."""
+        """Return the number of derivatives per forward pass, which is one if the rows of a batch influence each
+        other."""
         if not rows_are_apart(self.config, training=self.training):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE
@@ -158,7 +160,8 @@ class Derivatives:
             tap(name, np.array(values))
 
     def _derivatives(self, arrays: Arrays, some: Sequence[tuple[str, int]]) -> list[float]:
-        """Return the derivatives of the loss along some directions: pairs of a parameter and the direction's number."""
+        """Return the derivatives of the loss along some directions, each given as (parameter, number of the
+        direction)."""
         size, parameters = len(self.targets), dict[str, Any](arrays)
         if self._at_once == 1:
             ((name, index),) = some
@@ -170,7 +173,7 @@ class Derivatives:
         return self.of_batches(parameters, len(some))
 
     def of_batches(self, parameters: dict[str, Any], count: int) -> list[float]:
-        """Return the derivatives of the losses of `count` stacked batches, each perturbed along its own direction."""
+        """Return the derivatives of the losses of `count` stacked batches, each with its own perturbed parameters."""
         size = len(self.targets)
         inputs = {name: repeated(value, count) for name, value in self.inputs.items()}
         masks = {name: repeated(value, count) for name, value in (self.masks or {}).items()}
@@ -188,7 +191,7 @@ class Derivatives:
 
 
 def _perturbed(value: np.ndarray, parts: Directions, index: int) -> np.ndarray:
-    """Return a parameter after a complex step along a direction, the outer product of the rows `index` of `parts`."""
+    """Return a parameter after a complex step along the outer product of the rows `index` of `parts`."""
     toward = functools.reduce(np.multiply.outer, [part[index] for part in parts])
     perturbed: np.ndarray = value + 1j * STEP * toward.astype(value.dtype)
     return perturbed
@@ -200,7 +203,7 @@ def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
 
 
 ALL_AT_ONCE = 8
-"""The number of directions that change all parameters. Nearly every such direction reveals a wrong gradient."""
+"""The number of directions that change all parameters. Nearly each of these directions reveals a wrong gradient."""
 
 FAINTEST = 1e-2
 """Directions are divided by the norm of the parameter's gradient, or at least by this share of the median norm.
@@ -249,7 +252,8 @@ class Together:
 def loss_and_gradients(
     config: TransformerConfig, parameters: Parameters, targets: np.ndarray, *, training: bool = False, **tokens: Any
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the loss and its gradients, like the reference's function of the same name, but faster."""
+    """Return the loss and its gradients. The reference's function of the same name returns the same, but takes
+    longer."""
     if not rows_are_apart(config, training=training):
         return of_reference.loss_and_gradients(config, parameters, targets, training=training, **tokens)
     sizes = {name: value.size for name, value in parameters.items() if is_learned(name)}
@@ -283,7 +287,8 @@ def training_oracle(
     training: Training,
     by: Callable[..., tuple[list[float], Arrays]] | None = None,
 ) -> Oracle:
-    """Return the oracle of training, with `losses` and learned parameters. `by` trains instead of the reference."""
+    """Return the oracle of training, whose results are `losses` and the learned parameters. The function `by` replaces
+    the reference's `train`."""
 
     trained = by or functools.partial(train, differentiate=loss_and_gradients)
 

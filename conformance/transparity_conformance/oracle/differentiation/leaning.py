@@ -1,8 +1,8 @@
 """Parameters with a different perturbation in each row of a batch. One forward pass then computes many derivatives.
 
-Reading the matrices takes most of a large model's time; here, each matrix is read once for all directions. A matrix is
-perturbed by the outer product of two vectors. No perturbed matrix is stored, because the effect of the perturbation is
-added to the matrix product.
+In a large model, most of the time is needed to read the matrices. Here, each matrix is read once for all directions.
+The perturbation of a matrix is the outer product of two vectors. Its effect is added to the matrix product, so no
+perturbed matrix is stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from transparity_conformance.storage.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
 Directions = tuple[np.ndarray, ...]
-"""For each axis of a parameter, an array (directions, size). Direction k is the outer product of the arrays' rows k."""
+"""For each axis of a parameter, an array (directions, size). Direction k is the outer product of row k of each
+array."""
 
 
 class Leaning(NDArrayOperatorsMixin):
@@ -62,13 +63,13 @@ class Leaning(NDArrayOperatorsMixin):
         return Leaning(self.value, self.vectors, is_transposed=not self.is_transposed, used=self.used)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> Leaning:
-        """Return this object unchanged; raise `TypeError` for another dtype than its own."""
+        """Return this object; raise `TypeError` if `dtype` is not its own dtype."""
         if np.dtype(dtype) != self.dtype:
             raise TypeError(f"a perturbed parameter cannot be cast to {dtype}")
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        """Look up rows of a matrix: indices (#batch, …) select (batch, …, in). For a vector, append two axes."""
+        """Look up rows of a matrix: indices (#batch, …) select (batch, …, in). Append two axes to a vector."""
         if self.ndim == 1 and index == (slice(None), None, None):
             return self._leant(self.value[index], self.vectors[0][:, *index])
         is_index = isinstance(index, np.ndarray) and index.dtype.kind in "iu"
@@ -115,7 +116,7 @@ class Leaning(NDArrayOperatorsMixin):
     def _product(self, x: np.ndarray) -> np.ndarray:
         """Return x · wᵀ + i·h · (x · right) leftᵀ, where the vectors `left` and `right` are the perturbation."""
         left, right = self.vectors
-        # Multiply the real and imaginary parts separately: that takes half the time of a complex product.
+        # Multiplying the real and imaginary parts separately takes half the time of a complex product.
         parts = np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x[None]
         found = (parts.reshape(-1, parts.shape[-1]) @ self.value.T).reshape(*parts.shape[:-1], -1)
         product = np.empty(found.shape[1:], self.dtype)
@@ -152,7 +153,7 @@ def repeated(value: np.ndarray, times: int) -> np.ndarray:
 
 
 def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -> Directions:
-    """Return the perturbation vectors for the rows of stacked batches; rows of unperturbed batches get zeros.
+    """Return the perturbation vectors for the rows of stacked batches, with zeros for rows of unperturbed batches.
 
     Args:
         mine: For each perturbed batch, the number of the direction.
@@ -165,6 +166,6 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
 
 
 def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
-    """Return whether rows of a batch are independent. Rows affect each other through batch norm in training, and
-    through experts that take a limited number of tokens."""
+    """Return whether the rows of a batch are independent. Rows affect each other through batch norm in training, and
+    through experts with limited capacity."""
     return not (training and config.norm == "batch") and not most_experts(config)

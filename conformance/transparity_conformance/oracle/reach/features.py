@@ -1,8 +1,8 @@
-"""Determine which configuration fields the compared calls exercise, by changing each field in the reference.
+"""Determine which fields of the configuration the compared calls exercise: change each field in the reference.
 
 A field is active if a change of the field changes the logits of a small copy of the model. An active field is exercised
-if a change of the field changes the logits of a compared call by more than rounding. There is no list of fields: a new
-field is covered as soon as the reference reads it.
+if a change of the field changes the logits of a compared call by more than rounding. The fields are not listed here: a
+new field is covered as soon as the reference reads it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transparity_conformance.oracle.reach.models import small_system
 from transparity_numpy.transformer import transformer
 
 DTYPE = "float32"
-"""The precision whose rounding decides whether a call exercises a field; it is the same for all ports."""
+"""A call exercises a field if the change exceeds rounding in this precision, for ports of any precision."""
 
 SHOWS = 1e-5
 """A field is active if changing it changes a small model's logits by more than this share of the largest logit."""
@@ -34,11 +34,11 @@ SHOWS = 1e-5
 Change = tuple[str, str]
 """A field and its change. The change is `=` with another choice, an operation such as `*10`, or `alike`.
 
-`alike` means that all layers get the same kind.
+The change `alike` makes all layers the same kind.
 """
 
 TIMES = {"*2": 2.0, "/2": 0.5}
-"""The changes of a field that is a tuple. All elements of the tuple are multiplied by the factor."""
+"""The changes of a field that is a tuple, as factors of all elements."""
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "off": lambda value: None,
@@ -57,10 +57,10 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return the possible changes of a field: all other choices, or all operations. The fields of a feature that is off
-    have no changes."""
+    """Return the changes of a field: all other choices, or all operations. If the value is None or False, return no
+    changes."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
-    if name == "layer_types":  # `layer_overrides` changes together with this field
+    if name == "layer_types":  # `layer_overrides` changes, too
         return [(name, "alike")] if value else []
     if value is None or value is False or get_origin(kind) is Mapping:
         return []
@@ -91,7 +91,8 @@ def changed(config: TransformerConfig, change: Change) -> TransformerConfig | No
 
 
 def replaced(config: TransformerConfig, **fields: Any) -> TransformerConfig | None:
-    """Return the configuration with other fields; None if it is invalid or needs parameters that `config` lacks."""
+    """Return the configuration with other values of `fields`; None if it is invalid, or if it needs parameters that
+    `config` does not have."""
     try:
         other = dataclasses.replace(config, **fields)
     except ConfigError:
@@ -131,7 +132,8 @@ def _differs(expected: np.ndarray, other: np.ndarray | None, tolerance: float) -
 
 
 class _Watched(TransformerConfig):
-    """A configuration that records which of its attributes, and of its layers' attributes, the reference reads."""
+    """A configuration that records which of its attributes the reference reads; the configurations of its layers do so,
+    too."""
 
     read: set[str]
 
@@ -158,8 +160,8 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 
 @dataclasses.dataclass(frozen=True)
 class _Small:
-    """A small copy of a configuration, with weights, inputs and logits. This object also has the names of the fields
-    that the reference reads."""
+    """A small copy of a configuration, with models (weights and inputs), their logits, and the names of the fields that
+    the reference reads."""
 
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]
@@ -169,7 +171,7 @@ class _Small:
 
 @functools.lru_cache(maxsize=64)
 def _small(config: TransformerConfig) -> _Small:
-    # Keep a single head, because some fields have no effect with one head.
+    # If the model has a single head, keep one head, because some fields then have no effect.
     small = small_system(config, **({"num_heads": 1, "num_key_value_heads": None} if config.num_heads == 1 else {}))
     inputs = mixed_inputs(small)
     models = [(probe_parameters(small), inputs), (probe_parameters(small, 3, 1e-3), inputs)]
@@ -198,8 +200,8 @@ def is_active(config: TransformerConfig, change: Change) -> bool:
 def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the active fields that the calls exercise, and the active fields that no call exercises.
 
-    A field with a fixed set of values is exercised if each other value changes some logits. A number is exercised if
-    any operation on the number changes some logits.
+    A field with a fixed set of values is exercised if each other value changes the logits of a call. A number is
+    exercised if one of the operations changes the logits of a call.
     """
     calls = [None if isinstance(probe, LongProbe) else probe.oracle.identity for probe in probes]
     whole = json.dumps([config.as_dict(), calls])

@@ -1,8 +1,8 @@
 """Long prompts: calls with thousands of positions, whose logits are compared in blocks.
 
-The oracle stores the input of the head, and computes the logits of a few positions at a time. Attention is computed for
-a few queries at a time; each query has its own softmax, so the results stay the same. The memory grows neither with the
-square of the length nor with the vocabulary.
+The oracle stores the input of the head, and computes the logits of a few positions at a time. It computes attention for
+a few queries at a time, which gives the same results, because each query has its own softmax. The memory grows neither
+with the square of the length nor with the vocabulary.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rows:
     keys: int
     make: Callable[[slice, slice], np.ndarray]
 
-    __array_ufunc__ = None  # makes NumPy arrays use `__rand__` for `&`
+    __array_ufunc__ = None  # NumPy arrays then call `__rand__` for `&`
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Rows:
 
 
 def part(value: Rows | np.ndarray, queries: slice, keys: slice) -> np.ndarray:
-    """Return some queries and keys of an array (batch, heads, queries, keys); return an axis of size 1 whole."""
+    """Return some queries and keys of an array (batch, heads, queries, keys). Do not cut a query axis of size 1."""
     if isinstance(value, Rows):
         return value.make(queries, keys)
     return value[:, :, queries if value.shape[2] > 1 else slice(None), keys]
@@ -86,7 +86,7 @@ def _score_bias(
 
 
 def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score: float) -> slice:
-    """Return a range that contains all keys that a block of queries sees.
+    """Return a range of keys that contains all keys that a block of queries sees.
 
     If masked keys have nonzero weights, or if a query sees no key, the range contains all keys. Otherwise, the first
     and the last query of the block determine the range, because no query between them sees earlier or later keys.
@@ -104,7 +104,7 @@ def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score
 
 
 def _in_blocks(whole: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """Return the attention function `whole`, applied to one block of queries at a time."""
+    """Return an attention function that calls `whole` for one block of queries at a time."""
 
     def attention(
         config: TransformerConfig,
@@ -130,7 +130,7 @@ def _in_blocks(whole: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
 @contextlib.contextmanager
 def blocks_of_queries() -> Iterator[None]:
-    # Patch the reference, which has no option for blocks, because only long prompts need them.
+    # Patch the reference, which has no option for blocks of queries, because only long prompts need blocks.
     with (
         mock.patch("transparity_numpy.transformer.target_mask", _target_mask),
         mock.patch("transparity_numpy.positions.in_attention.window_mask", _window_mask),
@@ -141,7 +141,7 @@ def blocks_of_queries() -> Iterator[None]:
 
 
 NUMBERS = 2**23
-"""The largest number of logits in a block; they take 64 MB in float64."""
+"""The largest number of logits in a block, which take 64 MB in float64."""
 
 
 @dataclass(eq=False)
@@ -155,7 +155,7 @@ class LongOracle:
 
     @functools.cached_property
     def states(self) -> np.ndarray:
-        """Return the input of the head in float64, (batch, length, embed_dim); with pooling, the length is 1."""
+        """The input of the head in float64, (batch, length, embed_dim). With pooling, the length is 1."""
         return self._states(self.config, "float64")
 
     @functools.cached_property
@@ -170,11 +170,12 @@ class LongOracle:
             yield slice(begin, min(begin + size, length))
 
     def logits(self, positions: slice) -> np.ndarray:
-        """Return the logits of some positions in float64; with pooling, there is one position."""
+        """Return the logits of some positions in float64. A pooled model has one position."""
         return self._head(self.states[:, positions], "float64")
 
     def errors(self, actual: np.ndarray) -> np.ndarray:
-        """Return the largest absolute error at each position, over rows and logits; a pooled model has one position."""
+        """Return the largest absolute error at each position, over all rows and logits. A pooled model has one
+        position."""
         actual = actual[:, None] if self.config.is_pooled else actual
         with np.errstate(all="ignore"):
             apart = (np.abs(less(actual[:, block], self.logits(block))) for block in self.blocks())
@@ -206,7 +207,7 @@ class LongOracle:
             return False
 
     def prefix(self, length: int) -> LongOracle:
-        """Return the oracle of the first tokens; the model must be causal, so that later tokens do not matter."""
+        """Return the oracle of the first `length` tokens. Use this method only if `has_prefixes` is true."""
         inputs = {name: value[:, :length] for name, value in self.inputs.items()}
         part = LongOracle(self.config, self.parameters, inputs)
         part.states = self.states[:, :length]
@@ -217,7 +218,7 @@ class LongOracle:
         held = {name: rounded(self.parameters[name], dtype) for name in parameter_shapes(config)}
         tokens: dict[str, Any] = {name: self.inputs[name] for name in (*config.input_names, *config.further_inputs)}
         tap = (lambda name, value: rounded(value, dtype)) if dtype in HALF else identity
-        # Patch out the head, which `_head` applies to blocks.
+        # Replace the head by the identity, because `_head` applies the head to blocks of positions.
         with blocks_of_queries(), mock.patch.dict(HEADS, {self.config.head: lambda config, tree, x: x}):
             states = transformer(config, held, **tokens, tap=tap)
         return states[:, None] if config.is_pooled else states
@@ -249,7 +250,8 @@ class LongProbe(ReachProbe):
 
 
 def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collection[int]) -> list[LongProbe]:
-    """Return long prompts, shortest first. Raise `ConfigError` if one exceeds `max_length` or the memory."""
+    """Return long prompts, shortest first. Raise `ConfigError` if a prompt exceeds `max_length` or the available
+    memory."""
     for length in lengths:
         if not 1 <= length <= config.max_length:
             raise ConfigError(
@@ -262,7 +264,8 @@ def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collecti
 
 
 def _needed(config: TransformerConfig, length: int) -> int:
-    """Return a lower bound of the bytes for a prompt: the port's logits, their float64 copy, and one layer."""
+    """Return a lower bound of the bytes for a prompt: the port's logits, a copy in float64, and the activations of one
+    layer."""
     width = 0 if config.is_pooled else config.head_size
     of_a_layer = 3 * config.feed_forward_dim + 8 * config.embed_dim
     return length * (width * (4 + 8) + of_a_layer * 8)
@@ -278,9 +281,9 @@ def _named(length: int) -> str:
 
 
 def has_prefixes(config: TransformerConfig) -> bool:
-    """Return whether a position's logits stay the same if the prompt ends at this position.
+    """Return whether the logits at a position do not depend on later tokens.
 
-    They stay the same in a decoder with an exact mask, if rotary angles do not depend on the length, and positions
-    count all tokens.
+    This holds for a decoder with an exact mask, if rotary angles do not depend on the length, and positions count all
+    tokens.
     """
     return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

@@ -1,8 +1,8 @@
 """Calls with many lengths, batch sizes and widths; only their logits are compared.
 
-The probes of `probes` compare all activations of a small model, to find faults. The calls of this file show how far the
-agreement extends; their sizes exceed the thresholds of a configuration. Each call has few rows and is fast, so the
-checker makes dozens of calls.
+On the probes of the module `probes`, the checker compares all activations of a small model, to find faults. The calls
+of this file test whether a port also agrees at other sizes, beyond the thresholds of a configuration. A call has few
+rows and is fast, so the checker makes dozens of calls.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from transparity_conformance.storage.mapped import LARGE
 from transparity_numpy.transformer import transformer
 
 VOCABULARY = 2**16 + 3
-"""The size of a vocabulary with more tokens than 16 bits can index."""
+"""The size of a vocabulary that 16 bits cannot index."""
 
 AFFORDABLE = 2e8
-"""The largest product of parameters and tokens in one call, which takes about 0.2 s. Longer calls use a narrower model.
-"""
+"""The largest product of parameters and tokens in one call; such a call takes about 0.2 s. Longer calls use a narrower
+model."""
 
 WITHOUT_LIMIT = 12
-"""The number of calls of each model that the checker makes even if the time limit has passed."""
+"""The number of calls of each model that the checker makes even after the time limit."""
 
 
 ITSELF = "the model itself"
@@ -54,16 +54,16 @@ PURPOSE = "behavior that depends on sizes"
 
 
 class LogitsOracle(Oracle):
-    """The oracle of one call that stores only the logits."""
+    """The oracle of one call, which stores only the logits."""
 
     def __init__(self, config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> None:
         self.kind, given = "", dict(inputs)
-        # Position tables cause most of the error at late positions.
+        # At late positions, position tables cause most of the error.
         self.has_tables = has_tables(config)
         self.points = NEIGHBOURS_OF_RECURRENT if config.is_recurrent else 0
 
         def run(arrays: Arrays, tap: Tap) -> None:
-            # Pass no tap if possible: the reference then computes attention in blocks, with less memory.
+            # Without a tap, the reference computes attention in blocks, which takes less memory.
             inner = (lambda name, value: rounded(value, self.kind)) if self.kind in HALF else identity
             tap("logits", transformer(config, arrays, **given, tap=inner))
 
@@ -91,7 +91,8 @@ class LogitsOracle(Oracle):
         return {"logits": max(errors)}
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
-        """Return the largest error at the first `points` points, if sums over keys are running totals (`variants`)."""
+        """Measure the error at the first `points` points with sums in sequence (`variants`); return the largest error
+        so far."""
         measured = "float32" if dtype == "float64" else dtype
         for index in range(IN_SEQUENCE, points):
             if (dtype, index) not in self._again:
@@ -103,7 +104,7 @@ class LogitsOracle(Oracle):
         return max((error for (kind, _), error in self._again.items() if kind == dtype), default=0.0)
 
     def release(self) -> None:
-        """Free large logits; a later read, which is rare, computes them again."""
+        """Free large logits, which a later read would compute again."""
         if "expected" in self.__dict__ and self.expected["logits"].size >= LARGE:
             del self.expected
 
@@ -129,9 +130,9 @@ class ReachProbe(Probe):
         return tuple(lengths_of(self.config, self.inputs)[name] for name in self.config.input_names)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
-        """Return the tolerance of the logits; it is at least the tolerance of short calls of the same model.
+        """Return the tolerance of the logits, which is at least the tolerance of short calls of the same model.
 
-        The error at one point may be small by chance. With `in_sequence`, also measure running totals over the keys,
+        The error at one point may be small by chance. With `in_sequence`, also measure sums over keys in sequence,
         which takes longer.
         """
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
@@ -148,14 +149,14 @@ class ReachModel:
     config: TransformerConfig
     parameters: Arrays
     calls: list[tuple[int, tuple[int, ...]]]
-    """For every call: the batch size, and the length of each input."""
+    """For each call: the batch size, and the length of each input."""
     is_asked: bool = False
     """Whether this is the user's own model; False for a model that is derived from the user's model."""
     _noise: dict[str, float] = field(default_factory=dict, init=False)
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
-        """Return the calls, the most informative first."""
+        """The calls as probes, the most informative first."""
         return [self.probe(batch, lengths) for batch, lengths in self.calls]
 
     def probe(self, batch: int, lengths: tuple[int, ...]) -> ReachProbe:
@@ -175,7 +176,7 @@ class ReachModel:
 
 
 def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]) -> Arrays:
-    """Draw random inputs; their tokens include the first and last tokens of the vocabulary.
+    """Draw random inputs whose tokens include the first and last tokens of the vocabulary.
 
     Some rows have padding on the right, other rows have padding inside, and no row starts with padding. Inputs of the
     same model have different patterns of padding.
@@ -204,8 +205,8 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
 def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
     """Write padding into some rows of `tokens`; `number` is the index of this input.
 
-    Consecutive padding is shorter than a sliding window, so that every query sees a token. Some calls are just longer
-    than a threshold. Their last input does not end with padding, which might cover all positions beyond the threshold.
+    Consecutive padding is shorter than a sliding window, so that every query sees a token. If a call is just longer
+    than a threshold, its last input does not end with padding, which might cover all positions beyond the threshold.
     """
     windows = [own.sliding_window or LONGEST_THRESHOLD for own in config.layer_kinds.values()]
     (batch, length), window = tokens.shape, min(windows)
@@ -257,13 +258,15 @@ def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
 
 
 Accepts = Callable[[TransformerConfig], bool]
-"""Returns whether a port accepts a configuration; a loader accepts only configurations that its family can express."""
+"""A function that returns whether a port accepts a configuration. A loader accepts only configurations of its
+family."""
 
 
 def reach_of(
     config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True, accepts: Accepts = lambda config: True
 ) -> tuple[ReachModel, ...]:
-    """Return the model itself. If its parameters are drawn, add a narrow model for longer texts, and a deep model."""
+    """Return the model itself with its calls. For random parameters, also return a narrow model for longer texts, and a
+    deep model."""
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
     calls = few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
@@ -297,7 +300,7 @@ RAGGED = 100
 
 
 def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
-    """Return the model with an attention mask as a further input; its calls have different masks.
+    """Return the model with an attention mask as a further input. Each call has another mask.
 
     Return None for a large model, and for a model that always or never reads an attention mask.
     """
@@ -315,8 +318,8 @@ DEPTH = 6
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
-    """Return a model with more layers and few calls, because a fault may show only in later layers. Return no model if
-    the port accepts none."""
+    """Return a model with more layers and few calls, because a fault may show only in later layers. Return () if the
+    port accepts no such model."""
     for types in _deep_types(config):
         depth = max(DEPTH, len(types))
         layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}
@@ -328,7 +331,7 @@ def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: Tru
 
 
 def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
-    """Yield the layers' kinds of a deep model, in several orders, because a family may not express every order."""
+    """Yield the kinds of a deep model's layers in several orders, because a family cannot express each order."""
     kinds = tuple(config.layer_kinds) if config.layer_types else ()
     depth = max(DEPTH, 2 * len(kinds))
     if not kinds:
@@ -340,7 +343,8 @@ def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
 
 
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
-    """Return the configuration with small sizes or the given `sizes`; vocabularies still contain the special tokens."""
+    """Return the configuration with small sizes, or the given `sizes`. Small vocabularies still contain the special
+    tokens."""
     special = [token + 2 for token in (config.pad_id, config.bos_id, config.eos_id) if token is not None]
     vocabularies: dict[str, Any] = {}
     for name in ("source_vocab_size", "target_vocab_size"):
@@ -353,7 +357,7 @@ def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
 
 
 def narrow(config: TransformerConfig, longest: int, **others: Any) -> TransformerConfig:
-    """Return a narrow configuration with few layers, which keeps all lengths at which the model changes its behavior.
+    """Return a narrow configuration with few layers, and with the same thresholds of lengths.
 
     Rotary heads keep their width, because angles depend on the width. `others` are further sizes to replace.
     """
@@ -385,8 +389,8 @@ def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the calls up to a length, in this order: a few short calls, calls just beyond thresholds and powers of two,
-    all others."""
+    """Yield the calls up to the length `longest`: first a few short calls, then calls just beyond thresholds and powers
+    of two, then all others."""
     if config.reads_pixels:
         yield from ((batch, (config.max_length,)) for batch in BATCHES)
         return

@@ -17,16 +17,16 @@ LARGEST_POWER = 9
 """The exponent of the largest power of two among the lengths."""
 
 LONGEST_THRESHOLD = 4097
-"""The length of the longest call for a threshold; its attention scores take 0.13 GB per head."""
+"""The length of the longest call for a threshold. The attention scores of this call take 0.13 GB per head."""
 
 SHORT = 17
 
 BATCHES = (1, 2, 3, 5, 13, 8)
-"""The batch sizes through which short calls cycle: one, few, primes, and a power of two."""
+"""The batch sizes of short calls, in turn."""
 
 
 CHUNKS = (64, 256)
-"""The chunk sizes in published code, in tokens, of the gated delta rule and of Mamba-2 (`chunk_size`)."""
+"""The numbers of tokens per chunk in published code of the gated delta rule and of Mamba-2."""
 
 
 def thresholds(config: TransformerConfig) -> dict[str, int]:
@@ -52,7 +52,8 @@ def longest_length(config: TransformerConfig) -> int:
 
 
 def lengths_up_to(longest: int, crossed: Iterable[int]) -> list[int]:
-    """Return the lengths of calls in ascending order; they include the thresholds `crossed` and their neighbors."""
+    """Return the lengths of calls in ascending order, including the thresholds `crossed` and the lengths next to
+    each."""
     around = [2**power for power in range(5, LARGEST_POWER + 1)]
     near = {number + step for number in (*around, *crossed) for step in (-1, 0, 1)}
     return sorted({length for length in (*range(1, SHORT + 1), *near, longest) if 1 <= length <= longest})

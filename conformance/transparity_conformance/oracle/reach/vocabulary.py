@@ -1,7 +1,7 @@
 """Calls that together contain every token of a checkpoint's vocabulary.
 
-A conversion may have damaged the row of a single token in the embedding table. Random weights need no such calls,
-because all their rows have the same distribution.
+The embedding table of a checkpoint may have a wrong row for a single token, for example after a conversion. Random
+weights need no such calls, because all rows have the same distribution.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ROW = 16
 """The number of tokens per row."""
 
 MOST_CALLS = 4
-"""The largest number of calls. Computing their logits takes about a second; the tolerances take several seconds."""
+"""The largest number of calls. Their logits take about a second, and their tolerances take several seconds."""
 
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:
-    """Return the model and its calls. Together, the calls contain every token id in ascending order, or as many ids as
-    time allows."""
+    """Return the model with calls that together contain all token ids in ascending order, or as many ids as the time
+    allows."""
     model = ReachModel(ITSELF, config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
     rows = -(-max((len(_tokens(config, name)) for name in config.token_inputs), default=0) // length)
@@ -55,7 +55,7 @@ def _probe(model: ReachModel, inputs: Arrays) -> ReachProbe:
 
 
 def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[str]:
-    """For each input, return a line with the number of tokens that no call of this model contains."""
+    """Return a line for each input with tokens that no call of this model contains."""
     calls, lines = [probe for probe in probes if probe.config == config], []
     for name in config.token_inputs:
         seen = {int(token) for probe in calls for token in np.unique(probe.inputs[name])}
@@ -73,10 +73,10 @@ def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """Return the tokens of an input, (calls, batch, length): all token ids in ascending order, repeated if there
-    are more positions.
+    """Return the tokens of an input, (calls, batch, length): all token ids in ascending order, repeated if there are
+    more positions.
 
-    If there are fewer positions than token ids, return evenly spaced ids.
+    With fewer positions than token ids, return evenly spaced ids.
     """
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)

@@ -1,1 +1,2 @@
-"""Record a port's forward pass: each operation's value, its inputs, and the line of code that ran the operation."""
+"""Record a port's forward pass: the value and the inputs of each operation, and the line of code that ran the
+operation."""

@@ -1,4 +1,4 @@
-"""Record a forward and a backward pass in PyTorch: each function's result, and the gradient of the result."""
+"""Record a forward and a backward pass in PyTorch: the result of each function, and the gradient of this result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from transparity_conformance.listening.pytorch import tensors_in
 
 @dataclass(eq=False)
 class Backward:
-    """The recorded parameters and functions of a forward pass; the three lists have the same order."""
+    """The recorded parameters and functions of a forward pass, with their gradients. The three lists have the same
+    order."""
 
     operations: list[Operation] = field(default_factory=list)
     gradients: list[np.ndarray | None] = field(default_factory=list)
@@ -34,8 +35,8 @@ def listen_backward(
     call: Callable[[], Any], parameters: Mapping[str, Any], differentiate: Callable[[Any], Any]
 ) -> Backward:
     """Run and record a forward pass (`call`) and a backward pass (`differentiate`). `differentiate` takes the result of
-    `call`, and returns a gradient or None for each of the `parameters`. The record starts with the nonempty
-    `parameters`, in the given order."""
+    `call`, and returns a gradient or None for each parameter in `parameters`. The record starts with the nonempty
+    `parameters`, in their order."""
     import torch
 
     recorder = _Recorder()
@@ -53,7 +54,7 @@ def listen_backward(
 
 
 class _Recorder:
-    """Records each function, and keeps all tensors alive, so that Python does not reuse their ids."""
+    """A recorder of PyTorch functions, which keeps all tensors alive, so that Python does not reuse their ids."""
 
     def __init__(self) -> None:
         self.found, self.sources = Backward(), Sources()
@@ -77,7 +78,7 @@ class _Recorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record every PyTorch function that is called within the context."""
+        """Record each PyTorch function that is called within the context."""
         from torch.overrides import TorchFunctionMode
 
         recorder = self

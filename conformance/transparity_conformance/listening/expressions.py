@@ -1,4 +1,5 @@
-"""Rewrite Python code so that each expression reports its operands and its value; the code's results do not change."""
+"""Rewrite Python code so that each expression reports its operands and its value. The results of the code do not
+change."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from typing import Any, Literal
 VALUE, OPERAND, WROTE = "__transparity_value__", "__transparity_operand__", "__transparity_wrote__"
 """The names of hooks: functions that `numpy.listening` adds to Python's builtins.
 
-The rewritten code passes every value and every operand to a hook. These hooks return the value unchanged. After each
-assignment, the rewritten code calls the hook `WROTE`.
+The rewritten code passes each value and each operand to a hook, which returns it unchanged. After each assignment into
+an array, the rewritten code calls the hook `WROTE`.
 """
 
 GENERATED = "__transparity_generated__"
-"""The hook for generators and `map`; an item counts as an operand once the code has read the item."""
+"""The hook for generators and `map`. An item becomes an operand when the code reads the item."""
 
 SLICE = "__transparity_slice__"
 """Python's `slice` under another name, because the port may define a function `slice`."""
@@ -32,16 +33,16 @@ class Site:
 
     kind: Kind
     name: str
-    """The operator's name in NumPy, such as `matmul`, or the name of the attribute or method."""
+    """The name of the operator in NumPy, such as `matmul`, or the name of the attribute or method."""
     operands: tuple[int, ...]
     """The numbers that identify the operands. The first operand is the called function, or the array that is read or
     modified."""
     writes: bool = False
-    """Whether the call has an argument `out=`, into which it writes its result."""
+    """Whether the call writes its result into an argument `out=`."""
 
 
 SITES: dict[int, Site] = {}
-"""All sites by number. Numbers are never reused, because rewritten functions of earlier runs may still exist."""
+"""All sites by number. Numbers are never reused, because rewritten functions of earlier recordings may still exist."""
 
 _numbers = itertools.count()
 
@@ -65,7 +66,8 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 @functools.lru_cache(maxsize=64)
 def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
-    """Return the rewritten code of each function in a file, by `identity`, or {} if Python cannot compile the file."""
+    """Return the rewritten code of each function in a file, by `identity`. Return {} if Python cannot compile the
+    file."""
     try:
         tree = ast.parse(text, file)
         plain = compile(tree, file, "exec", dont_inherit=True)
@@ -89,7 +91,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 class _Reporting(ast.NodeTransformer):
-    """Wraps expressions in calls of hooks, but skips annotations, decorators and `match` patterns."""
+    """A transformer that wraps expressions in calls of hooks, except annotations, decorators and `match` patterns."""
 
     def visit_FunctionDef(self, node: Any) -> Any:
         node.body = self._all(node.body)
@@ -133,7 +135,7 @@ class _Reporting(ast.NodeTransformer):
         return self._wrapped(node, "attribute", node.attr, "value")
 
     def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
-        """Wrap an expression and its operands in calls of hooks; `fields` are the names of the node's fields with
+        """Wrap an expression and its operands in calls of hooks. `fields` are the fields of the node that contain
         operands."""
         numbers: list[int] = []
         for field in fields:
@@ -148,7 +150,7 @@ class _Reporting(ast.NodeTransformer):
         if isinstance(node.func, ast.Attribute):
             method, name = node.func, node.func.attr
             if method.end_lineno and method.end_lineno != node.lineno:
-                # If a chain of calls spans several lines, Python reports a call at the line of the method's name.
+                # In a chain of calls over several lines, Python reports each call at the line of the method's name.
                 node.lineno = method.end_lineno
                 node.col_offset = max(0, (method.end_col_offset or 0) - len(name))
             method.value, receiver = self._operand(method.value)
@@ -218,7 +220,8 @@ def _value(node: Any, kind: Kind, name: str, operands: list[int], writes: bool =
 
 
 def _wrote(node: Any, name: str, operands: list[int], array: Any, part: int | None) -> ast.stmt:
-    """Return a statement that reports an assignment into `array`; `part` is the operand number of the index."""
+    """Return a statement that reports an assignment into `array`. `part` is the number of the operand that is the
+    index."""
     number = next(_numbers)
     SITES[number] = Site("assignment", name, (*operands, *([] if part is None else [part])))
     return _statement(_call(WROTE, [ast.Constant(number), array], node), node)
@@ -245,7 +248,8 @@ def _array_of(target: Any) -> Any:
 
 
 def _as_expression(index: Any) -> Any:
-    """Replace slices such as `a:b` in an index by calls `slice(a, b)`, so that the index is an ordinary expression."""
+    """Replace slices such as `a:b` in an index by calls `slice(a, b)`, so that the index becomes an ordinary
+    expression."""
     if isinstance(index, ast.Tuple):
         return ast.copy_location(ast.Tuple([_as_expression(each) for each in index.elts], ast.Load()), index)
     if not isinstance(index, ast.Slice):

@@ -1,12 +1,12 @@
-"""Record every primitive that JAX runs: in flax, equinox and plain functions.
+"""Record each primitive that JAX runs, in Flax, Equinox and plain functions.
 
-The recording disables `jit`, so JAX runs one primitive at a time. Without the recording, a jitted port may therefore
-round differently. `scan`, `while_loop` and `cond` run as Python loops and branches. The jaxpr of a function under
-`checkpoint` runs equation by equation. The record contains each equation with the line from which JAX traced it.
+The recording disables `jit`, so JAX runs one primitive at a time, and a jitted port may round in another way than
+usual. `scan`, `while_loop` and `cond` run as Python loops and branches. The jaxpr of a function under `checkpoint` runs
+equation by equation. The record contains each equation with the line that JAX traced.
 
-Integers and bools are recorded only on request, but the record follows the data through them. The record leaves out
-other threads, programs compiled earlier, arrays on other machines, and parameters that are only sliced, reshaped or
-cast. For a loop within `checkpoint`, only the results are recorded.
+Integers and bools are recorded only on request, but the inputs of later operations include the operations before them.
+The record does not contain other threads, programs compiled earlier, arrays on other machines, and parameters that are
+only sliced, reshaped or cast. For a loop within `checkpoint`, the record contains only the results.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from transparity_conformance.listening.record import Record, Region
 REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
 ) | {"rev", "slice", "split", "squeeze", "stage", "transpose"}
-"""Primitives that only copy, cast or rearrange their inputs. These primitives are not recorded if the input is a
-parameter."""
+"""Primitives that only copy, cast or rearrange their inputs. They are not recorded if the input is a parameter."""
 
 EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))
 """Primitives that wrap a function. The record contains the primitives of this function instead."""
@@ -33,7 +32,7 @@ EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))
 
 @contextlib.contextmanager
 def listening(record: Record) -> Iterator[None]:
-    """Record every JAX primitive that this thread runs within the context."""
+    """Record each JAX primitive that this thread runs within the context."""
     import jax
     from jax._src import core
 
@@ -55,7 +54,7 @@ def listening(record: Record) -> Iterator[None]:
 
 
 class _Listener:
-    """Records the primitives of one thread, but skips primitives that run within another primitive."""
+    """A recorder of the primitives of one thread, except primitives that run within another primitive."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.busy = record, False
@@ -87,7 +86,8 @@ class _Listener:
 
 
 def _stack(record: Record) -> tuple[Source, ...]:
-    """Return the port's lines on the stack. For an equation of a jaxpr, use the stack during tracing."""
+    """Return the port's lines on the stack. For an equation of a jaxpr, return the lines on the stack during
+    tracing."""
     from jax._src import source_info_util
 
     traceback = source_info_util._source_info_context.context.traceback

@@ -23,7 +23,7 @@ LISTENERS: dict[str, tuple[str, Listener]] = {
     "pytorch": ("torch", lambda record, _: pytorch.listening(record)),
     "jax": ("jax", lambda record, _: jax.listening(record)),
 }
-"""For each framework: the module that a port imports, and the context that records the call. NumPy comes first, because
+"""For each framework: the module that a port imports, and the context that records a call. NumPy comes first, because
 its context calls the function once before the recording."""
 
 
@@ -37,18 +37,18 @@ def listen(
 ) -> tuple[Any, list[Operation]]:
     """Call a function, and record its operations.
 
-    For NumPy, a first call finds the functions that run, and a second call is recorded. Exceptions of the function
-    propagate. The docstrings of the modules `numpy`, `pytorch` and `jax` list the operations that are not recorded.
+    For NumPy, the function is called twice: the first call finds the port's functions, and the second call is recorded.
+    Exceptions of the function propagate. The docstrings of the modules `numpy`, `pytorch` and `jax` list the operations
+    that are not recorded.
 
     Args:
         call: the function to call, such as `lambda: forward(tokens=ids)`.
         framework: `pytorch`, `jax` or `numpy`; None records every framework that is imported.
-        largest: the limit for the total bytes of all values; operations that would exceed the limit are left out.
-        whole_numbers: whether to record integers and bools too.
+        largest: the largest number of bytes of all values together; values that would exceed it are left out.
+        whole_numbers: whether to record integers and bools.
         rehearsal: a function to use in the first call, if `call` may be called only once.
 
-    Returns: the result of the call, and the operations in execution order. Raises `TransparityError` for an unknown
-    framework.
+    Returns: the result of the call, and the operations in order. Raises `TransparityError` for an unknown framework.
     """
     if framework is not None and framework not in LISTENERS:
         raise TransparityError(f"The framework is {shown(framework)}; expected one of {', '.join(LISTENERS)}, or None.")
@@ -62,8 +62,8 @@ def listen(
 
 
 def _inside(operations: list[Operation]) -> list[Operation]:
-    """Add an installed package's lines to the stacks if the port's file only calls a model of this package. The port
-    does so if a single line of its file runs most operations, through several lines of the package."""
+    """Add an installed package's lines to the stacks if the port's file only calls a model of this package. In this
+    case, a single line of the file runs most operations, through several lines of the package."""
     stack, count = next(iter(collections.Counter(each.stack for each in operations).most_common(1)), ((), 0))
     inside: dict[int, tuple[Source, ...]] = {
         index: getattr(each.stack, "inside", ()) for index, each in enumerate(operations) if each.stack == stack

@@ -1,10 +1,11 @@
-"""Record NumPy: every expression in the port's own code whose value is an array.
+"""Record NumPy: each expression in the port's own code whose value is an array.
 
-NumPy has no hook for all operations, and `np.asarray` would remove a subclass of `ndarray`. A first call finds the
-port's functions. During a second call, `expressions` replaces their code by code that reports each expression's value.
+NumPy has no hook for all operations, and `np.asarray` would drop a subclass of `ndarray`. A first call therefore finds
+the port's functions. During a second call, these functions have rewritten code, which reports the value of each
+expression (`expressions`).
 
 If the port calls an installed package, only the result of the call is recorded. Integers and bools are recorded only on
-request, but the record follows the data through them. The following are not recorded:
+request, but the inputs of later operations include the operations before them. The following are not recorded:
 
 - compiled functions, and functions without source text
 - other threads
@@ -32,7 +33,7 @@ from transparity_conformance.listening.record import Origins, Record, Region
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
 ) | {"moveaxis", "ravel", "reshape", "squeeze", "swapaxes", "transpose"}
-"""Functions that only copy, cast or rearrange their inputs. Calls are not recorded if the input is a parameter."""
+"""Functions that only copy, cast or rearrange their inputs. They are not recorded if the input is a parameter."""
 
 UNINITIALISED = frozenset(["empty", "empty_like"])
 SHAPE_ALONE = frozenset(["zeros_like", "ones_like", "full_like"])
@@ -41,20 +42,20 @@ WRITERS = frozenset(["copyto", "fill", "fill_diagonal", "itemset", "put", "put_a
 """Functions that modify their first array and return None."""
 
 KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
-"""Types of functions. Python or NumPy defines their `__name__`, so that reading it runs no code of the port."""
+"""Types of functions whose `__name__` Python or NumPy defines, so that reading the name runs no code of the port."""
 
 PLAIN = frozenset([float, int, bool, str, bytes])
-"""Types that contain no array; skipping them early saves time in Python loops."""
+"""Types that contain no array. The hooks skip them early, to save time in Python loops."""
 
 LONGEST_LIST = 256
-"""The recorder does not search longer lists for arrays, because long lists usually contain tokens."""
+"""Longer lists are not searched for arrays, because they usually contain tokens."""
 
 _active: list[_Listener] = []
 
 
 @contextlib.contextmanager
 def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
-    """Record this thread's NumPy operations within the context; a first `call` finds the functions to rewrite."""
+    """Run `call` to find the functions to rewrite, then record this thread's NumPy operations within the context."""
     hooks = {
         expressions.VALUE: _value,
         expressions.OPERAND: _operand,
@@ -63,7 +64,7 @@ def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
         expressions.SLICE: slice,
     }
     for name, hook in hooks.items():
-        setattr(builtins, name, hook)  # never removed: functions that a call defines may run later
+        setattr(builtins, name, hook)  # never removed, because functions that a call defines may run later
     replaced: list[tuple[FunctionType, Any]] = []
     listener = _Listener(record)
     try:
@@ -97,7 +98,7 @@ def _generated(number: int, value: Any) -> Any:
     _active[-1].operands[id(sys._getframe(1)), number] = items if is_lazy else value
 
     def noted() -> Iterator[Any]:
-        for item in value:  # an item counts as an operand once the port has read the item
+        for item in value:  # an item becomes an operand when the port reads the item
             items.append(item)
             yield item
 
@@ -116,7 +117,7 @@ def _wrote(number: int, array: Any) -> None:
 
 
 class _Listener:
-    """Records the arrays that the expressions of one thread compute."""
+    """A recorder of the arrays that the expressions of one thread compute."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.thread = record, threading.get_ident()
@@ -124,7 +125,7 @@ class _Listener:
         self.codes: set[Any] = set()
 
     def operation(self, frame: Any, site: expressions.Site, value: Any) -> None:
-        """Record the arrays that an expression computed; skip arrays that it only looked up."""
+        """Record the arrays that an expression computed, but not arrays that it only looked up."""
         operands = [self.operands.pop((id(frame), number), None) for number in site.operands]
         name, given = site.name, operands
         if site.kind in ("call", "method"):
@@ -183,7 +184,7 @@ class _Listener:
         return self.record.origins([_region(array) for array in _arrays(given)])
 
     def _is_own(self, function: Any) -> bool:
-        """Return whether a function's code is rewritten; its own expressions then report their values."""
+        """Return whether a function has rewritten code, whose expressions report their values themselves."""
         if isinstance(function, MethodType):
             function = function.__func__
         if not isinstance(function, FunctionType):
@@ -192,19 +193,19 @@ class _Listener:
 
 
 def _name(function: Any) -> str:
-    """Return a function's name, or "" for other objects, whose `__name__` may run code of the port."""
+    """Return a function's name, or "" for an object whose `__name__` may run code of the port."""
     is_known = isinstance(function, KINDS) or type(function).__module__.startswith("numpy")
     return str(getattr(function, "__name__", "")) if is_known else ""
 
 
 def _computes(function: Any, given: list[Any]) -> bool:
-    """Return whether a function computes its result, and does not only look up an existing array."""
+    """Return whether a function computes its result instead of only looking up an existing array."""
     if isinstance(function, BuiltinMethodType):
         owner = function.__self__
         if isinstance(owner, dict | list | tuple | str | set) or (owner is builtins and function is not sum):
             return False
     kind = type(function)
-    # NumPy's ufuncs have a `__module__`. The ufuncs of SciPy and of `np.frompyfunc` have none.
+    # NumPy's ufuncs have a `__module__`; the ufuncs of SciPy and of `np.frompyfunc` have none.
     module = getattr(function, "__module__", kind.__module__) if isinstance(function, KINDS) else kind.__module__
     return str(module).startswith("numpy") or any(True for _ in _arrays(given))
 
@@ -218,7 +219,7 @@ def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
 
 
 def _region(array: Any) -> Region:
-    """Return the memory of an array; all views of an array have the same owner."""
+    """Return the memory of an array. All views of an array have the same owner."""
     if isinstance(array, np.generic):
         return Region(id(array), None, array, array)
     owner = array

@@ -28,12 +28,13 @@ class Source:
     line: int
     """The expression's first line, counted from 1."""
     code: str
-    """The statement's text, escaped, shortened and joined to one line; empty if the file cannot be read."""
+    """The text of the statement, escaped, shortened and joined to one line; empty if the file cannot be read."""
     columns: tuple[int, int] | None = field(default=None, compare=False)
-    """The expression's start and end in `line`, in characters from 0; None if Python does not report them."""
+    """The start and the end of the expression in `line`, in characters from 0; None if Python does not report
+    columns."""
 
     def is_at(self, other: Source | None) -> bool:
-        """Return whether this and `other` are the same expression; `==` compares only lines."""
+        """Return whether both are the same expression; `==` compares only lines."""
         return other is not None and self == other and self.columns == other.columns
 
 
@@ -44,13 +45,14 @@ class Operation:
     name: str
     """The operation's name in the framework, such as `aten.mm.default`, `dot_general` or `numpy.matmul`."""
     value: np.ndarray
-    """The result, copied in float64 as soon as it exists; a complex result has a last axis (real, imaginary)."""
+    """A copy of the result in float64. A complex result has an additional last axis (real, imaginary)."""
     inputs: tuple[int, ...]
     """The indices of the operations that computed this operation's inputs; parameters and tokens have no index."""
     stack: tuple[Source, ...]
     """The port's lines on the call stack, innermost first; empty if a thread of the framework ran the operation."""
     grows: bool = False
-    """Whether the value stacks results of different lengths, one for each iteration of a loop, padded with zeros."""
+    """Whether the value is a stack of the results of a loop's iterations, which have different lengths and are padded
+    with zeros."""
 
     @property
     def source(self) -> Source | None:
@@ -59,8 +61,8 @@ class Operation:
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
         """Return the line that probably passed wrong arguments to a function that several lines call.
 
-        `others` are operations with right results. The result is the innermost line on this stack that is on no stack
-        of `others` with the same innermost expression. If no such line exists, return the operation's own line.
+        `others` are operations with right results. Consider the stacks of `others` with the same innermost expression.
+        Return the innermost line of this stack that is on none of these stacks, by default the operation's own line.
         """
         alike = (each.stack for each in others if each.stack and each.stack[0].is_at(self.source))
         elsewhere = {line for stack in alike for line in stack}
@@ -68,7 +70,7 @@ class Operation:
 
 
 OURS = str(Path(__file__).parents[1]) + "/"
-"""The folder of `transparity_conformance`; frames in this folder never belong to the port."""
+"""The folder of `transparity_conformance`, whose frames never belong to the port."""
 
 STANDARD_LIBRARY = tuple(
     f"{folder}/"
@@ -80,25 +82,25 @@ GENERATED = ("<frozen ", "<__array_function__")
 """Prefixes of the file names that Python and NumPy give to code without a file."""
 
 FRAMEWORKS = frozenset(["equinox", "flax", "functorch", "haiku", "jax", "jaxlib", "keras", "numpy", "torch"])
-"""Packages that never contain the port; their frames are not reported."""
+"""Packages that never contain the port, and whose frames are not reported."""
 
 LONGEST_PATH = 4096
 
 
 def run(call: Callable[[], Any]) -> Any:
-    """Call a function; this frame on the stack marks where the port's frames start."""
+    """Call a function. On the stack, the frame of `run` marks the start of the port's frames."""
     return call()
 
 
 class Lines(tuple[Source, ...]):
     """The port's lines on a stack, innermost first. If the innermost line calls an installed package, `inside` contains
-    the package's lines."""
+    the lines of this package."""
 
     inside: tuple[Source, ...] = ()
 
 
 class Sources:
-    """Finds the source lines of the frames in one run, and caches each line."""
+    """A cache of the source lines of frames in one run."""
 
     def __init__(self) -> None:
         # Each entry keeps its code object alive, so that Python does not reuse the object's id.
@@ -109,8 +111,8 @@ class Sources:
 
     def among(self, places: Iterable[tuple[CodeType, int]]) -> Lines:
         """Return the port's lines among `places`, innermost first. Files of the standard library, of installed packages
-        and of this package do not belong to the port. If only such files are on the stack, the port is itself an
-        installed package: the outermost package that is not a framework."""
+        and of this package do not belong to the port. If the stack contains only these files, the port is the outermost
+        installed package that is not a framework."""
         inside = itertools.takewhile(lambda place: place[0] is not run.__code__, places)
         packages = [(home(code.co_filename), code, at) for code, at in inside]
         packages = [each for each in packages if each[0] is not None and each[0] not in FRAMEWORKS]
@@ -133,7 +135,7 @@ class Sources:
 
 
 def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | None) -> tuple[int, int] | None:
-    """Return the columns of an expression in characters, because Python reports bytes. The end is at most the end of
+    """Return the columns of an expression in characters; Python reports columns in bytes. The end is at most the end of
     the line."""
     if start is None or not 1 <= line <= len(lines):
         return None
@@ -150,7 +152,8 @@ def _frames() -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=4096)
 def home(file: str) -> str | None:
-    """Return the installed package of a file; "" for other files, and None for files of Python and of this package."""
+    """Return the installed package that contains a file. Return None for files of Python or of this package, and "" for
+    all other files."""
     if file.startswith((OURS, *GENERATED)):
         return None
     for folder in INSTALLED:
@@ -162,7 +165,8 @@ def home(file: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
-    """Return the statement at a line, joined to one line. For compound statements such as `for`, return the head."""
+    """Return the statement at a line, joined to one line. For a compound statement such as `for`, return only its
+    head."""
     if not 1 <= line <= len(lines):
         return ""
     around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]
@@ -177,7 +181,7 @@ def statement_at(lines: tuple[str, ...], line: int) -> str:
 
 
 def _text(lines: tuple[str, ...], node: ast.stmt) -> str:
-    """Return a statement's text; unlike `ast.get_source_segment`, do not split the whole file for each statement."""
+    """Return the text of a statement. `ast.get_source_segment` would split the whole file for each statement."""
     text = [each.encode() for each in lines[node.lineno - 1 : node.end_lineno]]
     text[-1] = text[-1][: node.end_col_offset]
     text[0] = text[0][node.col_offset :]
@@ -200,7 +204,7 @@ def functions_of(call: Callable[[], Any]) -> list[FunctionType]:
 
 
 def _referrers(values: Iterable[Any]) -> list[Any]:
-    """Return the objects that refer to any of the values, including objects that `gc.freeze` has hidden."""
+    """Return the objects that refer to one of the values, including objects that `gc.freeze` has hidden."""
     if not gc.get_freeze_count():
         return gc.get_referrers(*values)
     gc.unfreeze()
@@ -211,7 +215,8 @@ def _referrers(values: Iterable[Any]) -> list[Any]:
 
 
 def _codes_of(call: Callable[[], Any]) -> dict[int, CodeType]:
-    """Return the port's code objects that a call runs, by id, because equal functions have equal code objects."""
+    """Return the port's code objects that a call runs, by id, because different functions may have equal code
+    objects."""
     codes: dict[int, CodeType] = {}
 
     def note(frame: Any, event: str, _: Any) -> None:

@@ -1,8 +1,8 @@
-"""Record a PyTorch call as a program: a list of steps that can run again, with other values or with changed steps.
+"""Record a PyTorch call as a program: a list of steps that can run again with other values or with changed steps.
 
-The call is recorded in float64: a cast between float dtypes becomes a cast to float64, so that nothing is rounded.
-Every tensor has an index. If a step modifies a tensor in place, the modified tensor gets a new index. Another run of
-the program therefore never overwrites the values of earlier runs.
+The call is recorded in float64. Each cast to another float dtype becomes a cast to float64, so that nothing is rounded.
+Each tensor has an index. A tensor that a step modifies in place gets a new index. Another run of the program therefore
+does not overwrite the values of earlier runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transparity_conformance.listening.pytorch import (
 _SOURCES = Sources()
 
 Values = MutableMapping[int, Any]
-"""Values by index. A `ChainMap` puts new values before older values, which it neither copies nor modifies."""
+"""Values by index. A `ChainMap` stores only new values, and looks up all other values in an earlier mapping."""
 
 PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm"))
 """Operations that multiply matrices. The matrices are the last two operands."""
@@ -41,7 +41,7 @@ Place = tuple[CodeType, int]
 """A bytecode instruction: its code object, and its offset within the code."""
 
 Change = Callable[[Values], Any]
-"""A function that computes a step's new result from the values of the steps before it."""
+"""A function that computes a new result of a step from the values of earlier steps."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,11 @@ class Step:
     kwargs: Mapping[str, Any]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    """The indices of the results. An in-place operation gives a new index to each tensor that shares its memory."""
+    """The indices of the results. For an in-place operation, these are the new indices of all tensors that share the
+    memory."""
     aliases: tuple[int, ...]
-    """For an in-place operation, the old indices of the tensors in its memory, in the order of `outputs`; otherwise
-    empty."""
+    """For an in-place operation, the old indices of the tensors that share the memory, in the order of `outputs`;
+    otherwise empty."""
     written: int
     """The index of the tensor that the step modifies in place, or -1."""
     site: Hashable
@@ -76,7 +77,7 @@ class Step:
 
     @functools.cached_property
     def line(self) -> Hashable:
-        """Return a key of the innermost instruction and the operation; all calls of a function have the same key."""
+        """A key of the innermost instruction and the operation, which is the same in all calls of a function."""
         return (self.places[:1], *self.site[1:])  # type: ignore[index]
 
     @property
@@ -89,13 +90,13 @@ class Step:
 
     @property
     def output(self) -> int:
-        """Return the index of the first result, or of the tensor that is modified in place; -1 without a result."""
+        """The index of the first result, or of the tensor that is modified in place; -1 without a result."""
         if self.aliases:
             return self.outputs[self.aliases.index(self.written)]
         return self.outputs[0] if self.outputs else -1
 
     def result(self, values: Values) -> Any:
-        """Return the first result, or the tensor that the step modifies in place; leave `values` unchanged."""
+        """Return the first result, or the tensor that the step modifies in place. Do not modify `values`."""
         now = ChainMap({}, values)
         self.run(now, None)
         return now[self.output]
@@ -112,7 +113,7 @@ class Step:
             values[index] = tensor
 
     def _write(self, values: Values, args: Any, kwargs: Any, precision: Any) -> None:
-        """Run an in-place operation on a copy of the memory, so that the old values stay valid."""
+        """Run an in-place operation on a copy of the memory, so that the old values do not change."""
         old = values[self.written]
         flat = old.new_empty(0).set_(old.untyped_storage()).clone()
         for alias, index in zip(self.aliases, self.outputs, strict=True):
@@ -125,11 +126,11 @@ class Step:
 
 @dataclass(eq=False)
 class Program:
-    """The steps of a recorded call, and the values that the steps computed."""
+    """The steps of a recorded call, with all values."""
 
     steps: list[Step] = field(default_factory=list)
     given: Values = field(default_factory=dict)
-    """Values that no step computed: parameters, buffers, inputs and constants."""
+    """The values that no step computes: parameters, buffers, inputs and constants."""
     names: dict[int, str] = field(default_factory=dict)
     """The names of parameters, buffers and inputs."""
     parameters: frozenset[int] = frozenset()
@@ -164,7 +165,7 @@ class Program:
         """Run all steps, and return all values.
 
         Args:
-            changes: for each changed step's number, a function that computes the new result.
+            changes: a function that computes the new result of each changed step, by the number of the step.
             given: tensors that replace some values of `self.given`, by index.
             precision: the dtype in which the steps compute; None for float64.
         """
@@ -223,7 +224,7 @@ class Program:
             yield step, now
 
     def run_one(self, step: Step, values: Values, changes: Mapping[int, Change], precision: Any) -> None:
-        """Run a step, or the change that replaces its result; add the results to `values`."""
+        """Run a step, or the change that replaces the step's result. Add the results to `values`."""
         self._put(step, values, changes, precision)
         if not getattr(step.func, "is_view", False):
             products = values[step.inputs[-2:][0]].shape[-1] if step.name in PRODUCTS else 0
@@ -244,7 +245,7 @@ class Program:
 
 
 def record_program(model: Any, inputs: Mapping[str, Any], call: Callable[[], Any]) -> Program:
-    """Record a call of a PyTorch module whose tensors and `inputs` are in float64.
+    """Record a call of a PyTorch module. The tensors of the module and the `inputs` must be in float64.
 
     Args:
         model: the module; its parameters and submodules name the program's values and steps.
@@ -256,7 +257,7 @@ def record_program(model: Any, inputs: Mapping[str, Any], call: Callable[[], Any
     modules = {id(module): name for name, module in model.named_modules()}
     kinds = {type(module) for module in model.modules() if next(module.parameters(), None) is not None}
     defined = (getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds)
-    recorder = Recorder(names, modules, set(filter(None, defined)))  # a class of a notebook has no file
+    recorder = Recorder(names, modules, set(filter(None, defined)))  # a class in a notebook has no file
     with modules_noted(recorder):
         return recorder.recorded(call, {name for name, _ in model.named_parameters()})
 
@@ -275,7 +276,7 @@ def float64_defaults() -> Iterator[None]:
 
 @contextlib.contextmanager
 def decomposed() -> Iterator[None]:
-    """Within the context, split fused attention and fused layers into operations that are recorded one by one."""
+    """Within the context, run fused attention and fused layers as separate operations."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with without_fast_path(), sdpa_kernel(SDPBackend.MATH), _with_one_mask():
@@ -287,7 +288,8 @@ ATTENTION_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_ca
 
 
 def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
-    """Merge `is_causal` into `attn_mask`: kernels of fused attention accept both, but the math backend does not."""
+    """Return a context in which a call of attention with both `is_causal` and `attn_mask` gets one mask. Fused kernels
+    accept both arguments, but the math backend does not."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -309,7 +311,7 @@ def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def modules_noted(recorder: Any) -> Iterator[None]:
-    """Keep the stack of running modules in `recorder.modules` within the context."""
+    """Within the context, keep a stack of the running modules in `recorder.modules`."""
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     enter = register_module_forward_pre_hook(lambda module, _: recorder.modules.append(module))
@@ -322,12 +324,12 @@ def modules_noted(recorder: Any) -> Iterator[None]:
 
 
 def executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation in float64; casts to other float dtypes become casts to float64."""
+    """Run an operation in float64. Casts to other float dtypes become casts to float64."""
     return executed(func, _mapped(args, _exact), _mapped(kwargs, _exact) if kwargs else kwargs, None)
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
-    """Run an operation in a precision (None means float64); convert float dtypes in its arguments to this precision."""
+    """Run an operation in a precision (None means float64). Replace float dtypes in the arguments by this precision."""
     import torch
 
     kinds = {*map(type, args), *map(type, kwargs.values())}
@@ -335,12 +337,12 @@ def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precisio
         args, kwargs = _converted(args, kwargs, precision)
     if len(args) > 2 and args[2] is True and "softmax" in str(func):  # a softmax that also casts to float32
         args = (args[0].double() if precision is None else args[0].float(), args[1], False)
-    # Make PyTorch divide integers in float64 if the program runs in float64.
+    # If the program runs in float64, PyTorch must also divide integers in float64.
     is_set = precision is not None or torch.get_default_dtype() == torch.float64
     with contextlib.nullcontext() if is_set else float64_defaults():
         result = func(*args, **kwargs)
     if _is_uninitialised(func) and result.is_floating_point():
-        result.fill_(math.nan)  # NaN reveals a later step that reads uninitialized memory
+        result.fill_(math.nan)  # NaN shows if a later step reads uninitialized memory
     return result
 
 
@@ -363,7 +365,7 @@ def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -
             if item in (torch.complex64, torch.complex128):
                 return torch.complex128 if is_exact else torch.complex64
             return target if item in others else item
-        if isinstance(item, float) and math.isfinite(item):  # a mask may use float64's lowest number
+        if isinstance(item, float) and math.isfinite(item):  # a mask may contain the lowest number of float64
             return min(max(item, lowest), -lowest)
         return item
 
@@ -371,7 +373,7 @@ def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -
 
 
 class Recorder:
-    """Adds each PyTorch operation that runs to a program.
+    """A recorder that adds each PyTorch operation to a program.
 
     Args:
         names: the names of tensors, by `id`.
@@ -400,7 +402,7 @@ class Recorder:
         self.count = 0
 
     def recorded(self, call: Callable[[], Any], learned: Collection[str]) -> Program:
-        """Record a call that returns the tensor to compare; `learned` contains the parameters' names."""
+        """Record a call that returns the tensor to compare. `learned` contains the names of the parameters."""
         import torch
 
         program = self.program
@@ -411,7 +413,7 @@ class Recorder:
         return program
 
     def index_of(self, tensor: Any) -> int:
-        """Return the index of a tensor; add the tensor to `given` if no step computed it."""
+        """Return the index of a tensor. If no step computed the tensor, add it to `given`."""
         if id(tensor) not in self.indices:
             index = self._new(tensor)
             self.program.given[index] = _exact(tensor.detach())
@@ -461,8 +463,8 @@ class Recorder:
         return index
 
     def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
-        """Return the key of the operation's position in the code, and the lines to report. The key includes a count,
-        because one expression may run the same operation several times."""
+        """Return a key of the operation's position in the code, and the lines to report. The key includes a count,
+        because an expression may run the same operation several times."""
         places = tuple(self.frames())
         key = tuple((id(code), at) for code, at in places)  # hashing a code object takes a microsecond
         if self.last[0] != key:
@@ -476,7 +478,7 @@ class Recorder:
 
 
 def _frames() -> Iterator[Place]:
-    """Yield the instructions on the stack, innermost first, up to the recorder's call of the port."""
+    """Yield the instructions on the stack, innermost first, that belong to the recorded call."""
     frame: Any = sys._getframe(4)
     while frame is not None and frame.f_code is not run.__code__:
         yield frame.f_code, frame.f_lasti
@@ -503,7 +505,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def filled(value: Any, values: Values) -> Any:
-    """Replace each `Ref` in a step's arguments by the tensor with its index."""
+    """Replace each `Ref` in a step's arguments by the tensor with this index."""
     kind = type(value)
     if kind is Ref:
         return values[value.index]

@@ -1,12 +1,12 @@
-"""Record PyTorch: every operation that reaches the dispatcher, from modules and functions.
+"""Record PyTorch: each operation that reaches the dispatcher, from modules and functions.
 
 For a composite operation, the record contains the operations that it calls; for example, `linear` calls `addmm`. For
 fused attention, the recorder also computes the scores and weights, in float64. Each output of an operation is recorded
 separately. During the recording, compiled modules run eagerly, and layers of `nn.Transformer` do not use their fast
-path. Both changes may affect rounding.
+path. Both may change rounding.
 
-Integers and bools are recorded only on request, but the record follows the data through them. The following are not
-recorded:
+Integers and bools are recorded only on request, but the inputs of later operations include the operations before them.
+The following are not recorded:
 
 - other threads
 - views of parameters
@@ -33,16 +33,16 @@ UNINITIALISED = ("aten.empty", "aten.new_empty")
 """Prefixes of the names of operations that return uninitialized memory."""
 
 SHAPE_ALONE = re.compile(r"_like\.|\.new_")
-"""Matches operations that read only the shape of their input, such as `zeros_like`."""
+"""A pattern of the operations that read only the shape of their input, such as `zeros_like`."""
 
 
 @contextlib.contextmanager
 def listening(record: Record) -> Iterator[None]:
-    """Record every PyTorch operation that this thread runs within the context."""
+    """Record each PyTorch operation that this thread runs within the context."""
     import torch
 
     with contextlib.ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # if Dynamo is not imported, no module is compiled
+        if "torch._dynamo" in sys.modules:  # without Dynamo, no module is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(without_fast_path())
         stack.enter_context(dispatched(functools.partial(recorded, record)))
@@ -52,7 +52,7 @@ def listening(record: Record) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_fast_path() -> Iterator[None]:
-    """Turn off the fused fast path of `nn.Transformer`'s layers within the context."""
+    """Within the context, turn off the fused fast path of the layers of `nn.Transformer`."""
     import torch
 
     before = torch.backends.mha.get_fastpath_enabled()
@@ -64,7 +64,7 @@ def without_fast_path() -> Iterator[None]:
 
 
 def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> Any:
-    """Return a context in which PyTorch calls `run(func, args, kwargs)` for every operation."""
+    """Return a context in which PyTorch calls `run(func, args, kwargs)` for each operation."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):
@@ -94,7 +94,7 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
     inputs = record.origins(read)
     result = func(*args, **kwargs)
     name, stack = str(func), record.sources.here()
-    if name.startswith("c10d."):  # a collective operation, which writes other processes' data into its first argument
+    if name.startswith("c10d."):  # a collective operation, which writes data of other processes into its first argument
         for place in _regions(args[0]):
             record.await_write(place, name, inputs, stack)
         return result
@@ -142,7 +142,7 @@ def _regions(value: Any) -> list[Region]:
 
 
 def _region(tensor: Any) -> Region | None:
-    """Return a tensor's memory; None for tensors without strided memory."""
+    """Return the memory of a tensor; None for tensors without strided memory."""
     import torch
 
     own_dispatch = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -168,11 +168,11 @@ def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
 
 
 def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ...]) -> Origins:
-    """Record the scores and weights of fused attention in float64; return the origins of the attention's output.
+    """Record the scores and weights of fused attention in float64, and return the origins of the attention's output.
 
-    `attention.scores` are scaled. `attention.biased_scores` exist only if an additive mask contains a bias.
-    `attention.masked_scores` are −∞ where a Boolean mask hides a key. If a mask hides all keys from a query, the
-    query's `attention.weights` are 0.
+    `attention.scores` are the scaled scores. `attention.biased_scores` exist only if an additive mask contains a
+    position bias. `attention.masked_scores` are −∞ where a Boolean mask hides a key. If all keys of a query are hidden,
+    its `attention.weights` are 0.
     """
     import torch
 
@@ -200,8 +200,8 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
 
 
 def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
-    """Find the position bias in an additive mask that also hides keys. Return the bias, and the index of the operation
-    that computed the bias. Where the mask hides no key, the mask equals the bias."""
+    """Find the position bias in an additive mask that also hides keys. The bias is a value from which the mask was
+    computed, and equals the mask where no key is hidden. Return the bias, and the index of its operation."""
     import torch
 
     added, waiting = mask.detach().cpu().double(), [*origins]

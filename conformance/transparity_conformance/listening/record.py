@@ -1,4 +1,5 @@
-"""The record of a run: the operations in order, and the data flow between them through views and in-place writes."""
+"""The record of a run: the operations in order, and the data flow between operations through views and in-place
+writes."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ class Region:
     """The memory of an array."""
 
     owner: int
-    """An identifier of the memory; an array and its views have the same owner."""
+    """An identifier of the memory, which is equal for an array and its views."""
     geometry: Hashable
     """The start, shape, strides and dtype. Arrays with the same owner and geometry have the same elements."""
     array: Any = field(compare=False)
     memory: Any = field(compare=False)
-    """The object that owns the memory. This field keeps the object alive, so that Python does not reuse its id."""
+    """The object that owns the memory. A reference keeps the object alive, so that Python does not reuse its id."""
 
 
 @dataclass
@@ -40,15 +41,15 @@ class _Memory:
     last: Origins = ()
     written: bool = False
     arriving: Operation | None = None
-    """An asynchronous write of other ranks' data; the record reads the data when an operation uses them."""
+    """An asynchronous write of data from other ranks. The record reads the data when an operation uses them."""
 
 
 class Record:
     """The operations of a run.
 
-    Integers and bools are left out unless `whole_numbers` is set. Values that would exceed the limit of `largest` bytes
-    in total are also left out. If an operation reads such a value, the inputs of this value become inputs of the
-    operation.
+    Integers and bools are left out unless `whole_numbers` is set. Values are also left out if all values together would
+    exceed `largest` bytes. If an operation reads a value that is left out, the inputs of this value become inputs of
+    the operation.
     """
 
     def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
@@ -60,7 +61,8 @@ class Record:
         self._awaited: dict[int, Region] = {}
 
     def numbers(self, array: np.ndarray) -> np.ndarray | None:
-        """Return a float64 copy, or None if the dtype is not recorded. Complex arrays get an axis (real, imaginary)."""
+        """Return a copy in float64, or None if the dtype is not recorded. A complex array gets an additional axis
+        (real, imaginary)."""
         if array.dtype.kind == "c":
             return np.stack([array.real, array.imag], -1).astype(np.float64)
         is_floating = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
@@ -71,12 +73,12 @@ class Record:
         return place.owner in self._memories
 
     def has(self, place: Region) -> bool:
-        """Return whether the record contains this array, and no later operation has modified the array's memory."""
+        """Return whether the record contains this array, and no later operation has modified its memory."""
         memory = self._memories.get(place.owner)
         return memory is not None and place.geometry in memory.parts
 
     def origins(self, places: Iterable[Region]) -> Origins:
-        """Return the operations that computed the current contents of these regions."""
+        """Return the indices of the operations that computed the current contents of regions."""
         found: set[int] = set()
         for place in places:
             memory = self._memories.get(place.owner)
@@ -85,7 +87,8 @@ class Record:
         return tuple(sorted(found))
 
     def settle(self, place: Region, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record the contents of an array that operations wrote in parts, under the name and line of the last write."""
+        """Record the contents of an array that operations wrote in parts, with the name and the line of the last
+        write."""
         memory = self._memories.get(place.owner)
         if memory is None or not memory.written or place.geometry in memory.parts:
             return
@@ -95,7 +98,7 @@ class Record:
             memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
 
     def add(self, name: str, value: np.ndarray | None, inputs: Origins, stack: tuple[Source, ...]) -> Origins:
-        """Record a value, and return its index; if the value is left out, return the indices of its inputs."""
+        """Record a value, and return its index. If the value is left out, return the indices of its inputs."""
         if value is None or value.size == 0 or len(self.operations) == MOST_OPERATIONS:
             return inputs
         if self.size + value.nbytes > self.largest:
@@ -105,26 +108,26 @@ class Record:
         return (len(self.operations) - 1,)
 
     def put(self, place: Region, origins: Origins) -> None:
-        """Record which operations created an array."""
+        """Store which operations created an array."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts[place.geometry] = origins
         if not memory.written:
             memory.last = memory.last or origins
 
     def write(self, place: Region, origins: Origins) -> None:
-        """Record which operation modified an array; forget other arrays in the same memory, which may have changed."""
+        """Store which operations modified an array. Forget other arrays in the same memory, which may have changed."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts = {place.geometry: origins}
         memory.last, memory.written, memory.arriving = origins, True, None
 
     def await_write(self, place: Region, name: str, inputs: Origins, stack: tuple[Source, ...]) -> None:
-        """Record that an asynchronous operation will write into an array after the call has returned."""
+        """Store that an asynchronous operation will write into an array after its call has returned."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts, memory.last, memory.written = {}, inputs, True
         memory.arriving = Operation(name, np.empty(0), inputs, stack)
         self._awaited[place.owner] = place
 
     def settle_awaited(self, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record other ranks' data that no operation of the run has read, because the run may return these data."""
+        """Record data from other ranks that no operation has read, because the run may return these data."""
         for place in self._awaited.values():
             self.settle(place, value)

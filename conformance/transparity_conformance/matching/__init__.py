@@ -1,1 +1,1 @@
-"""Find the values of one program in another program, which may order axes differently."""
+"""Find the values of one program among the values of another program, which may order axes differently."""

@@ -1,4 +1,4 @@
-"""Convert a port's recorded values to the form of the reference, so that the two can be compared.
+"""Convert a port's recorded values to the form of the reference, for a comparison.
 
 A port may loop over heads, rows or tokens, repeat heads, mask scores or preallocate buffers.
 """
@@ -20,8 +20,9 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operation]:
-    """Stack the iterations of each loop over heads, rows or tokens. Code counts as a loop if it runs as often as the
-    probe has heads, rows or tokens. An iteration may read results of earlier iterations, for example from a cache."""
+    """Stack the iterations of each loop over heads, rows or tokens. Repeated code is a loop if the number of iterations
+    is the number of heads, rows or tokens of the probe. An iteration may read results of earlier iterations, for
+    example from a cache."""
     rows, lengths = len(next(iter(probe.inputs.values()))), lengths_of(probe.config, probe.inputs)
     return stacked(operations, [(rows, length) for length in lengths.values()], {probe.config.num_heads})
 
@@ -29,7 +30,8 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack loops. `tokens` has (batch, length) of each input, and `heads` the possible numbers of heads."""
+    """Stack the iterations of loops. `tokens` contains (batch, length) of each input, and `heads` the possible numbers
+    of heads."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -43,7 +45,7 @@ def stacked(
 
 
 def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -> list[Operation]:
-    """Return one operation for each group, with the inputs of all its members; drop operations outside the groups."""
+    """Return one operation for each group of indices, with the inputs of all members. Drop operations in no group."""
     numbers: dict[int, frozenset[int]] = {}
     group_of = {index: new for new, group in enumerate(groups) for index in group}
     for index, operation in enumerate(operations):
@@ -64,7 +66,7 @@ def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -
 
 
 def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
-    """Stack values on a new first axis, and pad shorter values with zeros at the end."""
+    """Stack values on a new first axis; pad shorter values with zeros at the end."""
     result = np.zeros((len(values), *(max(sizes) for sizes in zip(*(value.shape for value in values), strict=True))))
     for turn, value in enumerate(values):
         part: tuple[int | slice, ...] = (turn, *map(slice, value.shape))
@@ -73,8 +75,9 @@ def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tuple[int, ...]]:
-    """Group the operations of a port that is called token by token; return no groups for other ports. The calls may
-    differ in the operations that read and write a cache."""
+    """Group the operations of a port that is called token by token: each group contains the same operation in all
+    calls. Operations that occur only in some calls, for example for a cache, are in no group. Return [] for other
+    ports."""
     keys = [_key(each) for each in operations]
     for key in dict.fromkeys(keys):
         begins = [index for index, each in enumerate(keys) if each == key]
@@ -94,7 +97,8 @@ def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tu
 
 
 def _groups(operations: Sequence[Operation], counts: Collection[int]) -> Iterator[tuple[int, ...]]:
-    """Yield, for each operation in a loop's body, its indices in all iterations; outside loops, a single index."""
+    """Yield the indices of each operation of a loop's body in all iterations. Yield a single index for an operation
+    outside of loops."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(map(_key, operations)))}
     ids = np.array([numbers[_key(each)] for each in operations])
     begin = 0
@@ -109,8 +113,8 @@ def _key(operation: Operation) -> tuple[object, ...]:
 
 
 def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
-    """Return (body length, iterations) of the loop at `begin` with the shortest body, or (1, 1). A repeated single
-    operation is no loop, because splitting an array also records one operation per part."""
+    """Return (length of the body, number of iterations) of the loop at `begin` with the shortest body, or (1, 1)
+    without a loop. A single repeated operation is no loop, because splitting an array also repeats an operation."""
     rest = ids[begin:]
     for period in np.flatnonzero(rest[: len(rest) // 2 + 1] == rest[0])[1:].tolist():
         if period == 1 or rest[1] != rest[period + 1]:
@@ -124,7 +128,8 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether iterations have equal shapes, and read only values before the loop or from earlier in its body."""
+    """Return whether all iterations have values of equal shapes, and read only values before the loop or earlier in the
+    body."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:
@@ -135,8 +140,8 @@ def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: in
 
 
 def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
-    """Remove repetitions: if an axis has `heads` heads that repeat `shared` heads, keep each head once."""
-    if shared == heads or not value.size or value.min() == value.max():  # constants equal their repetition
+    """If an axis has `heads` heads, which repeat `shared` heads, keep each head only once."""
+    if shared == heads or not value.size or value.min() == value.max():  # repeating a constant has no effect
         return value
     for axis in [axis for axis, size in enumerate(value.shape) if size == heads]:
         grouped = value.reshape(*value.shape[:axis], shared, heads // shared, *value.shape[axis + 1 :])
@@ -147,8 +152,8 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
-    """Return an operation's scores, with each masked score replaced by the score before masking. If the port scales
-    masked scores, or adds a position bias together with the mask, scale the inserted scores and add the bias, too."""
+    """Return an operation's scores, in which each masked score is replaced by the score before the mask. If the port
+    scales the scores after the mask, or adds a position bias with the mask, so do the inserted scores."""
     value, before = operations[index].value, _scores_before(operations, index)
     if before is None:
         return value
@@ -159,7 +164,8 @@ def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
 
 
 def with_biases(operations: Sequence[Operation]) -> list[Operation]:
-    """Restore the scores before the mask, if a port adds a position bias only together with the mask."""
+    """If a port adds a position bias only together with the mask, replace these scores by the biased scores without the
+    mask."""
     found = list(operations)
     for index, each in enumerate(operations):
         before = _scores_before(operations, index)
@@ -173,7 +179,8 @@ def hides(scores: np.ndarray) -> np.ndarray:
 
 
 def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
-    """Return the index of the scores from which masked scores were computed; None if the value has no masked scores."""
+    """Return the index of the unmasked scores from which masked scores were computed; None if the value has no masked
+    scores."""
     value = operations[index].value
     hidden = hides(value)
     waiting = list(operations[index].inputs) if hidden.any() and not hidden.all() else []
@@ -190,7 +197,8 @@ def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
 
 
 def _biased(operations: Sequence[Operation], index: int, before: int) -> np.ndarray | None:
-    """Return the scores `before` plus a value that the mask adds, if visible keys then have the value of `index`."""
+    """Return the scores `before` plus the position bias that is added with the mask; None without a bias. The visible
+    scores of `index` determine which recorded value is the bias."""
     value, scores = operations[index].value, operations[before].value
     seen = ~hides(value)
     added, tolerance = value[seen] - scores[seen], epsilon("float32") ** 0.5 * float(np.abs(value[seen]).max())
@@ -207,7 +215,7 @@ def _hides_none(value: np.ndarray) -> bool:
 
 
 def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> float | None:
-    """Return the constant c for which value = c · unmasked in the visible scores; None if there is no such constant."""
+    """Return the constant c for which value = c · unmasked at visible keys; None if no constant fits."""
     one, other = unmasked[seen], value[seen]
     multiple = float(one @ other / (one @ one)) if one.any() else 1.0
     tolerance = epsilon("float32") ** 0.5 * float(np.abs(other).max())
@@ -215,8 +223,8 @@ def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> floa
 
 
 def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
-    """Remove the unused positions of preallocated buffers. Attention weights reveal a buffer: the weights of unused
-    positions are 0 in every row. Each axis as long as the buffer is cut if its unused positions are constant."""
+    """Remove the unused positions of preallocated buffers. Attention weights of unused positions are 0 in each row,
+    which shows the length of a buffer. An axis of this length is cut if the unused positions are constant."""
     buffers: dict[int, np.ndarray] = {}
     for each in operations:
         size = each.value.shape[-1] if each.value.ndim > 2 else 0
@@ -230,7 +238,8 @@ def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -
 
 
 def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
-    """Return which keys have a positive attention weight in some row; None if the value is not attention weights."""
+    """Return a mask of the keys with a positive attention weight in some row; None if the value is not attention
+    weights."""
     with np.errstate(invalid="ignore"):
         if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
             return None

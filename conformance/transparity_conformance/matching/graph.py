@@ -1,4 +1,4 @@
-"""Searches in data-flow graphs of numbered operations, and in sequences of operations."""
+"""Search data-flow graphs of numbered operations, and sequences of operations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 
 def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known: Collection[int] = ()) -> set[int]:
-    """Return the nodes `ends` and their ancestors, but stop before `known` nodes. `given` returns a node's inputs."""
+    """Return the nodes `ends` and their ancestors. The search stops at `known` nodes, which are not returned. `given`
+    returns the inputs of a node."""
     seen = set(ends)
     waiting = list(seen)
     while waiting:
@@ -21,7 +22,8 @@ def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known:
 def leading_nowhere(
     nodes: Collection[int], is_goal: Callable[[int], bool], readers: Callable[[int], Iterable[int]]
 ) -> set[int]:
-    """Return the nodes, numbered in execution order, whose values reach no goal. `readers` returns a node's readers."""
+    """Return the nodes whose values reach no goal. Nodes are numbered in execution order, and `readers` returns the
+    nodes that read a node."""
     leading = set[int]()
     for node in sorted(nodes, reverse=True):
         if not leading.isdisjoint(readers(node)) or is_goal(node):
@@ -38,7 +40,7 @@ def readers_of(inputs: Sequence[Iterable[int]]) -> dict[int, list[int]]:
 
 
 def made_from(inputs: Sequence[Iterable[int]], marks: Callable[[int], int] = lambda index: 1 << index) -> list[int]:
-    """Return, for each node, the union of the `marks` of the node and all its ancestors; marks are bits of an int."""
+    """Return the union of the `marks` of each node and all its ancestors. Marks are the bits of an int."""
     sets: list[int] = []
     for index, given in enumerate(inputs):
         sets.append(functools.reduce(operator.or_, (sets[each] for each in given), marks(index)))
@@ -46,7 +48,7 @@ def made_from(inputs: Sequence[Iterable[int]], marks: Callable[[int], int] = lam
 
 
 def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return the index pairs of a longest common subsequence. If several exist, prefer pairs of late elements."""
+    """Return the index pairs of a longest common subsequence. Among several, return pairs of late elements."""
     ends, end = (len(one), len(other)), _alike(one[::-1], other[::-1])
     begin = _alike(one[: ends[0] - end], other[: ends[1] - end])
     same = [(i, i) for i in range(begin)]

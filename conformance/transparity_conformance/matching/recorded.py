@@ -20,13 +20,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a port stores an activation: axes split into `split`, permuted by `order`, and merged to the port's shape."""
+    """How a port stores an activation: the axes are split into `split`, permuted by `order`, and merged to the port's
+    shape."""
 
     ours: Shape
     split: Shape
     order: tuple[int, ...]
     features: tuple[int, ...] = ()
-    """For each feature of the reference, the index of this feature in the port; empty if the orders are equal."""
+    """The index of each feature of the reference in the port; empty if both have the same order."""
 
     @property
     def is_in_order(self) -> bool:
@@ -40,7 +41,8 @@ class Layout:
 
 @functools.lru_cache(maxsize=2**14)
 def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
-    """Return all layouts of `ours` in the port's shape, least permuted first; features may be split into heads."""
+    """Return all layouts of an array with the shape `ours` in the shape `theirs`, with the fewest permuted axes first.
+    Features may be split into `heads`."""
     if math.prod(ours) != math.prod(theirs):
         return ()
     found = [
@@ -56,7 +58,8 @@ def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
 
 
 def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]]:
-    """Yield the axes in every order, also split into heads, or with interleaved halves of features."""
+    """Yield (split axes, order) for each order of the axes. Features may also be split into heads, or into interleaved
+    halves."""
     splits = [ours]
     if len(ours) == 3 and heads > 1 and ours[-1] % heads == 0:
         splits.append((*ours[:-1], heads, ours[-1] // heads))
@@ -69,7 +72,7 @@ def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]
 
 
 def _merges(permuted: list[int], theirs: Shape) -> bool:
-    """Return whether the shape `theirs` results from merging neighboring axes of `permuted`; ignore axes of size 1."""
+    """Return whether merging neighboring axes of `permuted` gives the shape `theirs`. Axes of size 1 do not count."""
     remaining = iter(size for size in permuted if size != 1)
     for size in (size for size in theirs if size != 1):
         product = 1
@@ -81,18 +84,18 @@ def _merges(permuted: list[int], theirs: Shape) -> bool:
 
 
 HALF_OF_THE_DIGITS = 0.5
-"""Two arrays count as the same activation if they agree in this share of the precision's digits. Rounding changes fewer
-than half of the digits, and unrelated values agree in almost none."""
+"""Two arrays count as the same activation if they agree in this share of the digits of the precision. Rounding changes
+fewer than half of the digits; unrelated values agree in almost no digits."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """The place of a reference value in the port: an operation's index, and the layout of the operation's value."""
+    """A value of the reference in the port: the index of an operation, and the layout of the operation's value."""
 
     index: int
     layout: Layout
     distance: float = 0.0
-    """The largest absolute difference, divided by the largest element of the reference's value."""
+    """The largest absolute difference, relative to the largest element of the reference's value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,12 +116,13 @@ class Recorded:
 
     @functools.cached_property
     def keys(self) -> tuple[Hashable, ...]:
-        """Return the name and the source line of each operation. Layers that share their code have the same keys."""
+        """The name and the source line of each operation, which are equal in layers that run the same code."""
         return (*((each.name, each.source) for each in self.operations), "answer")
 
     @functools.cached_property
     def made_answer(self) -> tuple[int, ...]:
-        """Return the index of the last operation whose value equals the call's result, or () without such a value."""
+        """The index of the last operation whose value equals the call's result, as a tuple; () without an equal
+        value."""
         last = range(len(self.operations) - 1, -1, -1)
         flat = np.ravel(self.answer)
         alike = (index for index in last if self.operations[index].value.size == flat.size)
@@ -136,8 +140,8 @@ class Recorded:
 
     @functools.cached_property
     def prints(self) -> dict[int, np.ndarray | None]:
-        """Return the fingerprint of each operation's value. Integers that are computed from fractions, such as indices
-        of experts, have none, because they may be equal by chance."""
+        """The fingerprint of each operation's value. Integers that are computed from fractions, such as indices of
+        experts, have no fingerprint, because they may be equal by chance."""
         found, has_fraction = dict[int, np.ndarray | None](), set[int]()
         for index, each in enumerate(self.operations):
             is_whole = np.array_equal(each.value, np.round(each.value))
@@ -148,7 +152,7 @@ class Recorded:
 
     @functools.cached_property
     def rounded(self) -> dict[str, list[np.ndarray]]:
-        """Return, for bfloat16 and float16, the recorded values that this precision represents exactly."""
+        """The recorded values that bfloat16 and float16 each represent exactly."""
         values = [self.operations[i].value for i in sorted(self.relevant) if self.prints[i] is not None]
         with np.errstate(over="ignore"):
             return {
@@ -173,7 +177,7 @@ class Recorded:
 
     @property
     def tolerance(self) -> float:
-        """Return the largest relative difference at which two values count as the same activation."""
+        """The largest relative difference of two values that count as the same activation."""
         return epsilon(self.dtype) ** HALF_OF_THE_DIGITS
 
     def leads_to(self, index: int, later: int) -> bool:
@@ -181,7 +185,7 @@ class Recorded:
         return bool(self._made_from[later] >> index & 1)
 
     def sketch(self, index: int) -> np.ndarray:
-        """Return a value's sorted elements, which do not depend on the order of axes."""
+        """Return the sorted elements of a value, which do not depend on the order of axes."""
         if index not in self._sketches:
             self._sketches[index] = np.sort(self.values[index], axis=None)
         return self._sketches[index]
@@ -191,13 +195,15 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values contain the same elements, in any order. Masks of 0 and one number never match."""
+        """Return whether two values contain the same elements, in any order. A value of only 0 and one other number
+        never matches."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield the `indices` of values with the elements of `ours` in any order, unless no element is finite."""
+        """Yield the `indices` of values that contain the elements of `ours` in any order. If no element is finite,
+        yield nothing."""
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)
@@ -210,7 +216,8 @@ class Recorded:
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """Return the nearest match after `after` for which `may_be` is true; among about equal distances, the first."""
+        """Return the nearest match after the index `after` that `may_be` accepts. A later match must be at least twice
+        as near."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):
@@ -228,7 +235,8 @@ class Recorded:
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield the port's values in each layout of `ours`; skip duplicates, constants and infinite values."""
+        """Yield each value of the port that fits a layout of `ours`, except duplicates, constants and values with
+        infinities."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]
@@ -241,8 +249,8 @@ class Recorded:
 
 
 def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
-    """Return whether two arrays differ by at most `allowed`; equal infinities and two NaNs do not differ."""
-    if one.size and one.shape == other.shape:  # a quick test: most unequal pairs already differ in the middle
+    """Return whether two arrays differ by at most `allowed`. Equal infinities do not differ, nor do two NaNs."""
+    if one.size and one.shape == other.shape:  # a quick test, because most unequal pairs differ in the middle
         middle = one.size // 2
         if abs(one.item(middle) - other.item(middle)) > allowed and one.item(middle) != other.item(middle):
             return False
@@ -257,7 +265,7 @@ def largest(value: np.ndarray) -> float:
 
 
 def _distance(found: np.ndarray, expected: np.ndarray, scale: float) -> float:
-    """Return the largest absolute difference, divided by `scale`; two NaNs do not differ."""
+    """Return the largest absolute difference, divided by `scale`. Two NaNs do not differ."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(found - expected)
     difference = float(np.where(np.isnan(found) & np.isnan(expected), 0.0, apart).max(initial=0.0))

@@ -1,4 +1,4 @@
-"""Compare values whose axes may have different orders."""
+"""Compare values whose axes may be in different orders."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ HUGE = 1e30
 
 
 def fingerprint(value: Any) -> np.ndarray | None:
-    """Return a value's sorted elements, which identify the value in any order of axes. All masked scores become one
-    number. Return None if the value has fewer than three different elements, such as a mask, or contains NaN."""
+    """Return the sorted elements of a value, which identify the value in any order of axes. All masked scores become
+    one number. Return None if the value has fewer than three different elements, as a mask does, or contains NaN."""
     numbers = numbers_of(value)
     if numbers.size < 2:
         return None
@@ -46,7 +46,7 @@ def same_numbers(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 class Known:
-    """Fingerprints, grouped by size, so that equal values are found quickly."""
+    """Fingerprints by size, to find equal values quickly."""
 
     def __init__(self, prints: Mapping[int, np.ndarray | None]) -> None:
         by_size: dict[int, dict[int, np.ndarray]] = {}
@@ -56,7 +56,7 @@ class Known:
         self._groups = {size: (np.array([*rows]), np.stack([*rows.values()])) for size, rows in by_size.items()}
 
     def equal_to(self, value: Any, share: float) -> list[int]:
-        """Return the indices of fingerprints that differ from a value by at most `share` of its largest element."""
+        """Return the indices of the fingerprints that differ from a value by at most `share` of its largest element."""
         size = value.size if isinstance(value, np.ndarray) else value.numel() * (1 + value.is_complex())
         if size not in self._groups:
             return []
@@ -84,7 +84,7 @@ def plain(numbers: np.ndarray) -> np.ndarray:
 
 def apart(one: np.ndarray, other: np.ndarray, kept: np.ndarray | None = None) -> np.ndarray:
     """Return the absolute difference of each pair of elements, or infinity if the shapes differ. The difference is 0
-    for two masked scores, for two NaNs, and outside of `kept`."""
+    for two masked scores, for two NaNs, and where `kept` is false."""
     found = np.abs(less(plain(one), plain(other)))
     return found if kept is None or found.shape != kept.shape else np.where(kept, found, 0.0)
 
@@ -96,7 +96,8 @@ def largest(numbers: np.ndarray) -> float:
 
 
 def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | None = None) -> bool:
-    """Return whether two values differ by at most `share` of the largest element; compare only elements of `kept`."""
+    """Return whether two values differ by at most `share` of the largest element. Compare only elements where `kept` is
+    true."""
     a = numbers_of(ours)
     if a.size != theirs.size:
         return False

@@ -1,1 +1,1 @@
-"""Claims about backends, the tests that check each claim for each installed backend, and their pytest plugin."""
+"""Claims about backends, the tests of each claim for each installed backend, and a pytest plugin."""

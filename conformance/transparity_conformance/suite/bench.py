@@ -1,4 +1,4 @@
-"""The bench on which claims are tested: a backend with a dtype, a device and a mode, and a cache of its models."""
+"""The bench of a claim: the tested backend with its dtype, device and mode, and a cache of its models."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ class Bench:
         self.parts = parts if build else harness(subject.backend)
         self._forwards: dict[tuple[Any, ...], tuple[Arrays, Forward]] = {}
         self.traced = functools.cache(lambda probe: self.forward(probe.config, probe.parameters)(**probe.inputs))
-        """Returns all activations on a probe, computed by the traced path, which records activations."""
+        """A function (probe) → all activations, computed by the traced path, which records activations."""
         self.logits = functools.cache(lambda probe: self.forward(probe.config, probe.parameters).logits(**probe.inputs))
-        """Returns the logits on a probe, computed by the fast path, which records nothing."""
+        """A function (probe) → logits, computed by the fast path, which records nothing."""
         self.over = functools.cache(self._over)
 
     def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
-        """Return the backend's model, cached unless large. `held` has other precisions for weights or activations."""
+        """Return the backend's model, which is cached unless it is large. `held` may contain precisions of `weights`
+        and `activations`."""
         subject = self.subject
         how: dict[str, Any] = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode, **held}
         if is_large(parameters):
@@ -53,13 +54,13 @@ class Bench:
 
     @property
     def harness(self) -> Harness:
-        """The harness; only claims that are declared with `harness=True` may use it."""
+        """The harness, which only claims with `harness=True` may use."""
         assert self.parts is not None, "a claim that uses the harness must be declared with harness=True"
         return self.parts
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
-        """Return a bench for one claim, which shares this bench's models. If `harness` is false, the new bench has no
-        harness."""
+        """Return a bench for one claim that shares the models of this bench. If `harness` is false, the new bench has
+        no harness."""
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same
@@ -74,7 +75,8 @@ class Bench:
         return Bench(self.subject, RemoteBackend(self.backend, parts, data, tensor))
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context in which float32 matrix products have full precision, if the backend has a harness."""
+        """Return a context in which float32 matrix products have full precision. Without a harness, the context has no
+        effect."""
         return self.parts.pinned() if self.parts else nullcontext()
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -85,7 +87,7 @@ class Bench:
 
     @property
     def fast_cases(self) -> tuple[str, ...]:
-        """The presets whose fast path is tested. In an unusual mode, these are three presets, to save compile time.
+        """The presets whose fast path is tested. In an unusual mode, three presets are tested, to save compile time.
 
         The slow claim `precision.taps_in_every_precision` tests all presets in every mode.
         """
@@ -93,10 +95,9 @@ class Bench:
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
-        """The presets whose traced path is tested. In an unusual mode, this is one preset; otherwise, these are all
-        presets.
+        """The presets whose traced path is tested: one preset in an unusual mode, otherwise all presets.
 
-        A traced path takes many seconds to compile.
+        The traced path of a preset takes many seconds to compile.
         """
         return tuple(PRESETS) if self._usual else ("pre-norm",)
 
@@ -107,7 +108,7 @@ class Bench:
         return self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
 
     def same(self, case: str, function: str, arrays: Arrays, where: str = "result", **named: Any) -> ClaimEvidence:
-        """Compare a function of the backend with the reference's function, on the same arrays."""
+        """Compare a function of the backend with the reference's function on the same arrays."""
         oracle = function_oracle(function, arrays, **named)
         return self.evidence(case).oracle(oracle, where, self.function(function)(*arrays.values(), **named), "result")
 
@@ -116,7 +117,8 @@ class Bench:
 
 
 class ClaimRecord:
-    """Compares values, as evidence for one claim in one case. Budgets are for `dtype` (default: the subject's)."""
+    """Comparisons of values that are evidence for one claim in one case. Budgets are for `dtype` (default: the
+    subject's)."""
 
     def __init__(self, claim: str, subject: BackendSubject, case: str, dtype: str = "") -> None:
         self.claim, self.subject, self.case, self.dtype = claim, subject, case, dtype or subject.dtype
@@ -138,7 +140,7 @@ class ClaimRecord:
         return self.within(where, actual, oracle.expected[name], oracle.budget(name, self.dtype))
 
     def taps(self, oracle: Oracle, taps: Mapping[str, Any], where: str = "{}") -> Iterator[ClaimEvidence]:
-        """Compare all values of the oracle with `taps`; a missing value counts as wrong."""
+        """Compare `taps` with all values of the oracle; a missing value counts as wrong."""
         for name in oracle.expected:
             yield self.oracle(oracle, where.format(name), taps.get(name, np.empty(0)), name)
 

@@ -59,8 +59,7 @@ def benches() -> Callable[[BackendSubject], Bench]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Add the environment to the ledger, which contains the evidence; an xdist worker sends the ledger to the
-    controller."""
+    """Add the environment to the ledger with the evidence. An xdist worker then sends the ledger to the controller."""
     ledger = session.config.stash[LEDGER]
     if ledger.evidence:
         ledger.environment |= environment(ledger)
@@ -88,7 +87,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     from transparity_conformance.report.agreement.view import Agreement, write_html, write_json
     from transparity_conformance.suite.claims import all_claims
 
-    # Sort rows by claim and columns by backend (the reference last), because evidence from xdist has no fixed order.
+    # Evidence from xdist has no fixed order, so sort rows by claim and columns by backend, with the reference last.
     claims = {name: place for place, name in enumerate(all_claims())}
     order = [*(name for name in named() if name != REFERENCE), REFERENCE]
     backends = {name: place for place, name in enumerate(order)}

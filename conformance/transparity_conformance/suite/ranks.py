@@ -1,4 +1,4 @@
-"""Run a `transparity.protocol.Backend` on several ranks: call every rank, and require the same result from all ranks.
+"""Run a `transparity.protocol.Backend` on several ranks. All ranks must return the same result.
 
 The processes start once, with the environment variables of a launcher such as torchrun, and then run many tasks.
 """
@@ -28,17 +28,16 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.ranks import environments
 
 PATIENCE = 120.0
-"""The seconds to wait for replies. If a rank has stopped, the others may wait forever in collective operations."""
+"""The seconds to wait for replies. If a rank has stopped, other ranks may wait forever in collective operations."""
 
 AFTER_A_FAILURE = 2.0
 """The seconds to wait for the other ranks' replies after a rank has failed."""
 
 ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-"""Environment variables that hide GPUs, because there is rarely a GPU for each rank."""
+"""Environment variables that hide GPUs, because a machine rarely has a GPU for each rank."""
 
 Task = Callable[..., Any]
-"""A function to run on a rank. The function takes the rank's state and other arguments; its result must be picklable.
-"""
+"""A function to run on a rank. Its arguments are the rank's state and other values; its result must be picklable."""
 
 
 @dataclass
@@ -49,7 +48,7 @@ class State:
 
 
 class RanksError(RuntimeError):
-    """A rank has exited or does not reply, or ranks return different results."""
+    """Raised if a rank has exited or does not reply, or if ranks return different results."""
 
 
 class Ranks:
@@ -84,7 +83,8 @@ class Ranks:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
-        """Run a task on all ranks, and return the results. If a rank fails, raise its error; if it hangs, stop all."""
+        """Run a task on all ranks, and return the results. If a rank fails, raise its error. If a rank does not reply,
+        stop all ranks."""
         if not self.connections:
             raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
         try:
@@ -105,7 +105,7 @@ class Ranks:
 
     def stop(self) -> None:
         for process in self.processes:
-            if process.is_alive():  # another process may have got the id of an ended process
+            if process.is_alive():  # another process may have the id of an ended process
                 process.terminate()
             process.join()
         for connection in self.connections:
@@ -113,7 +113,8 @@ class Ranks:
         self.connections, self.processes = [], []
 
     def _answers(self) -> dict[int, tuple[bool, Any]]:
-        """Return the replies that arrive in time; after a rank has failed, wait only a short time for the others."""
+        """Return the replies that arrive in time. After a rank has failed, wait only a short time for the other
+        ranks."""
         answers: dict[int, tuple[bool, Any]] = {}
         until = time.monotonic() + PATIENCE
         while len(answers) < len(self.connections) and (left := until - time.monotonic()) > 0:
@@ -140,7 +141,7 @@ def _serve(connection: Connection, state: State, variables: dict[str, str]) -> N
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return the error if it can be pickled, and otherwise a `RanksError` with its message."""
+    """Return the error if it can be pickled; otherwise, return a `RanksError` with the error's message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - any error of a framework
@@ -149,7 +150,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 MOST_RANKS = 4
-"""The number of launched ranks. Smaller meshes use the first ranks, so that a single launch is enough."""
+"""The number of launched ranks. A smaller mesh uses the first ranks, so a single launch is enough."""
 
 HANDLES = itertools.count()
 LAUNCHED: dict[str, Ranks] = {}
@@ -184,7 +185,7 @@ class RemoteBackend:
 
 
 class RemoteForward:
-    """A `transparity.protocol.Forward` on ranks. Caches stay on the ranks, and the caller gets a number for each."""
+    """A `transparity.protocol.Forward` on ranks. Caches stay on the ranks; the caller gets a number for each cache."""
 
     def __init__(self, ranks: Ranks, handle: int) -> None:
         self.ranks, self.handle = ranks, handle
@@ -219,7 +220,7 @@ def _make(
 
 
 def _backend(state: State, mesh: tuple[int, int]) -> Any:
-    """Return the backend on a mesh; all ranks must build it, even ranks outside of the mesh."""
+    """Return the backend on a mesh. All ranks must build the backend, even ranks outside of the mesh."""
     if mesh not in state.objects:
         state.objects[mesh] = importlib.import_module(state.module).ShardedBackend(*mesh)
     return state.objects[mesh]
@@ -228,9 +229,9 @@ def _backend(state: State, mesh: tuple[int, int]) -> Any:
 def _call(
     state: State, handle: int, kept: int, method: str, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[str, Any] | None:
-    """Call a method; return a hash of the result and, on the first rank, the result. Outside of the mesh, return None.
+    """Call a method. Return a hash of the result, and the result on the first rank. Outside of the mesh, return None.
 
-    If the result contains a cache, keep the cache on the rank, and return the number `kept` in its place.
+    If the result contains a cache, keep the cache on the rank, and return the number `kept` instead.
     """
     if handle not in state.objects:
         return None

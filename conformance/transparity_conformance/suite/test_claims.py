@@ -1,4 +1,4 @@
-"""Test every claim about every subject (backend, dtype, device, mode); the results form the agreement matrix."""
+"""Test each claim for each subject (backend, dtype, device, mode). The results form the agreement matrix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def name_of(claim: Claim, subject: BackendSubject) -> str:
-    """Return a test id: `masks.causal-pytorch-float32-eager`, or with all cases, `generation.greedy-in-full-…`."""
+    """Return a test id such as `masks.causal-pytorch-float32-eager`; with all cases, such as
+    `generation.greedy-in-full-…`."""
     in_full = claim != all_claims()[claim.name]
     return f"{claim.name}{'-in-full' * in_full}-{subject}".replace(" ", "-")
 

@@ -1,4 +1,4 @@
-"""Test backends on random configurations; hypothesis reduces a failure to a small configuration."""
+"""Test backends on random configurations. Hypothesis reduces a failure to a small configuration."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from transparity_conformance.suite.bench import ClaimRecord
 from transparity_conformance.suite.plugin import Ledger
 
 EXAMPLES = {"flax": (8, 30)}
-"""The numbers of random configurations in the quick and the full suite; few for Flax, because XLA compiles every shape.
-"""
+"""The numbers of random configurations in the quick and the full suite. Flax has few, because XLA compiles each
+shape."""
 
 
 def drawn_evidence(
@@ -49,7 +49,7 @@ def test_drawn_configurations_agree(name: str, effort: str, ledger: Ledger) -> N
     def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:
         config, seed, inputs = model
         evidence = drawn_evidence(backend(name), config, seed, inputs)
-        ledger.evidence += evidence  # before the assertion, so that the matrix shows disagreements, too
+        ledger.evidence += evidence  # before the assertion, so that the matrix also shows wrong results
         wrong = [str(item) for item in evidence if not item.agrees]
         shown = {key: tokens.tolist() for key, tokens in inputs.items()}
         assert not wrong, f"{wrong[0]}\n{config.to_json()}weights: probe_parameters(config, {seed})\ninputs: {shown}"

@@ -57,8 +57,7 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return the changes of a field: all other choices, or all operations. If the value is None or False, return no
-    changes."""
+    """Return the changes of a field: all other choices, or all operations. Return no changes if the feature is off."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
     if name == "layer_types":  # `layer_overrides` changes, too
         return [(name, "alike")] if value else []

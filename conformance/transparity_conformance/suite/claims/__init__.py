@@ -23,7 +23,7 @@ from transparity_conformance.report.comparison import BackendSubject, ClaimEvide
 from transparity_conformance.suite.bench import Bench
 
 Check = Callable[..., Iterator[ClaimEvidence]]
-"""A function of a bench that yields evidence; if the claim is about several cases, its second argument is `cases`."""
+"""A function (bench) → evidence. If the claim is about several cases, the function also takes `cases`."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Claim:
     says: str
     check: Check
     full: Claim | None = None
-    """The same claim with all cases, for the slow suite; None if the quick suite already tests all cases."""
+    """The claim with all cases, for the slow suite; None if the quick suite already tests all cases."""
     dtypes: tuple[str, ...] = EVERY
     of_reference: bool = False
-    """Whether the claim is also tested for the reference, because the expected values do not come from it."""
+    """Whether the claim is also tested for the reference: the expected values must not come from the reference."""
     compiled: bool = False
-    """Whether the claim runs whole models, and is tested in every mode."""
+    """Whether the claim runs whole models, and is therefore tested in every mode."""
     quick: tuple[str, ...] = EVERY
     """The dtypes in which the quick suite tests the claim."""
     needs: tuple[str, ...] = ()
-    """Packages with which the claim compares the reference."""
+    """The packages with which the claim compares the reference."""
     harness: bool = False
-    """Whether the claim is about single functions or modules, to which a harness gives access."""
+    """Whether the claim is about single functions or modules, which only a harness can call."""
     sharded: bool = False
     """Whether the claim is about a backend on several ranks."""
 
@@ -96,7 +96,7 @@ def claim(
 
 
 def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], Check]:
-    """Turn a function that tests one preset into a claim's function, which tests every preset in `cases`.
+    """Decorate a function that tests one preset, so that it tests each preset in `cases`.
 
     The decorated function takes the bench, the preset's probe with the name `probe`, and a `ClaimRecord`. `cases` may
     also be the name of an attribute of the bench.
@@ -123,7 +123,7 @@ def all_claims() -> dict[str, Claim]:
 
 
 def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
-    """Yield every subject of a backend, and whether its mode is the first mode, which is the default.
+    """Yield each subject of a backend, and whether its mode is the backend's first mode, which is the default.
 
     All dtypes are tested in the first mode. Other modes are tested only in the first dtype, and not in the quick suite.
     """
@@ -135,9 +135,10 @@ def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
 
 
 def cases(name: str) -> Iterator[tuple[Claim, BackendSubject, bool]]:
-    """Yield each claim with each subject of a backend to which it applies, and whether the quick suite tests the pair.
+    """Yield each claim with each subject of a backend to which the claim applies, and whether the quick suite tests
+    this pair.
 
-    If a claim has more cases than the quick suite tests, yield the claim with few cases, and again with all cases.
+    If the quick suite tests only some cases of a claim, yield the claim with these cases, and again with all cases.
     """
     for subject, quick in subjects(name):
         for each in all_claims().values():

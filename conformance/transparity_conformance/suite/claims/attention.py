@@ -20,11 +20,11 @@ from transparity_conformance.suite.claims.layers import module_oracle
 from transparity_numpy.harness import function as reference_function
 
 LONG = 300
-"""A number of queries that exceeds the block size of every backend's attention."""
+"""A number of queries that exceeds the block size of attention in each backend."""
 
 BATCH, HEADS, QUERIES, KEYS, HEAD_DIM = 8, 3, 7, 9, 8
 HIDDEN = (-math.inf, -1e20, -1e9, -10.0, -1e-20, 0.0)
-"""Numbers that replace masked scores: −∞ masks exactly, other numbers mask partly or not at all."""
+"""Numbers that replace masked scores. −∞ masks exactly; the larger the number, the weaker the mask."""
 
 
 def drawn() -> tuple[Arrays, np.ndarray]:
@@ -39,7 +39,8 @@ def drawn() -> tuple[Arrays, np.ndarray]:
 
 
 def scored(scale: float, mask_value: float) -> TransformerConfig:
-    """Return a configuration whose attention multiplies scores by `scale`, and replaces masked scores."""
+    """Return a configuration whose attention multiplies scores by `scale`, and replaces masked scores by
+    `mask_value`."""
     scaled: dict[str, Any] = {"attention_scale": "none", "attention_multiplier": scale, "mask_value": mask_value}
     return TransformerConfig(architecture="decoder", target_vocab_size=2, **scaled)
 
@@ -68,7 +69,7 @@ def function(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
-    """Return a case for each kind of mask, by name: the mask over `LONG` queries, the inputs, and the oracle."""
+    """Return (mask, inputs, oracle) for each kind of mask over `LONG` queries, by the name of the case."""
     random = np.random.default_rng(2)
     shape = (2, 2, LONG, HEAD_DIM)
     arrays = {name: random.normal(size=shape).astype(np.float32) for name in ("query", "key", "value")}
@@ -77,7 +78,7 @@ def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
         "the future masked": causal[:1],
         "the future and distant keys masked": causal & ~np.tri(LONG, k=-20, dtype=bool),
         "the future and the first three keys masked": causal
-        & (np.arange(LONG) >= [[[[3]]], [[[0]]]]),  # early queries see no key
+        & (np.arange(LONG) >= [[[[3]]], [[[0]]]]),  # no key for early queries
         "a random mask": random.random(causal.shape) < 0.7,
         "nothing masked": np.ones((2, 1, 1, LONG), bool),
     }
@@ -157,7 +158,7 @@ def masked_keys_have_zero_weight(bench: Bench, probe: Probe, record: ClaimRecord
 
 
 def _mask(probe: Probe, name: str) -> np.ndarray:
-    """Return the mask of the attention `name`, computed without any code of the backends."""
+    """Return the mask of the attention `name`, computed without code of a backend."""
     stack = name.split(".")[0]
     causal = stack == "decoder" and "self_attention" in name
     keys = probe.inputs.get("source" if "cross" in name or stack == "encoder" else "target", probe.inputs.get("tokens"))

@@ -28,7 +28,7 @@ LENGTH = 5
 UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad_id=None)}
 
 Chunks = list[tuple[int, ...]]
-"""For each step of decoding, a tuple with the number of new tokens of each row."""
+"""For each step of decoding, the number of new tokens of each row."""
 
 
 @functools.cache
@@ -72,7 +72,7 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield named ways to decode. The rows get 1, 2 or 3 tokens at first, then one token at a time or other numbers of
+    """Yield named ways to decode. Rows first get 1, 2 or 3 tokens. Then they get one token at a time, or 3, 2 or 1
     tokens."""
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
@@ -81,7 +81,8 @@ def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[ClaimEvidence]:
-    """Decode a case in chunks, in each of the `ways`, and compare the logits with a forward pass of model `name`."""
+    """Decode with the model `name` (by default, `case`) in each of the `ways`, and compare the logits with a forward
+    pass."""
     dtype = bench.subject.dtype
     config, parameters, inputs, oracle = model(name or case)
     forward, record = bench.forward(config, parameters), bench.evidence(case)
@@ -99,7 +100,7 @@ def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = 
         if dtype in WIDE and bench.subject.backend != REFERENCE:
             error = float(np.abs(whole - expected).max())
             beyond = np.abs(logits - expected).max() - error
-            # A matrix product with another number of rows may sum in another order, so allow for its rounding error.
+            # Allow for rounding, because a matrix product with another number of rows may sum in another order.
             allowed = error + oracle.noise(dtype)["logits"]
             yield record.within(f"{way}: error beyond the error of the forward pass", max(0.0, beyond), 0.0, allowed)
 
@@ -118,7 +119,7 @@ SOME = [(way, chunks) for way, chunks in splits(LENGTH, ROWS) if way in ("1+1+1+
 
 FAMILIES = tuple(case for case, config in CASES.items() if config.has_decoder and config.head == "logits")
 FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
-"""If a backend compiles each model, only these families are tested."""
+"""If a backend compiles models, only these families are tested."""
 
 
 @claim(

@@ -21,9 +21,9 @@ from transparity_conformance.suite.claims import claim
 A, B = np.arange(1, 17).reshape(4, 4), np.arange(100, 116).reshape(4, 4)
 
 PRINTED = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-"""The outputs that the documents print. Document 000 prints einsum examples (each row of `outer` is an element of A
-times all elements of B) and a batch. Document 003 prints `split_heads` (four tokens, and their parts for two heads),
-padded sequences with a mask, and future_mask(5). Documents 002 and 004 print a batch."""
+"""The outputs that the documents print. Document 000 prints einsum examples and a batch; each row of `outer` is an
+element of A times all elements of B. Document 003 prints `split_heads` for four tokens and two heads, padded sequences
+with a mask, and future_mask(5). Documents 002 and 004 print a batch."""
 
 PRODUCT, ROW_BY_ROW, OUTER = (PRINTED[name] for name in ("product", "row_by_row", "outer"))
 TOKENS, HEADS = PRINTED["tokens"], PRINTED["heads"]
@@ -81,9 +81,9 @@ def masked_columns(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def full_size_oracle(case: str) -> tuple[Arrays, Arrays, Oracle]:
-    """Return initial weights at the size of a preset's document, the document's batch, and the oracle."""
+    """Return initial weights of the full-size model of a preset, the batch that its document prints, and the oracle."""
     config = preset(case)
-    # As in all documents, the model gets the target without the last token.
+    # In all documents, the model gets the target without the last token.
     inputs = {name: np.array(tokens) for name, tokens in PRINTED_SHAPES[case][0].items()}
     inputs["target"] = inputs["target"][:, :-1]
     parameters = initialize_parameters(config, 9)

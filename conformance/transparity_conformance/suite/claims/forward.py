@@ -20,19 +20,20 @@ from transparity_conformance.suite.bench import Bench, ClaimRecord
 from transparity_conformance.suite.claims import claim, each
 
 ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
-"""Probes with the same configuration and shape, so that one compiled program is enough."""
+"""Probes with the same configuration and shape, for which one compiled program is enough."""
 
 OF_HALF = ONE_SHAPE - {"hot"}
-"""Probes for half precision; the scores of `hot` are so large that half precision leaves no fractional digits."""
+"""Probes for half precision, which has too few digits for the large scores of the probe `hot`."""
 
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 EVERY_SHAPE = ("notes-lm", "translation")
-"""If a backend compiles each shape, only these presets are tested in float64 on probes outside of `ONE_SHAPE`."""
+"""If a backend compiles models, only these presets are tested in float64 on probes outside of `ONE_SHAPE`."""
 
 
 def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
-    """Yield the probes on which a subject is tested. Only the mode `eager` in float64 and float32 tests all shapes."""
+    """Yield the probes on which a subject is tested. Only the mode `eager` in float64 and float32 is tested on all
+    shapes."""
     chosen = OF_HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
     if bench.subject.mode == "eager":
         chosen = EAGER.get(bench.subject.dtype, chosen)
@@ -43,7 +44,7 @@ def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
 
 
 def _about(name: str, pattern: str, says: str) -> None:
-    """Register a claim: on every probe, the activations whose names match `pattern` agree."""
+    """Register the claim that, on each probe, the activations whose names match `pattern` agree."""
 
     def check(bench: Bench) -> Iterator[ClaimEvidence]:
         for probe in probes_for(bench, bench.traced_cases):
@@ -104,8 +105,7 @@ FEW = (
     *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
     *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
 )
-"""If a backend compiles each model, only these families are tested. Together, they have all features that no preset
-has."""
+"""If a backend compiles models, only these families are tested. Together, they have all features that no preset has."""
 
 
 @functools.cache
@@ -125,7 +125,7 @@ def taps_and_logits(bench: Bench) -> Iterator[ClaimEvidence]:
         probe, record = mixed(case), bench.evidence(case)
         forward = bench.forward(probe.config, probe.parameters)
         yield from record.forward(probe.oracle, forward, probe.inputs)
-    # Test as many keys as heads: code that confuses the two axes then raises no error.
+    # With as many keys as heads, code that confuses the two axes raises no error, so compare the logits.
     probe, record = mixed("llama"), bench.evidence("llama")
     inputs = {name: tokens[:, : probe.config.num_heads] for name, tokens in probe.inputs.items()}
     oracle = forward_oracle(probe.config, probe.parameters, inputs)
@@ -151,7 +151,7 @@ def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) ->
     for case in cases:
         probe = mixed(case) if case in CASES else probes(case)["mixed"]
         for weights, activations in HELD:
-            # Round the oracle's weights, too, so that only the rounding of activations causes differences.
+            # Also round the oracle's weights, so that only the rounding of activations causes differences.
             parameters = {name: rounded(value, weights or "float32") for name, value in probe.parameters.items()}
             oracle = forward_oracle(probe.config, parameters, probe.inputs, neighbours=probe.neighbours)
             forward = bench.forward(probe.config, probe.parameters, weights=weights, activations=activations)

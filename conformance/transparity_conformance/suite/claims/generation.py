@@ -26,13 +26,13 @@ from transparity_conformance.suite.claims.forward import mixed
 ROWS, NEW, LONGEST = 3, 6, 4
 
 ENDINGS = (1.0, 5.0)
-"""Numbers to add to the end token's logit, so that continuations end early or immediately."""
+"""Numbers that are added to the logit of the end token, so that continuations end early or immediately."""
 
 RECURRENT = ("qwen3-next", "mamba2")
 """Cases whose cache contains a recurrent state."""
 
 WAYS = ("translation", "notes-lm", "walkthrough")
-"""Presets that differ in what changes the generation: a cache, a source and an end token."""
+"""Presets that generate in different ways: with or without a cache, a source and an end token."""
 
 EVERY_WAY = (*WAYS, *RECURRENT)
 
@@ -41,7 +41,8 @@ Prompted = tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]
 
 
 def prompted(case: str, heads: int | None = None) -> Prompted:
-    """Return a small model, a prompt and, for encoder-decoders, a source. The new text is longer than `max_length`."""
+    """Return a small model, a prompt and, for an encoder-decoder, a source. `max_length` is shorter than the generated
+    text."""
     probe = mixed(case) if case in CASES else probes(case)["mixed"]
     config = probe.config
     config = config.with_sizes(max_length=LONGEST, num_heads=heads or config.num_heads)
@@ -64,7 +65,7 @@ def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[ClaimEvidenc
 
 
 def same_tokens(bench: Bench, case: str, model: Prompted, where: str = "tokens", **how: Any) -> ClaimEvidence:
-    """Compare the tokens that the model generates with the reference's tokens."""
+    """Compare the tokens that the backend and the reference generate."""
     config, parameters, prompt, source = model
     truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, source=source, **how)
     tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source, **how)
@@ -108,7 +109,7 @@ def sampled_tokens(bench: Bench) -> Iterator[ClaimEvidence]:
     """A sampled token is the first token whose cumulative probability exceeds the given uniform random number."""
     random = np.random.default_rng(4)
     logits, uniforms = (2 * random.normal(size=(500, 13))).astype(np.float32), random.random(500)
-    logits[:50, :3] = -np.inf  # a random number of 0 must not sample a token with probability 0
+    logits[:50, :3] = -np.inf  # the random number 0 must not select a token with the probability 0
     uniforms[:60] = 0.0
     probabilities = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True).astype(np.float64))
     cumulative = np.cumsum(probabilities / probabilities.sum(-1, keepdims=True), -1)
@@ -144,7 +145,7 @@ SAMPLINGS = {
 
 
 def _drawable(row: list[float], sampling: Sampling) -> list[float]:
-    """Return a row of logits after temperature, top-k and top-p, with −∞ for tokens that are filtered out."""
+    """Return a row of logits after temperature, top-k and top-p, with −∞ for removed tokens."""
     row = [(x - max(row)) / sampling.temperature for x in row]
     ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))[: sampling.top_k]
     weights = [math.exp(row[token] - max(row)) for token in ranked]
@@ -162,7 +163,7 @@ def drawable(bench: Bench) -> Iterator[ClaimEvidence]:
     logits = (2 * np.random.default_rng(6).normal(size=(60, 40))).astype(np.float32)
     logits[:9] = np.round(logits[:9])  # ties
     logits[9] = -np.inf
-    logits[9, [2, 5]] = 0  # two tokens are equally likely, so the first reaches `top_p=0.5`
+    logits[9, [2, 5]] = 0  # both tokens have the probability 0.5, so the first reaches `top_p=0.5`
     for name, sampling in SAMPLINGS.items():
         expected = np.array([_drawable(row, sampling) for row in logits.astype(float).tolist()])
         result = as_numbers(bench.function("decoding.generation.filter_logits")(logits, sampling))
@@ -238,7 +239,7 @@ def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 def ties_between_beams(bench: Bench) -> Iterator[ClaimEvidence]:
     """Among equally likely tokens, beam search takes the first."""
     config, _, prompt, _ = prompted("notes-lm")
-    # Use many tokens, because NumPy sorts short arrays stably, which would hide a wrong order of ties.
+    # Use many tokens: NumPy sorts short arrays stably, which would hide a wrong order of ties.
     config = config.resized(target_vocab_size=200)
     parameters = probe_parameters(config, 7)
     parameters["head.weight"][:] = 0

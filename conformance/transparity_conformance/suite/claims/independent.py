@@ -1,6 +1,6 @@
-"""Claims that the reference agrees with other libraries, which implement the same functions independently.
+"""Claims that the reference agrees with other libraries, whose code is independent of the reference.
 
-The comparisons are in float64, within the oracle's budget.
+The reference computes in float64, and differences must be within the oracle's budget.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> An
 def _agrees(
     bench: Bench, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = ""
 ) -> ClaimEvidence:
-    """Compare the reference's float64 result with `theirs`, within the budget for `dtype`."""
+    """Compare the reference's result in float64 with `theirs`, within the budget for `dtype`."""
     record = bench.evidence(case)
     budget = oracle.budget("result", dtype)
     return record.within("result", oracle.expected["result"], as_numbers(theirs), budget, note=note)

@@ -23,7 +23,7 @@ from transparity_numpy.harness import module as reference_module
 from transparity_numpy.mixers.gated_delta import gated_delta_rule
 from transparity_numpy.mixers.state_space import state_space_rule
 
-# Use the shapes of the probe `mixed`, for which frameworks have already compiled their operations.
+# These are the shapes of the probe `mixed`, for which frameworks have already compiled their operations.
 BATCH, QUERIES, KEYS = 8, 7, 9
 
 
@@ -46,7 +46,7 @@ def module_oracle(
 
 
 def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare the result and all activations of a module, which is the part `scope` of a case's first layer.
+    """Compare the result and all activations of a module: the part `scope` of the first layer of a case.
 
     The inputs are random activations and `context` (masks, a memory).
     """
@@ -108,14 +108,14 @@ def module(bench: Bench) -> Iterator[ClaimEvidence]:
 RULES = {"gated_delta_rule": gated_delta_rule, "state_space_rule": state_space_rule}
 
 LENGTH, CUT = 131, 70
-"""The number of positions, which is more than two chunks. The second call starts at `CUT`, inside a chunk."""
+"""The number of positions, which are more than two chunks. The second call starts at `CUT`, inside a chunk."""
 
 NAMES = ("query", "key", "value", "log_decay", "beta", "state")
 
 
 def _drawn() -> Arrays:
-    """Return random inputs for two rows and three heads, with normalized keys and queries, and with strong and weak
-    decays."""
+    """Return random inputs for two rows and three heads. Keys and queries are normalized, and decays are strong or
+    weak."""
     random = np.random.default_rng(3)
     query, key = (random.normal(size=(2, 3, LENGTH, 5)) for _ in range(2))
     unit = {name: x / np.linalg.norm(x, axis=-1, keepdims=True) for name, x in (("query", query), ("key", key))}
@@ -162,7 +162,7 @@ def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
 
 
 def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
-    """Compare `function` on activations that are much larger than eps, similar to eps, and much smaller."""
+    """Compare `function` on activations whose variance is much larger than eps, similar to eps, and much smaller."""
     for spread in (1.0, 1e-2, 1e-4, 30.0):
         yield bench.same(f"spread {spread:g}", function, norm_inputs(0, spread), eps=EPS)
 
@@ -216,8 +216,8 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _normalized(norm: Module, batches: Arrays) -> Iterator[tuple[str, Any]]:
-    """Yield the normalized batch in evaluation. Then yield each normalized batch in training, with the running
-    statistics after it."""
+    """Yield the first batch, normalized in evaluation. Then yield each batch, normalized in training, and the running
+    statistics after the batch."""
     yield "before", norm(batches["batch 0"])
     norm.use_batch_statistics()
     for name, batch in batches.items():

@@ -1,6 +1,6 @@
 """Claims that irrelevant changes of the inputs have no effect (metamorphic tests).
 
-Such claims need no expected values, so they also test the reference.
+These claims need no expected values, so they also test the reference.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def future_tokens_have_no_effect(bench: Bench, probe: Probe, record: ClaimRecord
 def padding_content_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """A change of the padding token's embedding does not change the logits of other tokens."""
     config, inputs, name = probe.config, dict(probe.inputs), probe.config.input_names[-1]
-    # Put the decoder's padding at the end, because only the causal mask may hide it.
+    # Put the decoder's padding at the end, where the causal mask hides the padding.
     inputs[name] = np.where(inputs[name] == config.pad_id, 1, inputs[name])
     inputs[name][1, -2:] = config.pad_id
     parameters = dict(probe.parameters)

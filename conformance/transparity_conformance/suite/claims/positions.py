@@ -1,4 +1,4 @@
-"""Claims about positions, which follow the formulas of the papers, and about masks, which agree exactly."""
+"""Claims that positions follow the formulas of the papers, and that masks agree exactly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
-    """Return exact + ⌊log(distance / exact) / log(farthest / exact) · (buckets − exact)⌋, computed with fractions."""
+    """Return the bucket of a distance. Beyond `exact` distances, the bucket is exact + ⌊log(distance / exact) /
+    log(farthest / exact) · (buckets − exact)⌋. Fractions make the result exact."""
     if both:
         half = buckets // 2
         return (half if distance > 0 else 0) + _bucket(-abs(distance), half, farthest, both=False)
@@ -106,8 +107,8 @@ def _frequencies(config: TransformerConfig) -> list[float]:
 
 
 def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) -> list[float]:
-    """Return YaRN's frequencies. Frequencies that turn often within the original length are unscaled, and frequencies
-    that turn rarely are slowed.
+    """Return YaRN's frequencies. Frequencies with many turns within the original length stay unscaled, and frequencies
+    with few turns are divided by the factor.
 
     Between these limits, a frequency is a mixture of both.
     """
@@ -131,7 +132,7 @@ def sinusoidal(bench: Bench) -> Iterator[ClaimEvidence]:
     for length, size in ((1, 2), (101, 6), (11, 24)):
         angles = [[position / 10_000 ** (i // 2 * 2 / size) for i in range(size)] for position in range(length)]
         truth = [[(math.cos if i % 2 else math.sin)(row[i]) for i in range(size)] for row in angles]
-        # Angles are rounded before the sine, so allow an ulp of the largest angle.
+        # Angles are rounded before the sine, so allow for an ulp of the largest angle.
         budget = RULES["float64"].floor * epsilon("float64") * length
         record = bench.evidence(f"{length}×{size}")
         yield record.within("positions", table(length, size), truth, budget)

@@ -1,4 +1,4 @@
-"""Claims about sharding: with data and tensor parallelism, a backend computes the same model as in one process.
+"""Claims about sharding: with data and tensor parallelism, a backend computes the same results as in one process.
 
 Each rank has its shards of the parameters, and its rows of the batch. The number of rows is not divisible by the number
 of data ranks. All claims of a test session use the same processes.
@@ -25,20 +25,20 @@ from transparity_conformance.suite.claims import claim, decoding, generation, tr
 from transparity_conformance.suite.ranks import RemoteBackend
 
 ROWS = 5
-"""The number of rows in a batch: two data ranks get 3 and 2 rows, and one of four data ranks gets no row."""
+"""The number of rows in a batch. Two data ranks get 3 and 2 rows, and one of four data ranks gets no row."""
 
 MESHES = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (1, 1))
 """The tested meshes, as (data ranks, tensor ranks)."""
 
 HEADS = 4
-"""A number of heads that is divisible by every number of ranks."""
+"""A number of heads that is divisible by each number of ranks."""
 
 OTHER_HEADS = {"bloom", "bart"}
-"""Cases with six or three heads; four ranks cannot share these heads, so attention is replicated."""
+"""Cases with six or three heads, which four ranks cannot share, so that attention is replicated."""
 
 
 def _divisible(config: TransformerConfig) -> TransformerConfig:
-    """Return `config` with numbers of heads that are divisible by every number of ranks, also in recurrences."""
+    """Return `config` with numbers of heads, also in recurrences, that are divisible by each number of ranks."""
     heads = {} if config.attends_never else {"num_heads": HEADS}
     recurrent = {"recurrent_heads": 2 * HEADS, "recurrent_key_heads": HEADS} if config.is_recurrent else {}
     return config.with_sizes(**heads, **recurrent)
@@ -54,7 +54,7 @@ TIMES = 2
 
 
 def _over(*cases: str) -> tuple[str, ...]:
-    """Return names such as `llama on 1 × 2`: each case on `TIMES` meshes, so that all meshes occur equally often."""
+    """Return names such as `llama on 1 × 2`: each case on the next `TIMES` meshes in turn."""
     meshes = itertools.cycle(MESHES)
     return tuple(f"{case} on {data} × {tensor}" for case in cases for data, tensor in itertools.islice(meshes, TIMES))
 
@@ -63,7 +63,7 @@ DECODED = (
     *("llama on 1 × 2", "gemma on 1 × 4", "bloom on 2 × 2", "qwen on 2 × 1"),
     *("qwen3-next on 2 × 2", "mamba2 on 1 × 2", "mamba2 on 1 × 4"),
 )
-"""Cases for decoding. Most caches are sharded, but Gemma's single key-value head cannot be sharded."""
+"""Cases for decoding. Most have a sharded cache, but Gemma's single key-value head cannot be sharded."""
 
 TRAINED = (
     "adamw, clipped and warmed up on 1 × 2",

@@ -46,7 +46,7 @@ def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
         ]
         expected = sum(surprises) / len(surprises)
         yield loss_agrees(bench, f"pad_id {pad_id}", logits, targets, expected, pad_id=pad_id)
-    # Frameworks mark ignored targets by a number such as -100 or 100, which must not be used as a token.
+    # Frameworks mark ignored targets by a number such as -100. Here, 100 is an ordinary token, which must count.
     logits, targets = np.zeros((1, 2, 128), np.float32), np.array([[100, 127]])
     logits[0, 0, 100] = 3
     expected = math.log(127 + math.exp(3)) / 2 - 3 / 2 + math.log(128) / 2
@@ -75,7 +75,7 @@ def model_loss(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[Clai
     targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
     loss = reference_function("training.loss.cross_entropy")
     expected = loss(probe.oracle.expected["logits"], targets, probe.config.pad_id)
-    # The loss is a mean of differences of logits, so its error is at most twice the error of a logit.
+    # The loss is a mean of differences of logits, so its error is at most twice the error of the logits.
     budget = 2 * probe.oracle.budget("logits", bench.subject.dtype)
     result = bench.forward(probe.config, probe.parameters).loss(targets, **probe.inputs)
     yield record.within("loss", result, expected, budget)
@@ -88,7 +88,7 @@ HARD_TO_REACH: dict[str, TransformerConfig] = {
     "batch-decoder": dataclasses.replace(_NOTES, norm="batch"),
     "unread": dataclasses.replace(_TRANSLATION, num_decoder_layers=0),
 }
-"""Models with batch norm in training, and a model whose encoder is unused, so that the encoder's gradients are zero."""
+"""Models with batch norm in training, and a model whose encoder is unused and therefore has zero gradients."""
 
 
 @functools.cache
@@ -116,7 +116,7 @@ def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arra
 
 OF_FAMILIES = tuple(case for case, config in CASES.items() if config.head == "logits")
 FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
-"""If a backend compiles each model, only these families are tested."""
+"""If a backend compiles models, only these families are tested."""
 
 
 @claim(
@@ -140,7 +140,7 @@ RATE = 0.3
 
 @functools.cache
 def dropped(case: str) -> tuple[Derivatives, Arrays]:
-    """For a preset with one layer per stack, return the derivatives under fixed dropout masks, and the parameters."""
+    """Return the derivatives with fixed dropout masks, and the parameters, for a preset with one layer per stack."""
     config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
     parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
     batch, lengths = len(inputs[config.input_names[0]]), lengths_of(config, inputs)
@@ -157,7 +157,7 @@ def gradients_with_shared_masks(bench: Bench, cases: Iterable[str]) -> Iterator[
 
 STEPS = 10
 
-# Some gradient norms exceed `max_norm`, and some do not. `eps` is large enough to have an effect.
+# Only some gradient norms exceed `max_norm`. `eps` is large enough to have an effect.
 TRAININGS = {
     "sgd": Training("sgd", learning_rate=0.1),
     "sgd with momentum": Training("sgd", learning_rate=0.05, momentum=0.9),

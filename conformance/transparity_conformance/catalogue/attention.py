@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,7 +42,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     is_grouped = 1 < config.key_value_heads < config.num_heads
     if tap == "scores":
         for name, scale in SCALES.items():
-            if not is_same(scale(config), config.score_scale):
+            is_defined = config.rotary_dim is not None or "rotary_dim" not in name
+            if is_defined and not is_same(scale(config), config.score_scale):
                 yield scaled(config, scale(config), name)
         if sublayer == "self_attention" and own_config(config, site).positions != config.positions:
             yield fault("rotary-layers", "rotated", formula=attended, rotated=True)
@@ -63,8 +64,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "1/√head_dim": lambda config: config.head_dim**-0.5,
-    "1/√(head_dim − rotary_dim)": lambda config: (config.head_dim - (config.rotary_dim or 0)) ** -0.5,
-    "1/√rotary_dim": lambda config: (config.rotary_dim or config.head_dim) ** -0.5,
+    "1/√(head_dim − rotary_dim)": lambda config: (config.head_dim - cast(int, config.rotary_dim)) ** -0.5,
+    "1/√rotary_dim": lambda config: cast(int, config.rotary_dim) ** -0.5,
     "1/√embed_dim": lambda config: config.embed_dim**-0.5,
     "1 (none)": lambda config: 1.0,
     "1/head_dim": lambda config: 1 / config.head_dim,
@@ -94,7 +95,9 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
         kind = f"{kind} · {config.attention_multiplier:g}" if kind else named_scale(right)
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
     instead = f"{kind} ({right:.4g})" if kind else f"{right:.6g}"
-    description = f"your scores are {scale / right:.4f} × the reference's: scaled by {by} instead of {instead}"
+    difference = f"scaled by {by} instead of {instead}" if scale != 1 else f"not scaled by {instead}"
+    scores = "scores, without their position bias," if config.has_score_bias else "scores"
+    description = f"your {scores} are {scale / right:.4f} × the reference's: {difference}"
     # If scores are masked before they are scaled, a wrong scale also changes masked scores. This has an effect only if
     # the mask value is close to zero.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()

@@ -19,6 +19,8 @@ from transparity_numpy.inputs.patches import embed_patches
 from transparity_numpy.positions.learned import position_ids
 
 OFFSETS = (1, -1, 2, -2, 3, 4)
+EDGES = {"clipped": "", "rolled": ", and positions before or after the table wrap around"}
+"""What becomes of positions that are outside the table."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -58,9 +60,9 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
             patch = partial(_replaced, {"offset": offset})
             yield fault("position-offset", f"{offset}", says=begins, patch=patch, value=offset)
             continue
-        for edge in ("clipped", "rolled"):
-            description, patch = f"{begins} (positions beyond the table are {edge})", partial(_moved, offset, edge)
-            yield fault("position-offset", f"{offset} {edge}", says=description, patch=patch, value=offset)
+        for edge, beyond in EDGES.items():
+            change = partial(_moved, offset, edge)
+            yield fault("position-offset", f"{offset} {edge}", says=f"{begins}{beyond}", patch=change, value=offset)
 
 
 def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:

@@ -57,7 +57,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for name, scale in SCALES.items() if config.tied_head or config.head_input_scale != 1 else ():
         if not any(is_same(scale(config), each) for each in known):
             known.append(scale(config))
-            says = f"the input of the head is multiplied by {scale(config):.4g}, {name}, not by {right}"
+            says = f"logits are multiplied by {scale(config):.4g} ({name}) instead of {right}"
+            if scale(config) == 1:
+                says = f"logits are not multiplied by {right}"
             yield _headed("head-scale", name, says=says, scale=scale)
     yield from made(CAP_MISSING, config, _logits)
     yield from CAP.usual(config)
@@ -72,7 +74,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "without the multiplier": lambda config: config.head_input_scale / config.head_multiplier,
     "the scale's inverse": lambda config: 1 / config.head_input_scale,
 }
-"""Factors by which ports multiply the input of the head."""
+"""Factors by which ports multiply the logits, or the input of the head."""
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

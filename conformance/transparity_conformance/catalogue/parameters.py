@@ -197,7 +197,7 @@ def _beside_maps(config: TransformerConfig, site: str) -> tuple[str, ...]:
 
 def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     # Meta's checkpoints order the rows for another rotary layout. With two features, both layouts are equal.
-    is_rotary = config.positions == "rotary" and not config.kv_lora_rank and config.rotated_dim > 2
+    is_rotary = own_config(config, site).positions == "rotary" and not config.kv_lora_rank and config.rotated_dim > 2
     if is_rotary and split(site)[2] in ("query", "key"):
         yield from (fault("rotary-rows", each, alter=partial(_with_rows, each)) for each in ("neighbours", "halves"))
     _, sublayer, tap = split(site)

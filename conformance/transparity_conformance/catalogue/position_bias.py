@@ -58,7 +58,7 @@ def _relative_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield _bucketed("relative-direction", "turned", lambda c, d, both: _buckets(c, -d, both))
     for most in (128, 64, 32, 20):
         if most != config.relative_max_distance:
-            says = f"the last bucket begins at {most}, not at {config.relative_max_distance}"
+            says = f"buckets are computed for distances up to {most} instead of {config.relative_max_distance}"
             yield _bucketed("relative-buckets", f"up to {most}", partial(_buckets, most=most), most, says=says)
     yield _bucketed("relative-buckets", "all exact", _all_exact)
     yield _bucketed("relative-buckets", "rounded", partial(_shared, np.round, 2))

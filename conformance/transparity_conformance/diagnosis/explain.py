@@ -24,7 +24,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.check.findings import places
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.formatting import some
-from transparity_conformance.report.report import Cause
+from transparity_conformance.report.report import OR, Cause
 
 
 @dataclass(frozen=True)
@@ -194,15 +194,16 @@ def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> 
     if not others:
         return cause
     return dataclasses.replace(
-        cause, says=f"{cause.says} (or {', '.join(others)}, with the same result within rounding)"
+        cause, says=f"{cause.says}{OR}{', '.join(others)}, with the same result within rounding)"
     )
 
 
 def _other(fault: Fault, other: Fault) -> str:
-    """Return the number or the description that distinguishes `other` from `fault`, or "" if both are equal."""
+    """Return the number or the description that distinguishes `other` from `fault`; "" if `other` is equal or a special
+    case."""
     if fault.value is not None and other.value is not None and f"{other.value:g}" != f"{fault.value:g}":
         return f"{other.value:g}"
-    return "" if other.description == fault.description else other.description
+    return "" if other.description.startswith(fault.description) else other.description
 
 
 def _split_by(

@@ -68,6 +68,10 @@ class Interrupted(KeyboardInterrupt):
         """The report of everything that the check has found so far."""
 
 
+OR = " (or "
+"""The words between a cause and its alternatives."""
+
+
 @dataclass(frozen=True)
 class Cause:
     """A fault that makes the reference compute (almost) the port's values."""

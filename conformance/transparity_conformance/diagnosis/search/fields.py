@@ -65,9 +65,8 @@ def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], c
 def several_fields(
     results: Results, places: Sequence[str], divergences: Sequence[Divergence], clock: Clock
 ) -> dict[str, tuple[Any, Any]]:
-    """Find two or more fields whose change makes at least half of the wrong taps (`places`) right; add one field at a
-    time. Return (configured value, value in the port) for each field. Do not search if one cause explains all
-    divergences."""
+    """Find two or more fields whose change makes all wrong taps (`places`) right; add one field at a time. Return
+    (configured value, value in the port) for each field. Do not search if one cause explains all divergences."""
     kinds = {divergence.causes[0].mistake if divergence.causes else divergence.where for divergence in divergences}
     if len(places) < 2 or len(kinds) < 2 or any(each.probe.is_large for each in results.values()):
         return {}
@@ -78,7 +77,7 @@ def several_fields(
         if best is None:
             break
         chosen = {**(best.fault.fields or {})}
-    if len(chosen.keys() - ONLY_FORMS) < 2 or left > len(places) // 2:
+    if left or len(chosen.keys() - ONLY_FORMS) < 2:
         return {}
     return {name: (getattr(config, name), value) for name, value in chosen.items()}
 

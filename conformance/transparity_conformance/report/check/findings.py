@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.comparison import SHARE, share
 from transparity_conformance.report.formatting import count, format_share, ranges, some
 from transparity_conformance.report.report import (
+    OR,
     Cause,
     ClaimResult,
     Divergence,
@@ -22,6 +24,9 @@ from transparity_conformance.report.report import (
     Report,
     largest_impact,
 )
+
+DIVERGES = "the forward pass diverges"
+"""Part of the reasons why capabilities were not compared."""
 
 PRACTICALLY_ALL = 0.99
 """A difference counts as explained if its causes account for at least this share of it."""
@@ -41,7 +46,12 @@ class Finding:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        return self.worst.causes
+        """The causes of the worst divergence, at their places in all divergences, without alternatives that do not
+        explain the other divergences."""
+        every = [cause for fault in self.faults for cause in fault.causes]
+        return tuple(
+            _in_common(cause, [each for each in every if _is_same(cause, each)]) for cause in self.worst.causes
+        )
 
     @property
     def is_misshapen(self) -> bool:
@@ -100,6 +110,22 @@ class Finding:
             return "its shape is wrong (see the notes)" if is_misshapen else "has values that are not finite"
         where = "; ".join(self.spread)
         return f"wrong by {format_share(self.worst.share)} its tolerance" + (f" in {where}" if where else "")
+
+
+def _is_same(cause: Cause, other: Cause) -> bool:
+    says, told = (each.says.partition(OR)[0].removesuffix(f", at {each.at}") for each in (cause, other))
+    return (cause.mistake, says) == (other.mistake, told)
+
+
+def _in_common(cause: Cause, same: Sequence[Cause]) -> Cause:
+    """Return a cause with the places of all equal causes, and with its alternatives if all have them."""
+    says, _, others = cause.says.partition(OR)
+    if any(each.says.partition(OR)[2] != others for each in same):
+        cause = dataclasses.replace(cause, says=says)
+    if not cause.at:
+        return cause
+    at = some(places(dict.fromkeys(each.at for each in same if each.at)), 2)
+    return dataclasses.replace(cause, says=cause.says.replace(f", at {cause.at}", f", at {at}"), at=at)
 
 
 def findings(report: Report) -> list[Finding]:
@@ -171,6 +197,8 @@ def remedy(report: Report) -> str:
     left = [finding.left for finding in found if finding.left is not None]
     remains = f" (remaining error {max(left):.1g})" if left else ""
     done, rest = ("changed", "both agree") if report.reference else ("fixed", "the rest agrees")
+    if any(DIVERGES in reason for reason in report.not_compared):
+        rest = "the forward pass agrees"
     return f"With {'these' if found[1:] else 'this'} {done}, {rest}{remains}."
 
 

@@ -313,13 +313,11 @@ LATENT_NORMS: Mapping[str, Settings] = {
 }
 """Wrong norms of a latent vector, as values of `NormForm`."""
 
-LATENT_ROLES = {"query_latent": "the queries", "key_value_latent": "keys and values"}
-
 
 def latent_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not sites.is_latent(site):
         return
-    role = LATENT_ROLES[split(site)[2]]
+    role = "the queries" if site.endswith("query_latent") else "keys and values"
     yield fault("latent-norm", "missing", words={"role": role}, patch=_missing)
     for name, settings in LATENT_NORMS.items():
         if name != "one-plus-weight" or config.norm_gain == "weight":

@@ -68,10 +68,8 @@ def check_command(
         report = judge_bundle(bundle, outputs, stopped=failure is not None, located=known, port=command, **how)
         if beside is not None:
             report = adding_ranks(report, *beside[:2], bundle.probes).adding(not_compared=beside[2])
-    return report if failure is None else _failed(report, failure)
-
-
-def _failed(report: Report, failure: str) -> Report:
+    if failure is None:
+        return report
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 

@@ -300,9 +300,8 @@ def departures_note(results: Results, divergences: Sequence[Divergence], clock: 
     """If only the logits are known and no cause was found, return a note on fields of the configuration that may
     differ."""
     segment = segment_of(results, "logits")
-    if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
-        return []
-    if not segment.is_whole_model:
+    is_told = any(divergence.causes or divergence.is_misshapen for divergence in divergences)
+    if is_told or not segment.probes or not segment.is_whole_model:
         return []
     probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
     if probe.is_large:  # the search needs hundreds of slow runs

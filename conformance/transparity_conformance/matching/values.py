@@ -69,9 +69,8 @@ class Known:
         else:
             apart = share * max(-lowest, highest)
         ends = (np.abs(rows[:, 0] - lowest) <= apart) & (np.abs(rows[:, -1] - highest) <= apart)
-        if (
-            not ends.any() or (prints := fingerprint(numbers)) is None
-        ):  # a quick test: the function returns here for most values, without sorting
+        # For most values, `ends` is false, so that they are not sorted.
+        if not ends.any() or (prints := fingerprint(numbers)) is None:
             return []
         near = np.abs(rows[ends] - prints).max(axis=1) <= apart
         return [int(index) for index in indices[ends][near]]

@@ -423,8 +423,6 @@ def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str
 TEXT_OF_A_CHECKPOINT = 48
 """The number of text tokens for a checkpoint. Faults of windows, angles and distances show only in long texts."""
 
-ROWS_OF_A_LARGE_ONE = 2
-
 
 def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dict[str, Probe]:
     """Return the probes of a model with given parameters, such as a checkpoint, by name."""
@@ -432,7 +430,7 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
     made = [("mixed", "a batch with one row of every kind", mixed_inputs(config, 0, source, target))]
     if can_read_text(config) and not is_huge(parameters):
         longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
-        text = _text(config, longest, longest, ROWS_OF_A_LARGE_ONE if is_large(parameters) else None)
+        text = _text(config, longest, longest, 2 if is_large(parameters) else None)
         made.append(("text", "real text", text))
     if not (config.reads_pixels or is_huge(parameters)):
         made.append(("one", "length 1", mixed_inputs(config, 1, 1, 1)))

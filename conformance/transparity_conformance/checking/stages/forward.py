@@ -52,10 +52,6 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 from transparity_conformance.running.hub import seeded
 from transparity_conformance.running.process.running import built, folder_note, is_loader, run
 
-FORM_ALONE = "activations and capabilities: the port returns something other than logits"
-
-SECOND_SEED = 1
-
 DRAWN = "a weight keeps a random value: if the port is built again from the same weights, its result changes"
 NOT_TIED = "the output head is not tied to the token embedding: its weight is random in every build of the port"
 
@@ -187,7 +183,7 @@ def build_again(evidence: Evidence) -> None:
     unexplained = next((index for index, fault in enumerate(report.faults) if not fault.causes), None)
     if unexplained is None or probe.is_large:
         return
-    with seeded(SECOND_SEED):
+    with seeded(1):
         again = answer_or_error(lambda: run(built(evidence.build, probe), probe, logits_only=True))
     if isinstance(again, PortError):  # some ports cannot be built twice
         return
@@ -207,7 +203,8 @@ def name_form(evidence: Evidence) -> None:
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():
-        report = report.adding(not_compared=[FORM_ALONE], coverage=coverage_of(evidence.ran.probes.values()))
+        why = "activations and capabilities: the port returns something other than logits"
+        report = report.adding(not_compared=[why], coverage=coverage_of(evidence.ran.probes.values()))
     is_all = form.has_all_logits and report.verdict == "agrees"
     cause = Cause("answer-form", form.says, None, form.error, float(is_all))
     fault = Divergence("logits", math.inf, form.budget, (cause,), is_misshapen=True)

@@ -38,10 +38,6 @@ from transparity_conformance.report.report import (
 )
 from transparity_conformance.running.process.running import is_loader, run, sharding_of
 
-OF_A_CHECKPOINT = "the gradients of a loaded model are compared only with --checkpoint"
-
-NOT_OF_GIVEN = "compared only with random parameters, for example with --config"
-
 CALLS_OF_LARGE = 2
 """The number of forward passes in the history of a large model."""
 
@@ -84,14 +80,16 @@ def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> Capabili
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
         return not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
-    left_out = {"loss_and_gradients": OF_A_CHECKPOINT} if is_loader(port.build) else {}
+    left_out = {"loss_and_gradients": "the gradients of a loaded model are compared only with --checkpoint"}
+    left_out = left_out if is_loader(port.build) else {}
     return compare_capabilities(port, forward, CAPABILITIES.values(), left_out, report.verdict)
 
 
 def _of_given(port: BuiltPort, forward: ForwardPass, verdict: Verdict) -> CapabilityResult:
     """Compare the capabilities that can be compared with given parameters, and list all others as not compared."""
     others = {row.attribute for row in offered_by(port.forward)} - {row.attribute for row in OF_GIVEN}
-    found = compare_capabilities(port, forward, OF_GIVEN, dict.fromkeys(others, NOT_OF_GIVEN), verdict)
+    left_out = dict.fromkeys(others, "compared only with random parameters, for example with --config")
+    found = compare_capabilities(port, forward, OF_GIVEN, left_out, verdict)
     if any(claim.id == "generate" for claim in found.claims):
         found += not_compared(what_is_generated(first_of(forward.probes)[1]))
     return found

@@ -128,12 +128,9 @@ class Clock:
         """Return a sentence about why the search ended early; empty if the search was complete."""
         if not self.ran_out:
             return ""
-        known = f"{self.tried:,} of {self.planned:,} candidates were tried"
-        known = (
-            f"; {known}, so the cause of an unexplained fault may be among the others"
-            if self.tried < self.planned
-            else ""
-        )
+        known = f"; {self.tried:,} of {self.planned:,} candidates were tried"
+        known += ", so the cause of an unexplained fault may be among the others"
+        known = known if self.tried < self.planned else ""
         if self.is_interrupted:
             return f"the search for causes was interrupted{known}"
         if self.is_late:

@@ -154,9 +154,9 @@ EMBED_DIM = 12
 EPS = 1e-5
 
 
-def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
+def norm_inputs(seed: int, spread: float = 1.0) -> Arrays:
     random = np.random.default_rng(seed)
-    x = offset * spread + spread * random.normal(size=(3, 5, EMBED_DIM))
+    x = 0.5 * spread + spread * random.normal(size=(3, 5, EMBED_DIM))
     weight, bias = 1 + 0.3 * random.normal(size=EMBED_DIM), 0.3 * random.normal(size=EMBED_DIM)
     return {name: value.astype(np.float32) for name, value in (("x", x), ("weight", weight), ("bias", bias))}
 

@@ -68,10 +68,8 @@ def check_command(
         report = judge_bundle(bundle, outputs, stopped=failure is not None, located=known, port=command, **how)
         if beside is not None:
             report = adding_ranks(report, *beside[:2], bundle.probes).adding(not_compared=beside[2])
-    if failure is None:
-        return report
-    verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
-    return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
+    verdict = "inconclusive" if failure and report.verdict == "agrees" else report.verdict
+    return dataclasses.replace(report, verdict=verdict, notes=(*filter(None, [failure]), *report.notes))
 
 
 def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapping[str, str]]) -> list[Completed]:

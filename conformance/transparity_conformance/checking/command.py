@@ -44,14 +44,13 @@ def check_command(
     ranks: int = 1,
 ) -> Report:
     """Run a program and compare its outputs. The verdict is `agrees` only if the program also exits normally.
+    Raise `BundleError` if the program writes no valid output file.
 
     Args:
         command, timeout: The program with its arguments, and the time limit in seconds.
         name, config: The name of a preset or the name `config`, and the configuration.
         sections: The optional sections of the bundle; `check` documents the arguments that are not listed here.
         ranks: The number of processes. Each gets its rank in the environment, and writes its own output file.
-
-    Raise `BundleError` if the program writes no valid output file.
     """
     config = sized(name, config, ranks)
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:

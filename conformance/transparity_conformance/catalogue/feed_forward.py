@@ -140,8 +140,7 @@ def other_activations(
 
 
 def _given(settings: Settings, state: WalkState, scope: str) -> Value:
-    """Return the input of a layer's feed-forward, by default the right input; the setting `source` is a function for
-    another input."""
+    """Return the input of a layer's feed-forward. The setting `source` is a function that returns another input."""
     return settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
 
 

@@ -5,7 +5,8 @@ the port's functions. During a second call, these functions have rewritten code,
 expression (`expressions`).
 
 If the port calls an installed package, only the result of the call is recorded. Integers and bools are recorded only on
-request, but the inputs of later operations include the operations before them. The following are not recorded:
+request. If they are left out, the operations before them count as inputs of later operations. The following are not
+recorded:
 
 - compiled functions, and functions without source text
 - other threads

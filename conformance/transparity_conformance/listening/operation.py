@@ -61,8 +61,8 @@ class Operation:
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
         """Return the line that probably passed wrong arguments to a function that several lines call.
 
-        `others` are operations with right results. Consider the stacks of `others` with the same innermost expression.
-        Return the innermost line of this stack that is on none of these stacks, by default the operation's own line.
+        `others` are operations with right results. Leave out all lines on the stacks of `others` with the same
+        innermost expression. Return the innermost line that remains on this stack, by default the operation's own line.
         """
         alike = (each.stack for each in others if each.stack and each.stack[0].is_at(self.source))
         elsewhere = {line for stack in alike for line in stack}

@@ -95,7 +95,7 @@ def _replaced(config: TransformerConfig, changes: Mapping[str, Any]) -> Transfor
 Fields = dict[str, Any]
 
 DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop")
-"""How names of dropout fields end; dropout has no effect in evaluation mode."""
+"""Endings of the names of dropout fields, which have no effect in evaluation mode."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,7 +90,7 @@ def mistake_of(
     hub: HubTensors, name: str, tensor: GgufTensor, found: np.ndarray
 ) -> tuple[tuple[Cause, ...], np.ndarray]:
     """Return the first known mistake that reproduces the tensor up to rounding, and the tensor with the mistake undone.
-    If no known mistake does, return the checkpoint's tensor."""
+    If no known mistake reproduces the tensor, return the checkpoint's tensor."""
     right, layout = hub.tensors[name], hub.layout(name)
     for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
         if is_within(found, wrong.to_file(right), tensor.kind):

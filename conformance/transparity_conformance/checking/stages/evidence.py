@@ -75,7 +75,8 @@ class Arguments:
 
     @functools.cached_property
     def probes(self) -> Mapping[str, Probe]:
-        """Return the probes of the check. Half precision has too few digits for the large scores of the probe `hot`."""
+        """Return the probes of the check. In half precision, leave out the probe `hot`, because its large scores leave
+        too few digits."""
         wanted = self._every_probe()
         probes = {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
         return probes_on(probes, self.ranks)

@@ -76,8 +76,8 @@ def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return by how much the reference's logit of each returned token is below its largest logit; 0 for a right
-    token."""
+    """Return by how much the reference's logit of each returned token is below the largest logit at the same
+    position."""
     if theirs.shape != ours.shape[:-1]:
         raise OtherForm
     ids = theirs.astype(np.int64)

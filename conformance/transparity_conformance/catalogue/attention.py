@@ -91,7 +91,7 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": ""}[config.attention_scale]
     if config.attention_multiplier != 1:
         kind = f"{kind} · {config.attention_multiplier:g}" if kind else named_scale(right)
-    by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
+    by = f"{named} ({scale:.4g})" if named and scale != 1 else f"{scale:.6g}"
     instead = f"{kind} ({right:.4g})" if kind else f"{right:.6g}"
     description = f"your scores are {scale / right:.4f} × the reference's: scaled by {by} instead of {instead}"
     # If scores are masked before they are scaled, a wrong scale also changes masked scores. This has an effect only if

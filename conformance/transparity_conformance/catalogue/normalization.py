@@ -114,14 +114,15 @@ def _taken(name: str, other: str) -> Iterator[Fault]:
 
 
 def _of_layer(right: NormForm) -> Iterator[Fault]:
-    place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
+    place = "inside the root" if right.outside else "outside the root"
+    over, instead = ("n", "n − 1") if right.correction else ("n − 1", "n")
     yield _formed("norm-eps-placement", place, outside=not right.outside)
-    says, other = f"the variance is taken over {over}", 1 - right.correction
+    says, other = f"the sum of squares is divided by {over}, not by {instead}", 1 - right.correction
     yield _formed("norm-variance", over, says=says, correction=other)
     says += f", and eps is added {place}"
     yield _formed("norm-variance", f"{over}, eps {place}", says=says, correction=other, outside=not right.outside)
     yield _formed("norm-kind", "mean left in", subtracted=False)
-    same = ", with the deviation of the right norm"
+    same = "; the divisor n − 1 and eps are as in the right norm"
     plain: dict[str, Any] = {"correction": 0, "outside": False} if right.outside else {}
     for without in ("", *[", and there is no bias"] * right.biased):
         kind, says = f"RMSNorm{without}", f"the norm is an RMSNorm: the mean is not subtracted{without}"

@@ -57,7 +57,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for name, scale in SCALES.items() if config.tied_head or config.head_input_scale != 1 else ():
         if not any(is_same(scale(config), each) for each in known):
             known.append(scale(config))
-            says = f"the input of the head is multiplied by {scale(config):.4g}, {name}, not by {right}"
+            named = f" ({name})" * (scale(config) != 1)
+            says = f"the input of the head is multiplied by {scale(config):.4g}{named}, not by {right}"
             yield _headed("head-scale", name, says=says, scale=scale)
     yield from made(CAP_MISSING, config, _logits)
     yield from CAP.usual(config)

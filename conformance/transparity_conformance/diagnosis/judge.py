@@ -98,7 +98,7 @@ def _compare(
     results: dict[str, ProbeResult] = {}
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
-        progress("walking through the port", done, len(probes))
+        progress("comparing activations", done, len(probes))
         shown = actual.get(key, {})
         recorded = chosen(shown, [tap for tap in shown if tap == "logits" or not logits_only])
         if "logits" not in recorded:
@@ -107,7 +107,7 @@ def _compare(
             continue
         ends = {"logits"} & recorded.keys() or recorded.keys()
         if not all(np.isfinite(probe.oracle.budget(tap, dtype)) for tap in ends):
-            missing.append(f"probe {key}: the reference overflows in {dtype}, so nothing can be compared with it")
+            missing.append(f"probe {key}: not compared, because the reference overflows in {dtype}")
         else:
             results[key] = compare_segments(probe, recorded, dtype)
     taps = dict.fromkeys(tap for result in results.values() for tap in result.order)

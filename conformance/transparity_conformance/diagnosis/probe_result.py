@@ -21,7 +21,7 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.storage.on_disk import changed, chosen
 
 MOST_FEATURES = 4096
-"""Reports list the errors of features or tokens only up to this number."""
+"""If an activation has more features or tokens, reports do not list an error for each."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ SIDES = 2
 """The results of two runs may differ by this number of budgets, because each run rounds."""
 
 FLUKE = 1e-6
-"""If equal dropout masks are less probable than this by chance, the ranks share a seed."""
+"""Equal dropout masks mean a shared seed if the probability that they are equal by chance is below this number."""
 
 
 def run_one_rank(evidence: Evidence) -> None:

@@ -203,8 +203,8 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
 
 
 def call_long(evidence: Evidence) -> None:
-    """Call a port with long prompts, shortest first, until a result is wrong. Then find the shortest prompt with a
-    wrong result."""
+    """Call a port with long prompts, shortest first, until a result is wrong. If possible, then find the shortest
+    prompt with a wrong result."""
     probes, reached, progress = evidence.arguments.long, evidence.reached, evidence.progress
     for number, probe in enumerate(probes):
         if reached.wrong:

@@ -132,8 +132,7 @@ def _report(evidence: Evidence) -> Report:
 def _system(
     preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
 ) -> tuple[str | None, TransformerConfig | None]:
-    """Return the name and the configuration to check. Unless the user gave a configuration, `ranks` divides its
-    sizes."""
+    """Return the name and the configuration. Unless the user gave a configuration, `ranks` divides its sizes."""
     is_own = config is not None or parameters is not None
     if family is not None:
         preset, config = preset or family, config or example_config(family)

@@ -86,8 +86,7 @@ class _Listener:
 
 
 def _stack(record: Record) -> tuple[Source, ...]:
-    """Return the port's lines on the stack. For an equation of a jaxpr, return the lines on the stack during
-    tracing."""
+    """Return the port's lines on the stack; for an equation of a jaxpr, the stack during tracing."""
     from jax._src import source_info_util
 
     traceback = source_info_util._source_info_context.context.traceback

@@ -159,7 +159,6 @@ class _Listener:
         self._write(site.name, part if is_view else array, self._origins([before, value]))
 
     def _add(self, name: str, arrays: Any, given: list[Any]) -> None:
-        """Record the arrays that an operation returned."""
         if name in UNINITIALISED:
             return
         record, read = self.record, [_region(array) for array in _arrays(given)]

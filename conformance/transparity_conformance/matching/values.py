@@ -95,8 +95,7 @@ def largest(numbers: np.ndarray) -> float:
 
 
 def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | None = None) -> bool:
-    """Return whether two values differ by at most `share` of the largest element. Compare only elements where `kept` is
-    true."""
+    """Return whether two values differ by at most `share` of the largest element, where `kept` is true."""
     a = numbers_of(ours)
     if a.size != theirs.size:
         return False

@@ -90,8 +90,7 @@ class Probe:
 
 
 def single_row(probe: Probe) -> Probe:
-    """Return the probe with only one row: the first row that contains padding. If no row contains padding, use the
-    first row."""
+    """Return the probe with one row: the first row that contains padding, or the first row."""
     tokens, pad = probe.inputs[probe.config.input_names[-1]], probe.config.pad_id
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
@@ -140,8 +139,7 @@ BIAS_OFFSET = 7.0
 rounding shows."""
 
 HOT_SPREAD = 40.0
-"""The standard deviation of scores in the probe `hot`. The exponentials of the largest scores overflow in float32
-(above 88.7)."""
+"""The standard deviation of scores in the probe `hot`, whose exponentials overflow in float32."""
 
 
 def probe_parameters(
@@ -257,8 +255,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
 
 
 def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random images. The second image is the transpose of the first image, and the third image has only one
-    color."""
+    """Draw random images. The second is the transpose of the first, and the third has only one color."""
     shape = batch, config.image_channels, config.image_size, config.image_size
     pixels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     pixels[1:2] = pixels[:1].swapaxes(-1, -2)
@@ -267,8 +264,7 @@ def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random spectrograms. The second is the first in reverse order, and the third is silent after a quarter of
-    the frames."""
+    """Draw random spectrograms. The second is the reverse of the first; the third is silent after a quarter."""
     shape = batch, config.mel_bins or 0, config.num_frames
     frames = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     frames[1:2] = frames[:1, :, ::-1]

@@ -181,8 +181,7 @@ PLUS_ONE = StoredLayout(lambda value: value + 1, lambda value: value - 1, "1 is 
 
 
 def permuted(heads: int) -> StoredLayout:
-    """Return the layout that llama.cpp uses to rotate pairs of neighboring features: the halves of each head are
-    interleaved."""
+    """Return llama.cpp's layout for rotations of neighboring features: the halves of each head are interleaved."""
 
     def to_file(value: np.ndarray) -> np.ndarray:
         return value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)

@@ -177,8 +177,7 @@ def find_unsteady_line(evidence: Evidence) -> None:
 
 
 def build_again(evidence: Evidence) -> None:
-    """If a fault has no cause, build the port again. If the new port's logits differ, the cause is a weight with random
-    values."""
+    """If a fault has no cause, build the port again. If the logits change, the cause is a random weight."""
     report, probe, dtype = evidence.report, evidence.first, evidence.arguments.dtype
     unexplained = next((index for index, fault in enumerate(report.faults) if not fault.causes), None)
     if unexplained is None or probe.is_large:
@@ -224,8 +223,7 @@ def end_forward_pass(evidence: Evidence) -> None:
 
 
 def is_copied(evidence: Evidence) -> bool:
-    """Return whether the loader agrees, but has so far loaded a copy of the user's checkpoint instead of the user's
-    folder."""
+    """Return whether the loader agrees, but has only loaded a copy of the user's folder so far."""
     parameters = evidence.arguments.parameters
     is_named = isinstance(parameters, InFolder) and not parameters.is_given_itself
     return is_named and is_loader(evidence.build) and evidence.agrees()
@@ -303,8 +301,7 @@ def explain_at_other_size(evidence: Evidence) -> None:
 
 
 def told_in(report: Report, probe: Probe) -> Combination:
-    """Return the faults that, put into the reference, correspond to the report's causes; skip causes without such a
-    fault."""
+    """Return the faults of the reference that correspond to the report's causes; skip causes without a fault."""
     causes = ((cause, cause.at or fault.where) for fault in report.faults for cause in fault.causes)
     made = (hypothesis_of(probe, cause, where) for cause, where in causes)
     return tuple(each for each in made if each is not None)

@@ -74,8 +74,7 @@ def compare_offers(evidence: Evidence) -> None:
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    """Compare all capabilities. If the forward pass rounds more than declared, compare none, because all use the
-    forward pass."""
+    """Compare all capabilities, or none if the forward pass, which all use, rounds more than declared."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
@@ -150,7 +149,6 @@ def _requests(
 
 
 def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> CapabilityResult:
-    """Make the calls in order, until a result is wrong."""
     worst, calls, after = ClaimResult(CLAIM, "agrees", 0.0, 0.0, "logits"), 0, ""
     for each in order:
         if isinstance(each, _Request):

@@ -96,8 +96,7 @@ def boundary(calls: Sequence[Call]) -> str:
 
 
 def bisect(calls: Sequence[Call], call: Callable[[int], bool | None]) -> None:
-    """Bisect to find the first wrong length. `call(length)` returns whether the result is wrong, or None to end the
-    search."""
+    """Find the first wrong length. `call(length)` returns whether the result is wrong, or None to end the search."""
     right = max((each.length for each in calls if not each.is_wrong), default=0)
     wrong = min((each.length for each in calls if each.is_wrong), default=0)
     while 0 < right < wrong - 1:

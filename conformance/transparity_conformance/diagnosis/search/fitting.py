@@ -16,8 +16,7 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""The number of steps of the golden-section search before a fit is judged. These steps narrow the interval to 1/300 of
-the grid's spacing."""
+"""The steps before a fit is judged, which narrow the interval to 1/300 of the grid's spacing."""
 
 STEPS = 40
 """The number of all steps, which narrow the interval to 1/(2 × 10⁸) of the grid's spacing."""
@@ -27,8 +26,7 @@ Fittable = tuple[NumericFault, tuple[str, ...]]
 
 
 def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis | None:
-    """Return the fault whose number minimizes the difference `left`; None if no number is clearly better than
-    others."""
+    """Return the fault whose number minimizes `left`; None if no number is clearly better than others."""
     numeric, sites = fittable
     number = _minimize(lambda number: left(Hypothesis(numeric.make(number), sites)), numeric.grid)
     return None if number is None else Hypothesis(numeric.make(number), sites)

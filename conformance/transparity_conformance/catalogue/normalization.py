@@ -153,8 +153,7 @@ HEADS = {
     "heads": [row("query-key-norm", "each head", statistics="features")],
     "features": [row("query-key-norm", "heads together", statistics="heads")],
 }
-"""Faults of query and key norms over wrong axes, by the right axes: all `heads` together, or the `features` of each
-head."""
+"""Faults of query and key norms, by the right axes: `heads` together, or the `features` of each head."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
@@ -170,8 +169,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _before_the_last(config: TransformerConfig, site: str) -> list[str]:
-    """Return the norms of the first and the last layer, whose parameters a port may use for the norm after all
-    layers."""
+    """Return the norms in layers whose parameters a port may use for the norm after all layers."""
     stack, _, tap = site.partition(".")
     if tap != "output":
         return []
@@ -211,8 +209,7 @@ def has_eps(config: TransformerConfig, site: str) -> bool:
 
 
 def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the result of the norm at a tap, computed with changed settings. In a recurrence, the result includes the
-    gate."""
+    """Return the result of a norm (in a recurrence, with its gate), computed with changed settings."""
     if sites.is_gated_norm(site):
         return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
@@ -252,8 +249,7 @@ UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_
 
 
 def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
-    """Apply the norm `source` (None: a norm with gain 1) to the layer's input, and project a query, key or value from
-    the result."""
+    """Return a query, key or value after the norm `source` of the layer's input (None: a norm with gain 1)."""
     scope, _, role = split(site)
     stack, x = scope.partition(".")[0], sites.layer_input(state, scope)
     if source is None:

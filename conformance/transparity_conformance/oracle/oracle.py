@@ -52,8 +52,7 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.given: tuple[list[Any], Mapping[str, Any]] | None = None
-        """Settings as JSON values, and further arrays. Together with `arrays`, they determine the results. None if the
-        results depend on anything else."""
+        """JSON settings and arrays that, with `arrays`, determine the results; None if anything else does."""
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 

@@ -118,8 +118,7 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 
 def twin(probe: Probe) -> Probe:
-    """Return the probe with inputs of the same shape and the same sum, but in another order. The first row and the
-    first tokens do not change."""
+    """Return the probe with inputs in another order, except the first row and the first tokens."""
     inputs, purpose = dict(probe.inputs), "other tokens with the same shape and sums"
     for name in probe.config.input_names:
         moved = inputs[name].copy()
@@ -135,8 +134,7 @@ DECAY_RATE = 0.4
 """The median decay rate of recurrent states. Part of a state remains after all tokens of a probe."""
 
 BIAS_OFFSET = 7.0
-"""The offset of a router's correction biases for odd seeds. Near 7, the spacing of bfloat16 is 1/32, so undeclared
-rounding shows."""
+"""The offset of a router's correction biases for odd seeds. The spacing of bfloat16 near 7 is 1/32."""
 
 HOT_SPREAD = 40.0
 """The standard deviation of scores in the probe `hot`, whose exponentials overflow in float32."""

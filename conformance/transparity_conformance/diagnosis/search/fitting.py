@@ -87,8 +87,7 @@ def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> floa
 def golden_section(
     function: Callable[[float], float], grid: Sequence[float], best: int
 ) -> Iterator[tuple[float, float]]:
-    """Narrow an interval around the number `grid[best]`. Yield its middle and the smallest value of `function` inside,
-    after each step."""
+    """Narrow an interval around `grid[best]`. Yield its middle and the smallest value so far at each step."""
     low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
     ratio = (math.sqrt(5) - 1) / 2
     inner, outer = high - ratio * (high - low), low + ratio * (high - low)

@@ -314,8 +314,7 @@ DEPTH = 6
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
-    """Return a model with more layers and few calls, because a fault may show only in later layers. Return () if the
-    port accepts no such model."""
+    """Return a model with more layers, whose later layers may be wrong; () if the port refuses it."""
     for types in _deep_types(config):
         depth = max(DEPTH, len(types))
         layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}

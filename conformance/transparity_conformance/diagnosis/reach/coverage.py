@@ -17,7 +17,7 @@ from transparity_conformance.report.report import Report
 
 
 def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], failed: Sequence[str] = ()) -> Report:
-    """Add the coverage. If a field is not exercised, or calls `failed`, `agrees` becomes `inconclusive`."""
+    """Add the coverage. The verdict `agrees` becomes `inconclusive` if a field is not exercised or a call failed."""
     if report.verdict != "agrees":
         return dataclasses.replace(report, coverage=coverage_of(probes))
     seen, unseen = exercised(config, sorted(affordable(config, probes), key=_cost))

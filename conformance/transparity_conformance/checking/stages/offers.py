@@ -38,6 +38,8 @@ from transparity_conformance.report.report import (
 )
 from transparity_conformance.running.process.running import is_loader, run, sharding_of
 
+OF_A_CHECKPOINT = "the gradients of a loaded model are compared only with --checkpoint"
+
 CALLS_OF_LARGE = 2
 """The number of forward passes in the history of a large model."""
 
@@ -79,8 +81,7 @@ def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> Capabili
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
         return not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
-    left_out = {"loss_and_gradients": "the gradients of a loaded model are compared only with --checkpoint"}
-    left_out = left_out if is_loader(port.build) else {}
+    left_out = {"loss_and_gradients": OF_A_CHECKPOINT} if is_loader(port.build) else {}
     return compare_capabilities(port, forward, CAPABILITIES.values(), left_out, report.verdict)
 
 

@@ -122,7 +122,7 @@ def test_names_that_contradict_what_is_computed_are_told(tmp_path: Path) -> None
     result = adapt(broken(tmp_path, "mingpt", "def keys_first(c, k, q, v)", "def keys_first(c, q, k, v)"), config)
     assert result.is_proved
     lines, _ = summary(result)
-    says = "{0}.query.{1} is blocks.{{i}}.attn.key.{1}, although this name suggests key: a loader by name"
+    says = "{0}.query.{1} is blocks.{{i}}.attn.key.{1}, although this name suggests key: loading by name"
     told = [says.format("decoder.layers.{i}.self_attention", leaf) for leaf in ("weight", "bias")]
     assert [line.partition(",")[0] for line in lines if "although this name suggests key" in line] == [
         line.partition(",")[0] for line in told

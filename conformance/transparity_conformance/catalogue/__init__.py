@@ -57,8 +57,7 @@ WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...]
 
 
 def faults_at(config: TransformerConfig, site: str, ranks: int = 1) -> Iterator[Fault]:
-    """Yield the faults at the tap `site`, except faults with a fitted number. On several `ranks`, faults of sharding
-    come first."""
+    """Yield the faults at the tap `site` without a fitted number. Faults of several `ranks` come first."""
     yield from sharding.faults(config, site, ranks)
     for faults in OF_A_SITE:
         yield from faults(config, site)

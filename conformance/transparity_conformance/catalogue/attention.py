@@ -57,9 +57,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if tap in ("query", "key", "value") and heads > 1:
         yield from made((*SPLITS, INTERLEAVED), config, attended)
     if tap == "context":
-        yield from made(
-            (*MERGES, *[MERGED_BY_MEMBERS] * is_grouped, INTERLEAVED) if heads > 1 else (), config, attended
-        )
+        by_members = [row("head-order", "merged by members", merge=_by_members)] * is_grouped
+        yield from made((*MERGES, *by_members, INTERLEAVED) if heads > 1 else (), config, attended)
 
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
@@ -209,9 +208,6 @@ def _by_members(heads: Value, config: TransformerConfig) -> Value:
     groups = config.key_value_heads
     members = heads.reshape(batch, groups, count // groups, length, width).transpose(0, 3, 2, 1, 4)
     return members.reshape(batch, length, -1)
-
-
-MERGED_BY_MEMBERS = row("head-order", "merged by members", merge=_by_members)
 
 
 def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, value: Value) -> Value:

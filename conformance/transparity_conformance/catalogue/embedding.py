@@ -97,8 +97,8 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault of embeddings that are multiplied by `factor`. If `named` is a key of `SCALES`, the fault
-    computes the factor for each model size."""
+    """Return the fault of embeddings multiplied by `factor`, or by the factor `named` in `SCALES` for each model
+    size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
@@ -164,8 +164,7 @@ def _replaced(settings: Settings, state: WalkState, site: str, value: Value) -> 
 
 
 def sinusoids(settings: Settings, config: TransformerConfig, length: int) -> np.ndarray:
-    """Return sinusoids with frequencies base^−exponent. `settings` may change the base, exponents, layout, order and
-    offset."""
+    """Return sinusoids with frequencies base^−exponent; `settings` may change each part of the formula."""
     exponents = settings.get("exponents", EXPONENTS[TIMESCALES[config.sinusoidal_timescales]])(config)
     positions = np.arange(length) + settings.get("offset", 0)
     angles = positions[:, None] / settings.get("base", config.rope_theta) ** exponents

@@ -193,8 +193,7 @@ class Number:
     def fitted(
         self, config: TransformerConfig, is_site: Callable[[str], bool], times: float, powers: range, around: float = 0
     ) -> NumericFault:
-        """Return faults with a number to fit. The fit starts at `around` (by default, the right value) times powers of
-        `times`."""
+        """Return faults with a number to fit, starting at `around` (or the right value) times powers of `times`."""
         grid = [(around or getattr(config, self.field)) * times**power for power in powers]
         return NumericFault(is_site, grid, functools.partial(self.fault, config))
 

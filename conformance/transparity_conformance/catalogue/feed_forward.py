@@ -37,8 +37,7 @@ BOUNDS = (
     _bound("both sides", bounded=lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit))),
     _bound("above alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
 )
-"""Wrong bounds of the gate and the up projection (swiglu_limit). `bounded` is a function (limit, gate, up) → (gate,
-up)."""
+"""Wrong bounds of gate and up projection (swiglu_limit): functions (limit, gate, up) → (gate, up)."""
 
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -89,8 +88,7 @@ def _hidden(settings: Settings, state: WalkState, config: TransformerConfig, sco
 def gated(
     settings: Settings, config: TransformerConfig, function: Callable[[Value], Value], gate: Value, up: Value
 ) -> Value:
-    """Return the product of gate and up projection. The settings `bounded`, `gate_limit`, `offset` and `gated` change
-    it."""
+    """Return the product of gate and up projection, computed with changed settings."""
     gate, up = settings.get("bounded", bounded)(settings.get("gate_limit", config.gate_limit), gate, up)
     up = up + up.dtype.type(settings.get("offset", config.up_offset))
     return settings.get("gated", lambda function, gate, up: function(gate) * up)(function, gate, up)
@@ -101,8 +99,7 @@ def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
 
 
 def is_activated(config: TransformerConfig, site: str) -> bool:
-    """Return whether the value at a tap changes with the activation function: hidden features, or the output of
-    experts."""
+    """Return whether a tap is the hidden features, or the output of a layer with experts."""
     routed = own_config(config, site).num_experts > 0
     return site.endswith(".hidden") or (routed and site.endswith(".feed_forward.output"))
 
@@ -131,8 +128,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
 def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
-    """Yield a fault for each wrong activation function. Descriptions end with `where`. `missing` is the variant of the
-    fault without an activation function."""
+    """Yield a fault for each wrong activation function, described with `where`; `missing` names the identity."""
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"
@@ -140,8 +136,7 @@ def other_activations(
 
 
 def _given(settings: Settings, state: WalkState, scope: str) -> Value:
-    """Return the input of a layer's feed-forward, by default the right input; the setting `source` is a function for
-    another input."""
+    """Return the input of a layer's feed-forward. The setting `source` is a function that returns another input."""
     return settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
 
 
@@ -242,8 +237,7 @@ def _chosen(settings: Settings, state: WalkState, site: str, value: Value) -> Va
 
 
 def _by_groups(settings: Settings, config: TransformerConfig, scores: Value) -> Value:
-    """Choose experts only from the best groups. A group's rank is the sum of its `settings["ranked"]` highest
-    scores."""
+    """Choose experts from the best groups, ranked by the sum of their `settings["ranked"]` highest scores."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     ranks = np.sort(groups, axis=-1)[..., -settings["ranked"] :].sum(axis=-1)
     best = np.repeat(highest(ranks, config.topk_groups), groups.shape[-1], axis=-1)
@@ -276,8 +270,7 @@ PACKINGS: dict[str, tuple[int, Callable[[Value], Value]]] = {
     "scale twice": (1, lambda blocks: blocks * 2),
     "scale half": (1, lambda blocks: blocks / 2),
 }
-"""Wrong ways to unpack four-bit weights: the size of a block, and a function that changes features (…, blocks, size)
-with the same effect."""
+"""Wrong ways to unpack four-bit weights: (block size, equivalent change of features (…, blocks, size))."""
 
 
 def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
@@ -286,8 +279,7 @@ def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
 
 
 def _cut_as(order: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return the gate and up projections that a port cuts out of a packed matrix in the wrong `order`: as `halves` or
-    as `alternating` rows."""
+    """Return gate and up projections, cut out of a packed matrix as `halves` or `alternating` rows by mistake."""
     part, found = f"{split(site)[0]}.feed_forward", Arrays()
     places = [f"{part}.experts.{expert}" for expert in range(own_config(config, site).num_experts)]
     for place in places or [part]:
@@ -306,8 +298,7 @@ def _cut_as(order: str, config: TransformerConfig, parameters: Arrays, site: str
 def _of_other_experts(
     source: Callable[[int, int], int], roles: Sequence[str], config: TransformerConfig, parameters: Arrays, site: str
 ) -> Arrays:
-    """Return the linear maps `roles` of each expert, with the values of the expert `source(expert, number of
-    experts)`."""
+    """Return the linear maps `roles` of each expert, taken from the expert `source(expert, experts)`."""
     part, experts = f"{split(site)[0]}.feed_forward.experts", own_config(config, site).num_experts
     sources = {expert: source(expert, experts) for expert in range(experts)}
     ends = [f"{role}.{kind}" for role in roles for kind in ("weight", "bias")]

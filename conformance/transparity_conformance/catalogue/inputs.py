@@ -98,8 +98,7 @@ LAYOUTS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "mel bins turned": lambda given: given[:, ::-1].swapaxes(1, 2),
     "frames turned": lambda given: given[:, :, ::-1].swapaxes(1, 2),
 }
-"""Functions from audio (batch, mel_bins, frames) to a wrong input of the first convolution (batch, frames,
-mel_bins)."""
+"""Functions from audio (batch, mel_bins, frames) to wrong inputs of convolutions (batch, frames, mel_bins)."""
 
 KERNELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "turned": lambda kernel: kernel[..., ::-1],

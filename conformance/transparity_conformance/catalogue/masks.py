@@ -23,8 +23,7 @@ def layer_of(site: str) -> int:
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return attention weights with changed settings of the mask or the softmax. Return the value of any other tap
-    unchanged."""
+    """Return attention weights with changed settings of the mask or the softmax; keep other taps."""
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
@@ -159,8 +158,7 @@ WINDOWS: dict[WindowKind, tuple[str, str, WindowKind]] = {
     "sliding": (SLIDING, "sliding window is", "chunked"),
     "chunked": ("chunks have {} positions instead of {}", "chunks are", "sliding"),
 }
-"""For each kind of window: a description of a wrong size, a phrase for `window-missing`, and the other kind of
-window."""
+"""For each kind of window: text about a wrong size, text about a missing window, and the other kind."""
 
 
 def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fault]:

@@ -114,14 +114,15 @@ def _taken(name: str, other: str) -> Iterator[Fault]:
 
 
 def _of_layer(right: NormForm) -> Iterator[Fault]:
-    place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
+    place = "inside the root" if right.outside else "outside the root"
+    over, instead = ("n", "n − 1") if right.correction else ("n − 1", "n")
     yield _formed("norm-eps-placement", place, outside=not right.outside)
-    says, other = f"the variance is taken over {over}", 1 - right.correction
+    says, other = f"the sum of squares is divided by {over}, not by {instead}", 1 - right.correction
     yield _formed("norm-variance", over, says=says, correction=other)
     says += f", and eps is added {place}"
     yield _formed("norm-variance", f"{over}, eps {place}", says=says, correction=other, outside=not right.outside)
     yield _formed("norm-kind", "mean left in", subtracted=False)
-    same = ", with the deviation of the right norm"
+    same = "; the divisor n − 1 and eps are as in the right norm"
     plain: dict[str, Any] = {"correction": 0, "outside": False} if right.outside else {}
     for without in ("", *[", and there is no bias"] * right.biased):
         kind, says = f"RMSNorm{without}", f"the norm is an RMSNorm: the mean is not subtracted{without}"
@@ -152,8 +153,7 @@ HEADS = {
     "heads": [row("query-key-norm", "each head", statistics="features")],
     "features": [row("query-key-norm", "heads together", statistics="heads")],
 }
-"""Faults of query and key norms over wrong axes, by the right axes: all `heads` together, or the `features` of each
-head."""
+"""Faults of query and key norms, by the right axes: `heads` together, or the `features` of each head."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
@@ -169,8 +169,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _before_the_last(config: TransformerConfig, site: str) -> list[str]:
-    """Return the norms of the first and the last layer, whose parameters a port may use for the norm after all
-    layers."""
+    """Return the norms in layers whose parameters a port may use for the norm after all layers."""
     stack, _, tap = site.partition(".")
     if tap != "output":
         return []
@@ -210,8 +209,7 @@ def has_eps(config: TransformerConfig, site: str) -> bool:
 
 
 def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the result of the norm at a tap, computed with changed settings. In a recurrence, the result includes the
-    gate."""
+    """Return the result of a norm (in a recurrence, with its gate), computed with changed settings."""
     if sites.is_gated_norm(site):
         return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
@@ -251,8 +249,7 @@ UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_
 
 
 def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
-    """Apply the norm `source` (None: a norm with gain 1) to the layer's input, and project a query, key or value from
-    the result."""
+    """Return a query, key or value after the norm `source` of the layer's input (None: a norm with gain 1)."""
     scope, _, role = split(site)
     stack, x = scope.partition(".")[0], sites.layer_input(state, scope)
     if source is None:
@@ -313,13 +310,11 @@ LATENT_NORMS: Mapping[str, Settings] = {
 }
 """Wrong norms of a latent vector, as values of `NormForm`."""
 
-LATENT_ROLES = {"query_latent": "the queries", "key_value_latent": "keys and values"}
-
 
 def latent_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not sites.is_latent(site):
         return
-    role = LATENT_ROLES[split(site)[2]]
+    role = "the queries" if site.endswith("query_latent") else "keys and values"
     yield fault("latent-norm", "missing", words={"role": role}, patch=_missing)
     for name, settings in LATENT_NORMS.items():
         if name != "one-plus-weight" or config.norm_gain == "weight":

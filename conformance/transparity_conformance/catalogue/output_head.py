@@ -57,9 +57,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for name, scale in SCALES.items() if config.tied_head or config.head_input_scale != 1 else ():
         if not any(is_same(scale(config), each) for each in known):
             known.append(scale(config))
-            says = f"logits are multiplied by {scale(config):.4g} ({name}) instead of {right}"
+            what = "the input of the head is" if config.head_bias else "logits are"
+            says = f"{what} multiplied by {scale(config):.4g} ({name}) instead of {right}"
             if scale(config) == 1:
-                says = f"logits are not multiplied by {right}"
+                says = f"{what} not multiplied by {right}"
             yield _headed("head-scale", name, says=says, scale=scale)
     yield from made(CAP_MISSING, config, _logits)
     yield from CAP.usual(config)
@@ -74,7 +75,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "without the multiplier": lambda config: config.head_input_scale / config.head_multiplier,
     "the scale's inverse": lambda config: 1 / config.head_input_scale,
 }
-"""Factors by which ports multiply the logits, or the input of the head."""
+"""Factors by which ports multiply the input of the head."""
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

@@ -227,8 +227,7 @@ def _with_rows(layout: str, config: TransformerConfig, parameters: Arrays, site:
 
 
 def _is_packed(config: TransformerConfig, site: str) -> bool:
-    """Return whether a port may pack the weights of queries, keys and values into one matrix, as in GPT-2 and
-    GPT-NeoX."""
+    """Return whether a port may pack the weights of queries, keys and values into one matrix, as in GPT-2."""
     _, sublayer, tap = split(site)
     is_plain = config.projection == "full" and not config.kv_lora_rank
     return sublayer == "self_attention" and tap in PACKED and is_plain

@@ -1,5 +1,4 @@
-"""Faults in the structure of layers: residuals, activation functions, the order of sublayers and the places of
-norms."""
+"""Faults in the structure of layers: residuals, activations, the order of sublayers, the places of norms."""
 
 from __future__ import annotations
 

@@ -85,8 +85,7 @@ BEYOND: dict[str, tuple[Callable[[int, TransformerConfig, np.ndarray], np.ndarra
     ),
     "begun again": (lambda size, config, positions: positions % size, "begin at 0 again"),
 }
-"""What ports compute at positions beyond their table: a function (size of the table, configuration, positions) → wrong
-positions, and a description."""
+"""Positions that ports use beyond their table: functions (table size, configuration, positions) → positions."""
 
 SHARES = {"all": 1.0, "half": 0.5, "a quarter": 0.25}
 """Shares of a head's features that ports may rotate."""

@@ -20,8 +20,7 @@ from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.positions.in_attention import alibi_slopes
 
 ROW_PARALLEL = {"attention.output": ("output", "context"), "feed_forward.output": ("down", "hidden")}
-"""The ends of taps after row-parallel linear maps, whose inputs are sharded; each with the name and the input of the
-map."""
+"""Taps after linear maps with sharded inputs (row-parallel), each with the name and the input of the map."""
 
 FUSED = {
     "query, key and value": ("query", "key", "value"),

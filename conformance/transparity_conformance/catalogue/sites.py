@@ -80,8 +80,7 @@ def branch_end(config: TransformerConfig, sublayer: str) -> str:
 
 
 def output_of(config: TransformerConfig, sublayer: str) -> str:
-    """Return the tap of a sublayer's result, before any norm. If the mixer is a recurrence, `self_attention` stands for
-    its sublayer."""
+    """Return the tap of a sublayer's result, before a norm; `self_attention` may stand for a recurrence."""
     scope, name = sublayer.rpartition(".")[::2]
     return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
 

@@ -86,7 +86,8 @@ def summary(result: Adapted) -> tuple[list[str], int]:
     absent = [name for name, line in adapter.lines.items() if line == ABSENT]
     asked = [name for name, line in adapter.lines.items() if line == ASKED]
     settled = len(found.lines) - sum(line == ABSENT for line in found.lines.values())
-    lines = [f"{count(settled, 'parameter')} found in {count(len(adapter.lines) - len(absent) - len(asked), 'line')}"]
+    written_for = count(len(adapter.lines) - len(absent) - len(asked), "line")
+    lines = [f"{count(settled, 'parameter')} found; the adapter has {written_for} for them"]
     if adapter.zero:
         lines.append(f"set to 0 in the port, because this configuration has no such biases: {listed(adapter.zero)}")
     if adapter.unused:
@@ -119,9 +120,7 @@ def contradicting(lines: Mapping[str, str]) -> list[str]:
         role, said = ours.split(".")[-2], called(line)
         if role in WORDS and len(said) == 1 and said != {role} and {role, *said} <= set(WORDS):
             one = min(said)
-            found.append(
-                f"{ours} is {line}, although this name suggests {one}: a loader by name loads the wrong weights"
-            )
+            found.append(f"{ours} is {line}, although this name suggests {one}: loading by name gives wrong weights")
     return found
 
 

@@ -71,10 +71,10 @@ def check(
         build: `build(config, parameters)`, which returns `forward(**tokens)`; `load(folder)`; or `file.py:NAME`.
         preset, family: The preset, which the checker makes small; and the family of the folders that a loader reads.
         config, parameters: A configuration in place of a preset; and its parameters (random if omitted).
-        dtype, logits_only, quick: The precision; and whether to compare only the logits, or only the forward pass.
+        dtype, logits_only, quick: The precision; whether to compare only logits; whether to run only the forward pass.
         isolated, ranks, timeout: Whether to use a separate process; the number of ranks; and the seconds for a reply.
         budget, name, lengths: The seconds for the search for causes; the port's name; and lengths of long prompts.
-        audit, progress, located: Whether to fail if a loader ignores a field; and functions for progress and reports.
+        audit, progress, located: Whether an ignored field is a fault; a function for progress; one for early reports.
     """
     if other:
         return _check_against(dict(locals()))
@@ -132,8 +132,7 @@ def _report(evidence: Evidence) -> Report:
 def _system(
     preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
 ) -> tuple[str | None, TransformerConfig | None]:
-    """Return the name and the configuration to check. Unless the user gave a configuration, `ranks` divides its
-    sizes."""
+    """Return the name and the configuration. Unless the user gave a configuration, `ranks` divides its sizes."""
     is_own = config is not None or parameters is not None
     if family is not None:
         preset, config = preset or family, config or example_config(family)

@@ -38,8 +38,7 @@ Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
-    """Return a function that checks one configuration of the port. The port is a function, a model file or a
-    program."""
+    """Return a function that checks one configuration of a function, a model file or a program."""
     if options.command is not None:
         from transparity_conformance.checking.command import check_command  # a slow import that is rarely needed
 
@@ -104,8 +103,7 @@ class PortCheck:
         return replace(report, not_compared=not_compared, notes=notes, timing={**starts, **report.timing})
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
-        """Yield the configurations to check for a checkpoint. If the port is a model file, no call exceeds its
-        limits."""
+        """Yield the configurations for a checkpoint. If the port is a model file, no call exceeds its limits."""
         if runtime_of(self.spec) is None:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return

@@ -44,14 +44,13 @@ def check_command(
     ranks: int = 1,
 ) -> Report:
     """Run a program and compare its outputs. The verdict is `agrees` only if the program also exits normally.
+    Raise `BundleError` if the program writes no valid output file.
 
     Args:
         command, timeout: The program with its arguments, and the time limit in seconds.
         name, config: The name of a preset or the name `config`, and the configuration.
         sections: The optional sections of the bundle; `check` documents the arguments that are not listed here.
         ranks: The number of processes. Each gets its rank in the environment, and writes its own output file.
-
-    Raise `BundleError` if the program writes no valid output file.
     """
     config = sized(name, config, ranks)
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
@@ -68,12 +67,8 @@ def check_command(
         report = judge_bundle(bundle, outputs, stopped=failure is not None, located=known, port=command, **how)
         if beside is not None:
             report = adding_ranks(report, *beside[:2], bundle.probes).adding(not_compared=beside[2])
-    return report if failure is None else _failed(report, failure)
-
-
-def _failed(report: Report, failure: str) -> Report:
-    verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
-    return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
+    verdict = "inconclusive" if failure and report.verdict == "agrees" else report.verdict
+    return dataclasses.replace(report, verdict=verdict, notes=(*filter(None, [failure]), *report.notes))
 
 
 def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapping[str, str]]) -> list[Completed]:

@@ -1,5 +1,4 @@
-"""The options of `transparity check`, and rules for their combinations. Few imports make usage errors appear at
-once."""
+"""The options of `transparity check`, and rules for their combinations. Few imports make this file load fast."""
 
 from __future__ import annotations
 

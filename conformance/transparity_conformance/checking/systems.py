@@ -132,8 +132,7 @@ LEAST_OF_A_RANK = 2
 
 
 def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return a small configuration whose sizes are multiples of `ranks`, with at least `LEAST_OF_A_RANK` heads for each
-    rank."""
+    """Return a small configuration whose sizes are multiples of `ranks`, with several heads for each rank."""
     resize = functools.partial(small_system, config) if config.shared_embedding else config.resized
     small = resize()
     heads = max(_multiple(small.num_heads, ranks), LEAST_OF_A_RANK * ranks)

@@ -178,8 +178,7 @@ def _by_answer(
 
 
 def _parts(told: Combination, tap: str) -> Iterator[Combination]:
-    """Yield parts of a combination: each single fault, the faults at `tap`, and then all faults of one or more
-    kinds."""
+    """Yield each single fault, the faults at `tap`, and then all faults of one or more kinds."""
     yield from ((one,) for one in told)
     yield tuple(each for each in told if tap in each.sites)
     kinds = list(by_id(told).values())
@@ -189,8 +188,7 @@ def _parts(told: Combination, tap: str) -> Iterator[Combination]:
 
 
 def _rivals(segment: Segment, best: Combination, others: Sequence[Combination]) -> list[Combination]:
-    """Return the combinations in `others`, and their single faults, that have as many faults as `best` and also explain
-    the segment."""
+    """Return other combinations, and their single faults, that explain the segment with as many faults as `best`."""
     parts = [part for each in others for part in (each, *((one,) for one in each))]
     return [part for part in parts if len(part) == len(best) and segment.vanishes(part)]
 
@@ -262,8 +260,7 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain a tap's whole sublayer as one segment. Faults that were already found in this sublayer are not
-        used."""
+        """Explain a tap's whole sublayer as one segment, without the faults already found in this sublayer."""
         end, results = joined(self.results, tap, faulty, found)
         if not end:
             return Explanation()
@@ -297,12 +294,10 @@ def divergence_of(results: Results, tap: str, found: Explanation, *, with_profil
 
 
 def departures_note(results: Results, divergences: Sequence[Divergence], clock: Clock) -> list[str]:
-    """If only the logits are known and no cause was found, return a note on fields of the configuration that may
-    differ."""
+    """If only the logits are known and have no cause, return a note on fields that may differ."""
     segment = segment_of(results, "logits")
-    if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
-        return []
-    if not segment.is_whole_model:
+    is_told = any(divergence.causes or divergence.is_misshapen for divergence in divergences)
+    if is_told or not segment.probes or not segment.is_whole_model:
         return []
     probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
     if probe.is_large:  # the search needs hundreds of slow runs
@@ -322,8 +317,7 @@ def departures_note(results: Results, divergences: Sequence[Divergence], clock: 
 
 
 def _remaining(segment: Segment, known: Combination) -> Divergence:
-    """Return the divergence that remains if the reference has the faults `known`, on the probe with the largest
-    divergence."""
+    """Return the divergence that remains with the faults `known`, on the probe where it is largest."""
     probe = max(segment.probes, key=lambda probe: segment.share(probe, known))
     result = segment.results[probe.name]
     ours = walk(probe, result.recorded, known, until=segment.tap)[segment.tap]
@@ -333,8 +327,7 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Add a cause to a wrong shape: the single fault of another divergence, if this fault changes the shape of this
-    tap."""
+    """Add to a wrong shape the single fault of another divergence, if this fault changes the shape."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:
@@ -343,8 +336,7 @@ def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -
 
 
 def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Name the cause a swap if two taps use each other's parameters, or if three taps use each other's parameters in a
-    cycle."""
+    """Name the cause a swap if two taps use each other's parameters, or if three taps do so in a cycle."""
     fault = _alone(explanations.get(divergence.where))
     if not divergence.causes or fault is None or not (fault.taken_from and fault.exchange):
         return divergence
@@ -372,8 +364,7 @@ def _alone(explanation: Explanation | None) -> Fault | None:
 
 
 def _whole_model_fault(results: Results, faulty: list[str]) -> Combination:
-    """Return the fault of the whole model that leaves the fewest segments wrong, if this is at most half of the
-    segments."""
+    """Return the fault of the whole model that leaves the fewest segments wrong, at most half of all."""
     if len(faulty) < 2:
         return ()
     config = next(iter(results.values())).probe.config

@@ -79,8 +79,7 @@ def explained_by(
     *,
     remains: bool = False,
 ) -> Explanation:
-    """Return an explanation with the first combination in `found`; the other combinations explain the segment equally
-    well."""
+    """Return an explanation by the first combination in `found`; the others explain the segment equally well."""
     (chosen, *rest), screen = found, screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
     causes = (*causes[:-1], _with_others(causes[-1], chosen, rest))
@@ -115,8 +114,7 @@ def _uncontradicted_first(
 def _same_as_earlier(
     segment: Segment, known: Combination, before: float, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> Explanation | None:
-    """If the faults of an earlier segment of the same kind also explain this segment, return an explanation with these
-    faults."""
+    """Return an explanation by the faults of an earlier segment of the same kind, if they explain this segment."""
     for chosen, each in _made_before(segment, screen, earlier):
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
             *others, last = _causes(segment, known, chosen, before, screen)
@@ -129,8 +127,7 @@ def _same_as_earlier(
 def _made_before(
     segment: Segment, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> list[tuple[Combination, Explanation]]:
-    """Move the faults of earlier segments of the same kind to this segment. Return them, each with the earlier
-    explanation."""
+    """Return the faults of earlier segments of the same kind, moved to this segment, with the explanations."""
     made: list[tuple[Combination, Explanation]] = []
     for tap, each in earlier.items():
         if not each.chosen or tap_kind(tap) != tap_kind(segment.tap) or any(one.sites != (tap,) for one in each.chosen):
@@ -185,8 +182,7 @@ def _begins(applied: Combination, screen: Probe) -> str:
 
 
 def _with_others(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:
-    """Add to the text of a cause other numbers or variants of the same fault that explain the difference equally
-    well."""
+    """Add to a cause's text other numbers or variants of the fault that explain the difference equally well."""
     fault, sites = chosen[-1].fault, chosen[-1].sites
     alike = [each[0].fault for each in rest if len(each) == len(chosen) == 1 and each[0].sites == sites]
     told = [_other(fault, each) for each in alike if each.id == fault.id]
@@ -209,8 +205,7 @@ def _other(fault: Fault, other: Fault) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """Return the first probe on which two combinations differ by more than the budget, or on which only one can be
-    applied."""
+    """Return the first probe on which two combinations differ by more than the budget, or only one is possible."""
     for name, probe in others.items():
         one, other = (segment.value(probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:

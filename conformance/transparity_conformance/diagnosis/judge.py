@@ -98,7 +98,7 @@ def _compare(
     results: dict[str, ProbeResult] = {}
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
-        progress("walking through the port", done, len(probes))
+        progress("comparing activations", done, len(probes))
         shown = actual.get(key, {})
         recorded = chosen(shown, [tap for tap in shown if tap == "logits" or not logits_only])
         if "logits" not in recorded:
@@ -107,7 +107,7 @@ def _compare(
             continue
         ends = {"logits"} & recorded.keys() or recorded.keys()
         if not all(np.isfinite(probe.oracle.budget(tap, dtype)) for tap in ends):
-            missing.append(f"probe {key}: the reference overflows in {dtype}, so nothing can be compared with it")
+            missing.append(f"probe {key}: not compared, because the reference overflows in {dtype}")
         else:
             results[key] = compare_segments(probe, recorded, dtype)
     taps = dict.fromkeys(tap for result in results.values() for tap in result.order)
@@ -178,8 +178,7 @@ def _verdict(
 
 
 def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answer | None) -> list[str]:
-    """Remove notes on the forms of matched taps if a divergence is unexplained, because the taps may then be matched
-    wrongly."""
+    """Remove notes on the forms of matched taps if an unexplained divergence casts doubt on the matches."""
     is_sure = answer is None or all(each.causes for each in divergences)
     unsure = {IN_FORM.format(tap=tap) for tap in (() if answer is None or is_sure else answer.found)}
     return [note for note in notes if note not in unsure]
@@ -196,8 +195,7 @@ def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:
 def _explained(
     results: Results, places: list[str], search: _Search
 ) -> tuple[Sequence[Divergence], Sequence[str], Mapping[str, tuple[object, object]]]:
-    """Search for causes. Return the divergences, notes on the search, and fields of the configuration that differ in
-    the port."""
+    """Search for causes. Return the divergences, notes on the search, and configuration fields that differ."""
     clock, others = search.clock, dict[str, tuple[object, object]]()
     is_large = any(result.probe.is_large for result in results.values())
     clock.begin(1 if is_large else STAGES)  # the search for rounding may have used all of the work
@@ -213,8 +211,7 @@ def _explained(
 def _undeclared(
     results: Results, measured: Sequence[Measured], rounding: Cause, where: str, dtype: str, notes: list[str]
 ) -> list[Divergence]:
-    """Return a divergence for undeclared rounding, after a divergence for a fault that the rounding hides. Add notes on
-    both."""
+    """Return divergences for undeclared rounding and for a fault that it hides; add notes on both."""
     worst = max(measured, key=lambda item: item.share)
     divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile)
     notes.append(
@@ -227,8 +224,7 @@ def _undeclared(
 def _hidden_in_rounding(
     results: Results, measured: Iterable[Measured], dtype: str | None, notes: list[str]
 ) -> list[Divergence]:
-    """Return a divergence for a fault whose effect is within the wide budgets of half precision, and add a note on the
-    fault."""
+    """Return a divergence for a fault that the wide budgets of half precision hide, and add a note."""
     coherent = coherent_error(results, dtype) if dtype in HALF else None
     if coherent is None:
         return []

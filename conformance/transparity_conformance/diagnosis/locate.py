@@ -90,8 +90,7 @@ def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) ->
 
 
 def _right(result: ProbeResult, outer: Mapping[str, np.ndarray]) -> dict[str, bool]:
-    """Return whether the port's value at each tap is right if the reference continues only with the values in
-    `outer`."""
+    """Return whether each value of the port is right if the reference continues only with `outer`."""
     neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one is not enough near ties
     budgets = segment_budgets(result.probe, outer, result.dtype, neighbours=neighbours)
     return {tap: error <= max(budgets[tap], result.budgets[tap]) for tap, error in result.gaps_from(outer).items()}
@@ -103,8 +102,7 @@ def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], 
 
 
 def _depends_on_convention(result: ProbeResult, tap: str) -> np.ndarray:
-    """Return a mask of the rows in which the tap depends on an undefined value, such as the weights of a query without
-    visible keys."""
+    """Return a mask of the rows in which the tap depends on a query that sees no key, or on a near-tie."""
     rows = len(next(iter(result.probe.inputs.values())))
     free = undetermined_positions(result.probe, result.dtype).get(tap)
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
@@ -179,8 +177,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def is_equivalent(tap: str, pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Return whether a single map turns our values into the port's values, within `tolerance` times the largest
-    element."""
+    """Return whether a single map turns our values into the port's values, within a relative `tolerance`."""
     if not pairs or not all(actual.shape == ours.shape for actual, ours in pairs):
         return False
     if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # our values may contain the port's NaN
@@ -219,8 +216,7 @@ def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
 
 
 def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether each hidden unit of the port is a positive multiple of one of our units, or 0. Return False if all
-    are 0."""
+    """Return whether each hidden unit of the port is a positive multiple of one of ours; False if all are 0."""
     length = np.linalg.norm(ours, axis=0)
     likeness = (ours / np.where(length > 0, length, 1)).T @ actual
     best, scale = likeness.argmax(axis=0), likeness.max(axis=0)

@@ -21,7 +21,7 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.storage.on_disk import changed, chosen
 
 MOST_FEATURES = 4096
-"""Reports list the errors of features or tokens only up to this number."""
+"""If an activation has more features or tokens, reports do not list an error for each."""
 
 
 @dataclass
@@ -43,8 +43,7 @@ class ProbeResult:
     """The precision that determines the budgets."""
 
     def judged(self, tap: str, ours: np.ndarray) -> np.ndarray:
-        """Return the port's value at `tap`, with `ours` at positions whose right value depends on a convention or a
-        near-tie."""
+        """Return the port's value at `tap`, but `ours` where the right value depends on a convention or a near-tie."""
         return judged(self.probe, tap, self.recorded[tap], ours, self.dtype, self.recorded)
 
     def gap(self, tap: str, ours: np.ndarray) -> float:

@@ -47,8 +47,7 @@ def _is_beyond_rounding(results: Results) -> bool:
 
 
 def declared_by(rounding: Cause) -> str | None:
-    """Return the half precision that the user should declare for a port with this `rounding`; None for other
-    precisions."""
+    """Return the half precision that the user should declare for this `rounding`; None for other precisions."""
     return next((kind for kind in HALF if kind in rounding.says), None)
 
 
@@ -114,8 +113,7 @@ def _rounded_products(results: Results) -> Cause | None:
 
 
 def _typically_left(results: Results, hypothesis: Hypothesis) -> float:
-    """Return the median over all probes of the share of the difference that remains; infinity if a share is too
-    large."""
+    """Return the median share of the difference that remains on a probe; infinity if a share is too large."""
     left = list[float]()
     for result in results.values():
         left.append(_share_left(result, hypothesis))
@@ -145,8 +143,7 @@ def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> floa
 
 
 class Factors(np.ndarray):
-    """An array that rounds both factors before each matrix product. If `spreads`, results of operations are `Factors`,
-    too."""
+    """An array that rounds both factors of matrix products. If `spreads`, results are also `Factors`."""
 
     kind = "tf32"
     spreads = True

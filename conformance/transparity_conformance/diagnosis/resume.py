@@ -17,8 +17,7 @@ from transparity.taps import in_layer
 from transparity_conformance.oracle.oracle import Arrays
 
 Depth = tuple[int, int]
-"""(0, i) for layer i of the encoder, (1, i) for layer i of the decoder. After the last layer, i is the number of
-layers."""
+"""(0, i) for layer i of the encoder, (1, i) for layer i of the decoder; i is the number of layers at the end."""
 
 
 @functools.lru_cache(maxsize=2**6)
@@ -43,8 +42,7 @@ def depth(config: TransformerConfig, name: str) -> Depth:
 
 @dataclass(frozen=True)
 class Start:
-    """The place where the reference starts: the number of skipped layers of each stack, and the known activations
-    (`given`)."""
+    """Where the reference starts: the skipped layers of each stack, and the known activations (`given`)."""
 
     config: TransformerConfig
     given: Mapping[str, Any]

@@ -21,8 +21,7 @@ Combination = tuple[Hypothesis, ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """A tap at which the port differs from the reference, with the results on all probes for which the port's value is
-    known."""
+    """A tap at which the port differs from the reference, with all results that contain this tap."""
 
     tap: str
     results: Mapping[str, ProbeResult]
@@ -42,7 +41,7 @@ class Segment:
         return all(len(each.recorded) == 1 for each in self.results.values())
 
     def budget(self, probe: Probe) -> float:
-        """Return the budget of the segment. For a probe without results, return the budget of the tap in the whole
+        """Return the budget of the segment. Without results of the probe, return the budget of the tap in the whole
         model."""
         having = self.results.get(probe.name)
         if having is None:
@@ -59,8 +58,7 @@ class Segment:
         return self._bases[probe.name]
 
     def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
-        """Return the reference's value with the faults `chosen`; None if the faults exclude each other, or if one
-        removes the tap."""
+        """Return the reference's value with faults; None if they exclude each other, or one removes the tap."""
         given = self.results[probe.name].recorded if probe.name in self.results else {}
         base = self._base(probe) if given else None
         try:
@@ -69,8 +67,7 @@ class Segment:
             return None
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Return the port's value minus the value of the reference with the faults `chosen`; 0 where a convention
-        determines the value."""
+        """Return the port's value minus the reference's value with faults; 0 where a convention determines it."""
         ours = self.value(probe, chosen)
         if ours is None:  # a fault may remove the tap, for example by moving a norm
             return np.array([np.inf])
@@ -88,8 +85,7 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the faults make a right segment wrong, for example in an earlier layer, or exclude each
-        other."""
+        """Return whether the faults make a right segment wrong, or exclude each other."""
         result = self.results[probe.name]
         if not result.right:
             return False
@@ -108,8 +104,7 @@ class Segment:
         return self.largest(probe, chosen) <= within * (self.budget(probe) or 1)
 
     def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
-        """Return whether the difference is within the budget on all `probes` (by default, all probes of the
-        segment)."""
+        """Return whether the difference is within the budget on all `probes` (by default, the segment's)."""
         return all(self.share(probe, chosen) <= 1 for probe in (self.probes if probes is None else probes))
 
     def largest(self, probe: Probe, chosen: Combination) -> float:

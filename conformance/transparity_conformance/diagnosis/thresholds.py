@@ -57,8 +57,7 @@ FURTHEST_ROUNDED = Threshold(
     "queries are also 5 % too large, the ratio is 25 in TF32. In bfloat16, the ratio is only 3.1, but the share of "
     "the difference that remains exceeds its limit",
 )
-"""With the reference's own rounding, the largest accepted difference of an element, relative to the largest change by
-this rounding."""
+"""The largest accepted difference of an element, relative to the largest change by the reference's rounding."""
 
 COHERENT = Threshold(
     4,
@@ -66,8 +65,7 @@ COHERENT = Threshold(
     "weights. The median was 1.0, and the maximum 1.65 (a Llama). The limit is more than twice this maximum. In "
     "float32, the ratio reached 1.93, and the budgets are narrow enough without this test",
 )
-"""The largest accepted projection of an error onto the effect of a fault, relative to projections of rounding
-errors."""
+"""The largest accepted projection onto the effect of a fault, relative to projections of rounding errors."""
 
 PAIRS = (
     "12 pairs of faults were put into eight models, and the search compared only the logits. Of 640 to 2,173 single "

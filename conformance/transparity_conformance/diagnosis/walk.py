@@ -111,15 +111,13 @@ def walk(
 
 
 def _cast(model: Model, known: Arrays, start: Start, dtype: str) -> Arrays:
-    """Return the parameters rounded to `dtype`. Parameters in `known` are already rounded; parameters of skipped layers
-    are unused."""
+    """Return the parameters rounded to `dtype`. Do not round `known` parameters and skipped layers."""
     others = {name: value for name, value in model.parameters.items() if name not in known}
     return known | {name: value if start.skips(name) else rounded(value, dtype) for name, value in others.items()}
 
 
 def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndarray]:
-    """Return storage for the values with which the walk continues. The storage already contains the values of skipped
-    layers."""
+    """Return storage for the values with which the walk continues, with the values of skipped layers."""
     if not start.skipped:
         return probe.room()
     given = changed(start.given, lambda value: rounded(value, dtype))
@@ -237,8 +235,7 @@ def dependents(
     tap: str,
     known: Sequence[Hypothesis] = (),
 ) -> set[str]:
-    """Return the taps that the reference computes from `tap` without another tap of `values` in between. `ours` is the
-    walk through `values`."""
+    """Return the taps that depend on `tap` without another tap of `values` in between. `ours` is the walk."""
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
@@ -278,7 +275,6 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """Change each element at random by up to half an ulp, because a port may continue with values that it has not
-    rounded."""
+    """Change each element by up to half an ulp at random: a port may continue with unrounded values."""
     random = np.random.default_rng([index, value.size])
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))

@@ -1,2 +1,1 @@
-"""Record a port's forward pass: the value and the inputs of each operation, and the line of code that ran the
-operation."""
+"""Record a port's forward pass: the value, the inputs and the line of code of each operation."""

@@ -15,8 +15,7 @@ from transparity_conformance.listening.pytorch import tensors_in
 
 @dataclass(eq=False)
 class Backward:
-    """The recorded parameters and functions of a forward pass, with their gradients. The three lists have the same
-    order."""
+    """The recorded parameters and functions of a forward pass. The three lists have the same order."""
 
     operations: list[Operation] = field(default_factory=list)
     gradients: list[np.ndarray | None] = field(default_factory=list)

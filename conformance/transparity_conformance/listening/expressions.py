@@ -1,5 +1,4 @@
-"""Rewrite Python code so that each expression reports its operands and its value. The results of the code do not
-change."""
+"""Rewrite Python code so that each expression reports its operands and its value, with the same results."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class Site:
     name: str
     """The name of the operator in NumPy, such as `matmul`, or the name of the attribute or method."""
     operands: tuple[int, ...]
-    """The numbers that identify the operands. The first operand is the called function, or the array that is read or
-    modified."""
+    """The numbers of the operands. The first is the called function, or the array that is read or modified."""
     writes: bool = False
     """Whether the call writes its result into an argument `out=`."""
 
@@ -66,8 +64,7 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 @functools.lru_cache(maxsize=64)
 def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
-    """Return the rewritten code of each function in a file, by `identity`. Return {} if Python cannot compile the
-    file."""
+    """Return the rewritten code of each function in a file, by `identity`; {} if Python cannot compile the file."""
     try:
         tree = ast.parse(text, file)
         plain = compile(tree, file, "exec", dont_inherit=True)
@@ -135,8 +132,7 @@ class _Reporting(ast.NodeTransformer):
         return self._wrapped(node, "attribute", node.attr, "value")
 
     def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
-        """Wrap an expression and its operands in calls of hooks. `fields` are the fields of the node that contain
-        operands."""
+        """Wrap an expression and the operands in its `fields` in calls of hooks."""
         numbers: list[int] = []
         for field in fields:
             found = getattr(node, field)
@@ -220,8 +216,7 @@ def _value(node: Any, kind: Kind, name: str, operands: list[int], writes: bool =
 
 
 def _wrote(node: Any, name: str, operands: list[int], array: Any, part: int | None) -> ast.stmt:
-    """Return a statement that reports an assignment into `array`. `part` is the number of the operand that is the
-    index."""
+    """Return a statement that reports an assignment into `array`. `part` is the operand number of the index."""
     number = next(_numbers)
     SITES[number] = Site("assignment", name, (*operands, *([] if part is None else [part])))
     return _statement(_call(WROTE, [ast.Constant(number), array], node), node)
@@ -248,8 +243,7 @@ def _array_of(target: Any) -> Any:
 
 
 def _as_expression(index: Any) -> Any:
-    """Replace slices such as `a:b` in an index by calls `slice(a, b)`, so that the index becomes an ordinary
-    expression."""
+    """Replace slices such as `a:b` in an index by `slice(a, b)`, so that the index is an ordinary expression."""
     if isinstance(index, ast.Tuple):
         return ast.copy_location(ast.Tuple([_as_expression(each) for each in index.elts], ast.Load()), index)
     if not isinstance(index, ast.Slice):

@@ -4,9 +4,9 @@ The recording disables `jit`, so JAX runs one primitive at a time, and a jitted 
 usual. `scan`, `while_loop` and `cond` run as Python loops and branches. The jaxpr of a function under `checkpoint` runs
 equation by equation. The record contains each equation with the line that JAX traced.
 
-Integers and bools are recorded only on request, but the inputs of later operations include the operations before them.
-The record does not contain other threads, programs compiled earlier, arrays on other machines, and parameters that are
-only sliced, reshaped or cast. For a loop within `checkpoint`, the record contains only the results.
+Integers and bools are recorded only on request. If they are left out, the operations before them count as inputs of
+later operations. The record does not contain other threads, programs compiled earlier, arrays on other machines, and
+parameters that are only sliced, reshaped or cast. For a loop within `checkpoint`, the record contains only the results.
 """
 
 from __future__ import annotations
@@ -86,8 +86,7 @@ class _Listener:
 
 
 def _stack(record: Record) -> tuple[Source, ...]:
-    """Return the port's lines on the stack. For an equation of a jaxpr, return the lines on the stack during
-    tracing."""
+    """Return the port's lines on the stack; for an equation of a jaxpr, the stack during tracing."""
     from jax._src import source_info_util
 
     traceback = source_info_util._source_info_context.context.traceback

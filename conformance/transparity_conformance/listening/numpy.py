@@ -5,7 +5,8 @@ the port's functions. During a second call, these functions have rewritten code,
 expression (`expressions`).
 
 If the port calls an installed package, only the result of the call is recorded. Integers and bools are recorded only on
-request, but the inputs of later operations include the operations before them. The following are not recorded:
+request. If they are left out, the operations before them count as inputs of later operations. The following are not
+recorded:
 
 - compiled functions, and functions without source text
 - other threads
@@ -158,7 +159,6 @@ class _Listener:
         self._write(site.name, part if is_view else array, self._origins([before, value]))
 
     def _add(self, name: str, arrays: Any, given: list[Any]) -> None:
-        """Record the arrays that an operation returned."""
         if name in UNINITIALISED:
             return
         record, read = self.record, [_region(array) for array in _arrays(given)]

@@ -30,8 +30,7 @@ class Source:
     code: str
     """The text of the statement, escaped, shortened and joined to one line; empty if the file cannot be read."""
     columns: tuple[int, int] | None = field(default=None, compare=False)
-    """The start and the end of the expression in `line`, in characters from 0; None if Python does not report
-    columns."""
+    """The start and the end of the expression in `line`, in characters from 0; None if unknown."""
 
     def is_at(self, other: Source | None) -> bool:
         """Return whether both are the same expression; `==` compares only lines."""
@@ -51,8 +50,7 @@ class Operation:
     stack: tuple[Source, ...]
     """The port's lines on the call stack, innermost first; empty if a thread of the framework ran the operation."""
     grows: bool = False
-    """Whether the value is a stack of the results of a loop's iterations, which have different lengths and are padded
-    with zeros."""
+    """Whether the value stacks the results of a loop, which have different lengths and are padded with zeros."""
 
     @property
     def source(self) -> Source | None:
@@ -61,8 +59,8 @@ class Operation:
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
         """Return the line that probably passed wrong arguments to a function that several lines call.
 
-        `others` are operations with right results. Consider the stacks of `others` with the same innermost expression.
-        Return the innermost line of this stack that is on none of these stacks, by default the operation's own line.
+        `others` are operations with right results. Leave out all lines on the stacks of `others` with the same
+        innermost expression. Return the innermost line that remains on this stack, by default the operation's own line.
         """
         alike = (each.stack for each in others if each.stack and each.stack[0].is_at(self.source))
         elsewhere = {line for stack in alike for line in stack}
@@ -135,8 +133,7 @@ class Sources:
 
 
 def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | None) -> tuple[int, int] | None:
-    """Return the columns of an expression in characters; Python reports columns in bytes. The end is at most the end of
-    the line."""
+    """Convert columns from bytes to characters. The end is at most the end of the line."""
     if start is None or not 1 <= line <= len(lines):
         return None
     text = lines[line - 1].rstrip().encode()
@@ -152,8 +149,7 @@ def _frames() -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=4096)
 def home(file: str) -> str | None:
-    """Return the installed package that contains a file. Return None for files of Python or of this package, and "" for
-    all other files."""
+    """Return the installed package of a file; None for files of Python or of this package, and "" for others."""
     if file.startswith((OURS, *GENERATED)):
         return None
     for folder in INSTALLED:
@@ -165,8 +161,7 @@ def home(file: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
-    """Return the statement at a line, joined to one line. For a compound statement such as `for`, return only its
-    head."""
+    """Return the statement at a line, joined to one line, or the head of a compound statement such as `for`."""
     if not 1 <= line <= len(lines):
         return ""
     around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]
@@ -215,8 +210,7 @@ def _referrers(values: Iterable[Any]) -> list[Any]:
 
 
 def _codes_of(call: Callable[[], Any]) -> dict[int, CodeType]:
-    """Return the port's code objects that a call runs, by id, because different functions may have equal code
-    objects."""
+    """Return the port's code objects that a call runs, by id, because code objects may be equal."""
     codes: dict[int, CodeType] = {}
 
     def note(frame: Any, event: str, _: Any) -> None:

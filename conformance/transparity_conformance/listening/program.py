@@ -57,11 +57,9 @@ class Step:
     kwargs: Mapping[str, Any]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    """The indices of the results. For an in-place operation, these are the new indices of all tensors that share the
-    memory."""
+    """The indices of the results; for an in-place operation, the new indices of all tensors in this memory."""
     aliases: tuple[int, ...]
-    """For an in-place operation, the old indices of the tensors that share the memory, in the order of `outputs`;
-    otherwise empty."""
+    """For an in-place operation, the old indices of the tensors in this memory, in the order of `outputs`."""
     written: int
     """The index of the tensor that the step modifies in place, or -1."""
     site: Hashable

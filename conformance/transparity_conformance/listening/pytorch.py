@@ -5,8 +5,8 @@ fused attention, the recorder also computes the scores and weights, in float64. 
 separately. During the recording, compiled modules run eagerly, and layers of `nn.Transformer` do not use their fast
 path. Both may change rounding.
 
-Integers and bools are recorded only on request, but the inputs of later operations include the operations before them.
-The following are not recorded:
+Integers and bools are recorded only on request. If they are left out, the operations before them count as inputs of
+later operations. The following are not recorded:
 
 - other threads
 - views of parameters

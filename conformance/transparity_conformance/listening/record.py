@@ -1,5 +1,4 @@
-"""The record of a run: the operations in order, and the data flow between operations through views and in-place
-writes."""
+"""The record of a run: the operations in order, and their data flow through views and in-place writes."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class Record:
         self._awaited: dict[int, Region] = {}
 
     def numbers(self, array: np.ndarray) -> np.ndarray | None:
-        """Return a copy in float64, or None if the dtype is not recorded. A complex array gets an additional axis
-        (real, imaginary)."""
+        """Return a float64 copy; None if the dtype is not recorded. Complex arrays get an axis (real, imaginary)."""
         if array.dtype.kind == "c":
             return np.stack([array.real, array.imag], -1).astype(np.float64)
         is_floating = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
@@ -87,8 +85,7 @@ class Record:
         return tuple(sorted(found))
 
     def settle(self, place: Region, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record the contents of an array that operations wrote in parts, with the name and the line of the last
-        write."""
+        """Record an array that operations wrote in parts, with the name and the line of the last write."""
         memory = self._memories.get(place.owner)
         if memory is None or not memory.written or place.geometry in memory.parts:
             return

@@ -30,8 +30,7 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack the iterations of loops. `tokens` contains (batch, length) of each input, and `heads` the possible numbers
-    of heads."""
+    """Stack loops. `tokens` contains (batch, length) of each input, and `heads` possible numbers of heads."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -97,8 +96,7 @@ def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tu
 
 
 def _groups(operations: Sequence[Operation], counts: Collection[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the indices of each operation of a loop's body in all iterations. Yield a single index for an operation
-    outside of loops."""
+    """Yield the indices of each operation in all iterations of its loop, or one index outside of loops."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(map(_key, operations)))}
     ids = np.array([numbers[_key(each)] for each in operations])
     begin = 0
@@ -128,8 +126,7 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether all iterations have values of equal shapes, and read only values before the loop or earlier in the
-    body."""
+    """Return whether iterations have equal shapes, and read only values before the loop or earlier in the body."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:
@@ -153,7 +150,8 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
     """Return an operation's scores, in which each masked score is replaced by the score before the mask. If the port
-    scales the scores after the mask, or adds a position bias with the mask, so do the inserted scores."""
+    scales the scores after the mask, or adds a position bias with the mask, the inserted scores change in the same
+    way."""
     value, before = operations[index].value, _scores_before(operations, index)
     if before is None:
         return value
@@ -164,8 +162,7 @@ def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
 
 
 def with_biases(operations: Sequence[Operation]) -> list[Operation]:
-    """If a port adds a position bias only together with the mask, replace these scores by the biased scores without the
-    mask."""
+    """If a port adds a position bias only together with the mask, remove the mask from these scores."""
     found = list(operations)
     for index, each in enumerate(operations):
         before = _scores_before(operations, index)
@@ -179,8 +176,7 @@ def hides(scores: np.ndarray) -> np.ndarray:
 
 
 def _scores_before(operations: Sequence[Operation], index: int) -> int | None:
-    """Return the index of the unmasked scores from which masked scores were computed; None if the value has no masked
-    scores."""
+    """Return the index of the scores before the mask; None if the value has no masked scores."""
     value = operations[index].value
     hidden = hides(value)
     waiting = list(operations[index].inputs) if hidden.any() and not hidden.all() else []
@@ -238,8 +234,7 @@ def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -
 
 
 def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
-    """Return a mask of the keys with a positive attention weight in some row; None if the value is not attention
-    weights."""
+    """Return a mask of the keys with a positive weight in some row; None if the value is not attention weights."""
     with np.errstate(invalid="ignore"):
         if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
             return None

@@ -22,8 +22,7 @@ def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known:
 def leading_nowhere(
     nodes: Collection[int], is_goal: Callable[[int], bool], readers: Callable[[int], Iterable[int]]
 ) -> set[int]:
-    """Return the nodes whose values reach no goal. Nodes are numbered in execution order, and `readers` returns the
-    nodes that read a node."""
+    """Return the nodes whose values reach no goal. Nodes are numbered in execution order."""
     leading = set[int]()
     for node in sorted(nodes, reverse=True):
         if not leading.isdisjoint(readers(node)) or is_goal(node):

@@ -20,8 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a port stores an activation: the axes are split into `split`, permuted by `order`, and merged to the port's
-    shape."""
+    """The order of axes in a port: ours are split into `split`, permuted by `order`, and merged."""
 
     ours: Shape
     split: Shape
@@ -41,8 +40,7 @@ class Layout:
 
 @functools.lru_cache(maxsize=2**14)
 def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
-    """Return all layouts of an array with the shape `ours` in the shape `theirs`, with the fewest permuted axes first.
-    Features may be split into `heads`."""
+    """Return all layouts of the shape `ours` in the shape `theirs`, least permuted first."""
     if math.prod(ours) != math.prod(theirs):
         return ()
     found = [
@@ -58,8 +56,7 @@ def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
 
 
 def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]]:
-    """Yield (split axes, order) for each order of the axes. Features may also be split into heads, or into interleaved
-    halves."""
+    """Yield (split axes, order). Features may be split into heads, or into interleaved halves."""
     splits = [ours]
     if len(ours) == 3 and heads > 1 and ours[-1] % heads == 0:
         splits.append((*ours[:-1], heads, ours[-1] // heads))
@@ -121,8 +118,7 @@ class Recorded:
 
     @functools.cached_property
     def made_answer(self) -> tuple[int, ...]:
-        """The index of the last operation whose value equals the call's result, as a tuple; () without an equal
-        value."""
+        """The index of the last operation whose value equals the call's result, or () without an equal value."""
         last = range(len(self.operations) - 1, -1, -1)
         flat = np.ravel(self.answer)
         alike = (index for index in last if self.operations[index].value.size == flat.size)
@@ -195,15 +191,13 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values contain the same elements, in any order. A value of only 0 and one other number
-        never matches."""
+        """Return whether two values contain the same elements in any order. Masks of 0 and one number never match."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield the `indices` of values that contain the elements of `ours` in any order. If no element is finite,
-        yield nothing."""
+        """Yield the `indices` of values with the elements of `ours` in any order, if an element is finite."""
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)
@@ -216,8 +210,7 @@ class Recorded:
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """Return the nearest match after the index `after` that `may_be` accepts. A later match must be at least twice
-        as near."""
+        """Return the nearest match after `after` that `may_be` accepts. A later match must be twice as near."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):
@@ -235,8 +228,7 @@ class Recorded:
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield each value of the port that fits a layout of `ours`, except duplicates, constants and values with
-        infinities."""
+        """Yield the port's values that fit a layout of `ours`, except duplicates, constants and infinite values."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]

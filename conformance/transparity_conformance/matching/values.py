@@ -69,9 +69,8 @@ class Known:
         else:
             apart = share * max(-lowest, highest)
         ends = (np.abs(rows[:, 0] - lowest) <= apart) & (np.abs(rows[:, -1] - highest) <= apart)
-        if (
-            not ends.any() or (prints := fingerprint(numbers)) is None
-        ):  # a quick test: the function returns here for most values, without sorting
+        # For most values, `ends` is false, so that they are not sorted.
+        if not ends.any() or (prints := fingerprint(numbers)) is None:
             return []
         near = np.abs(rows[ends] - prints).max(axis=1) <= apart
         return [int(index) for index in indices[ends][near]]
@@ -96,8 +95,7 @@ def largest(numbers: np.ndarray) -> float:
 
 
 def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | None = None) -> bool:
-    """Return whether two values differ by at most `share` of the largest element. Compare only elements where `kept` is
-    true."""
+    """Return whether two values differ by at most `share` of the largest element, where `kept` is true."""
     a = numbers_of(ours)
     if a.size != theirs.size:
         return False

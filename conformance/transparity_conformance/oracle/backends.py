@@ -1,5 +1,4 @@
-"""Find the installed backends by their entry points, and the harnesses through which tests call a backend's single
-functions."""
+"""Find the installed backends by their entry points, and the harnesses that call their single functions."""
 
 from __future__ import annotations
 
@@ -51,7 +50,6 @@ def harness(name: str) -> Harness | None:
 
 
 def pinned(name: str) -> AbstractContextManager[None]:
-    """Return a context in which a backend computes in full float32 precision. Without a harness, the context has no
-    effect."""
+    """Return a context in which a backend has full float32 precision; without a harness, it has no effect."""
     parts = harness(name)
     return parts.pinned() if parts else nullcontext()

@@ -99,8 +99,7 @@ program's error was up to 3.4 times the error measured at three points. With 1, 
 """
 
 NEIGHBOURS_OF_DRAWN = 8
-"""The number of points for a randomly drawn configuration. Such a configuration has few features, so chance matters
-more."""
+"""The number of points for a randomly drawn configuration, whose few features make chance matter more."""
 
 POSITIONS_OF_DRAWN = 64
 """The smallest number of positions × points for a drawn configuration; shorter sequences get more points."""

@@ -76,16 +76,14 @@ def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
 
 
 def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
-    """Return the kinds of features in a parameter's rows and columns, such as `heads`, or "" for an axis without
-    permutation."""
+    """Return the kinds of features in a parameter's rows and columns, such as `heads`; "" if not permuted."""
     rows, columns = next(axes for pattern, *axes in _axes_by_name(config) if re.search(pattern, name))
     return rows, columns if name.endswith("weight") and not name.endswith("norm.weight") else ""
 
 
 @functools.lru_cache(maxsize=64)
 def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]:
-    """Return tuples (pattern of parameter names, kind of the rows, kind of the columns), of which the first match
-    applies."""
+    """Return (pattern of parameter names, kind of rows, kind of columns); the first match applies."""
     over = ("merged", "merged_keys") if config.query_key_norm_over == "projection" else ("head_dim", "head_dim")
     heads = ("merged", "merged_keys", "model") if config.projection == "full" else ("head_dim",) * 3
     latents = "query_latent|key_value_latent|key_rotary" + ("" if config.q_lora_rank else "|query")

@@ -1,5 +1,4 @@
-"""The oracle: the reference's results in float64, with tolerances that follow from the reference's own rounding
-errors."""
+"""The oracle: the reference's results in float64, with tolerances from its own rounding errors."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.given: tuple[list[Any], Mapping[str, Any]] | None = None
-        """Settings as JSON values, and further arrays. Together with `arrays`, they determine the results. None if the
-        results depend on anything else."""
+        """JSON settings and arrays that, with `arrays`, determine the results; None if anything else does."""
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 
@@ -208,8 +206,7 @@ def forward_oracle(
 
 
 def neighbour(arrays: Arrays, index: int) -> Arrays:
-    """Return the arrays of the point `index`, slightly changed and in float32. At point 0, return the arrays
-    unchanged."""
+    """Return the slightly changed arrays of the point `index`, in float32; at point 0, the arrays themselves."""
     if index == 0:
         return arrays
     random = np.random.default_rng(index)
@@ -224,8 +221,7 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Perturb a block of a matrix. The factors follow from the bits of the elements, so that each read gives the same
-    result."""
+    """Perturb a block of a matrix by factors from its bits, so that each read gives the same result."""
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
     moved = bits.view(np.int32).astype(np.float32)
     # Compute in place, because these lines take most of the time needed to read a matrix.
@@ -236,8 +232,7 @@ def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
 
 
 def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
-    """Return the oracle of a function of the reference. The results have the names `result`, or `result.0`, `result.1`,
-    …."""
+    """Return the oracle of a function of the reference, with results `result`, or `result.0`, `result.1`, …."""
 
     def run(arrays: Arrays, tap: Tap) -> None:
         dtype = next((value.dtype.name for value in arrays.values() if value.dtype.kind == "f"), "float64")

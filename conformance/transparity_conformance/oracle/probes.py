@@ -90,8 +90,7 @@ class Probe:
 
 
 def single_row(probe: Probe) -> Probe:
-    """Return the probe with only one row: the first row that contains padding. If no row contains padding, use the
-    first row."""
+    """Return the probe with one row: the first row that contains padding, or the first row."""
     tokens, pad = probe.inputs[probe.config.input_names[-1]], probe.config.pad_id
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
@@ -119,8 +118,7 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 
 def twin(probe: Probe) -> Probe:
-    """Return the probe with inputs of the same shape and the same sum, but in another order. The first row and the
-    first tokens do not change."""
+    """Return the probe with inputs in another order, except the first row and the first tokens."""
     inputs, purpose = dict(probe.inputs), "other tokens with the same shape and sums"
     for name in probe.config.input_names:
         moved = inputs[name].copy()
@@ -136,12 +134,10 @@ DECAY_RATE = 0.4
 """The median decay rate of recurrent states. Part of a state remains after all tokens of a probe."""
 
 BIAS_OFFSET = 7.0
-"""The offset of a router's correction biases for odd seeds. Near 7, the spacing of bfloat16 is 1/32, so undeclared
-rounding shows."""
+"""The offset of a router's correction biases for odd seeds. The spacing of bfloat16 near 7 is 1/32."""
 
 HOT_SPREAD = 40.0
-"""The standard deviation of scores in the probe `hot`. The exponentials of the largest scores overflow in float32
-(above 88.7)."""
+"""The standard deviation of scores in the probe `hot`, whose exponentials overflow in float32."""
 
 
 def probe_parameters(
@@ -257,8 +253,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
 
 
 def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random images. The second image is the transpose of the first image, and the third image has only one
-    color."""
+    """Draw random images. The second is the transpose of the first, and the third has only one color."""
     shape = batch, config.image_channels, config.image_size, config.image_size
     pixels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     pixels[1:2] = pixels[:1].swapaxes(-1, -2)
@@ -267,8 +262,7 @@ def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random spectrograms. The second is the first in reverse order, and the third is silent after a quarter of
-    the frames."""
+    """Draw random spectrograms. The second is the reverse of the first; the third is silent after a quarter."""
     shape = batch, config.mel_bins or 0, config.num_frames
     frames = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     frames[1:2] = frames[:1, :, ::-1]
@@ -423,8 +417,6 @@ def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str
 TEXT_OF_A_CHECKPOINT = 48
 """The number of text tokens for a checkpoint. Faults of windows, angles and distances show only in long texts."""
 
-ROWS_OF_A_LARGE_ONE = 2
-
 
 def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dict[str, Probe]:
     """Return the probes of a model with given parameters, such as a checkpoint, by name."""
@@ -432,7 +424,7 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
     made = [("mixed", "a batch with one row of every kind", mixed_inputs(config, 0, source, target))]
     if can_read_text(config) and not is_huge(parameters):
         longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
-        text = _text(config, longest, longest, ROWS_OF_A_LARGE_ONE if is_large(parameters) else None)
+        text = _text(config, longest, longest, 2 if is_large(parameters) else None)
         made.append(("text", "real text", text))
     if not (config.reads_pixels or is_huge(parameters)):
         made.append(("one", "length 1", mixed_inputs(config, 1, 1, 1)))

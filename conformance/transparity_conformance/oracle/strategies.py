@@ -1,5 +1,4 @@
-"""Hypothesis strategies that draw configurations, seeds of weights, and inputs. The definition of a field names the
-values to draw."""
+"""Hypothesis strategies for configurations, seeds and inputs. A field's definition names the values to draw."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ OF_HEADS = ("num_key_value_heads", "attention_head_dim")
 
 
 def choice(name: str) -> st.SearchStrategy[Any]:
-    """Draw a value of a field: one of its choices, or one of the values in its definition. The simplest value comes
-    first."""
+    """Draw a value of a field: one of its choices, or of the values in its definition, simplest first."""
     field, kind = TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name]
     if tried := field.metadata.get("tried"):
         return st.sampled_from(tried)

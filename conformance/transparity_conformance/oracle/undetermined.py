@@ -165,15 +165,13 @@ def split(site: str) -> tuple[str, str, str]:
 
 
 def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """Return the configuration of the layer that contains an activation. For an activation outside of layers, return
-    `config`."""
+    """Return the configuration of the layer that contains an activation; outside of layers, `config`."""
     parts = site.split(".")
     return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
 
 
 def keys_name(config: TransformerConfig, site: str) -> str:
-    """Return the name of the input to which the keys at `site` belong. For an embedding, return the name of the
-    embedded input."""
+    """Return the name of the input to which the keys at `site` belong; for an embedding, the embedded input."""
     scope, sublayer, _ = split(site)
     stack = scope.split(".")[0]
     if sublayer == "cross_attention" or (stack == "encoder" and config.has_decoder):

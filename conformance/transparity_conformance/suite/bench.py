@@ -41,8 +41,8 @@ class Bench:
         self.over = functools.cache(self._over)
 
     def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
-        """Return the backend's model, which is cached unless it is large. `held` may contain precisions of `weights`
-        and `activations`."""
+        """Return the backend's model; cache small models. `held` may contain other precisions of `weights` or
+        `activations`."""
         subject = self.subject
         how: dict[str, Any] = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode, **held}
         if is_large(parameters):
@@ -59,8 +59,7 @@ class Bench:
         return self.parts
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
-        """Return a bench for one claim that shares the models of this bench. If `harness` is false, the new bench has
-        no harness."""
+        """Return a bench for one claim, which shares this bench's models and, with `harness`, its harness."""
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same
@@ -75,8 +74,7 @@ class Bench:
         return Bench(self.subject, RemoteBackend(self.backend, parts, data, tensor))
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context in which float32 matrix products have full precision. Without a harness, the context has no
-        effect."""
+        """Return a context in which float32 products have full precision; without a harness, it has no effect."""
         return self.parts.pinned() if self.parts else nullcontext()
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -117,8 +115,7 @@ class Bench:
 
 
 class ClaimRecord:
-    """Comparisons of values that are evidence for one claim in one case. Budgets are for `dtype` (default: the
-    subject's)."""
+    """Comparisons for one claim in one case. Budgets are for `dtype` (default: the subject's)."""
 
     def __init__(self, claim: str, subject: BackendSubject, case: str, dtype: str = "") -> None:
         self.claim, self.subject, self.case, self.dtype = claim, subject, case, dtype or subject.dtype

@@ -83,8 +83,7 @@ class Ranks:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
-        """Run a task on all ranks, and return the results. If a rank fails, raise its error. If a rank does not reply,
-        stop all ranks."""
+        """Run a task on all ranks, and return the results. Raise a rank's error; if a rank does not reply, stop all."""
         if not self.connections:
             raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
         try:
@@ -113,8 +112,7 @@ class Ranks:
         self.connections, self.processes = [], []
 
     def _answers(self) -> dict[int, tuple[bool, Any]]:
-        """Return the replies that arrive in time. After a rank has failed, wait only a short time for the other
-        ranks."""
+        """Return the replies that arrive in time; after a failure, wait only a short time for the other ranks."""
         answers: dict[int, tuple[bool, Any]] = {}
         until = time.monotonic() + PATIENCE
         while len(answers) < len(self.connections) and (left := until - time.monotonic()) > 0:
@@ -175,7 +173,6 @@ class RemoteBackend:
         return self._made("__call__", config, dict(parameters), **how)
 
     def from_file(self, config: TransformerConfig, path: str, dtype: str) -> RemoteForward:
-        """Build a model from a safetensors file."""
         return self._made("from_file", config, path, dtype)
 
     def _made(self, method: str, *given: Any, **how: Any) -> RemoteForward:
@@ -213,7 +210,6 @@ def _agreed(method: str, answers: list[Any]) -> Any:
 def _make(
     state: State, handle: int, mesh: tuple[int, int], method: str, given: tuple[Any, ...], how: dict[str, Any]
 ) -> None:
-    """Build a model on this rank by a method of the backend."""
     backend = _backend(state, mesh)
     if backend.takes_part:
         state.objects[handle] = getattr(backend, method)(*given, **how)

@@ -24,8 +24,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def name_of(claim: Claim, subject: BackendSubject) -> str:
-    """Return a test id such as `masks.causal-pytorch-float32-eager`; with all cases, such as
-    `generation.greedy-in-full-…`."""
+    """Return a test id: `masks.causal-pytorch-float32-eager`, or with all cases, `generation.greedy-in-full-…`."""
     in_full = claim != all_claims()[claim.name]
     return f"{claim.name}{'-in-full' * in_full}-{subject}".replace(" ", "-")
 

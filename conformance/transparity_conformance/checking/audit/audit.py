@@ -20,10 +20,6 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 
 FIELDS, TENSORS = "loader.fields", "loader.tensors"
 
-AFTER = "field by field: not audited, because the forward pass does not agree"
-
-NOT_AUDITED = "config.json, model.safetensors: not compared, because the loader was not audited"
-
 
 def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Progress, *, with_fields: bool) -> Audit:
     """Audit whether a port reads all tensors; with `with_fields`, also whether it follows all fields."""
@@ -41,13 +37,16 @@ def audit_loader(evidence: Evidence) -> None:
     arguments, report, port = evidence.arguments, evidence.report, audited_of(evidence.port)
     is_loader = port.model_type is not None
     if arguments.parameters is not None or not (is_loader if arguments.audit is None else arguments.audit):
-        evidence.add(not_compared=[NOT_AUDITED] if is_loader else [])
+        why = "config.json, model.safetensors: not compared, because the loader was not audited"
+        evidence.add(not_compared=[why] * is_loader)
         return
     config = arguments.config or preset_called(arguments.name).resized()
     is_right = report.verdict != "diverges"
     with known_so_far(report.verdict, report.first_divergence):
         audit = audited(port, config, report.dtype, evidence.progress, with_fields=is_right)
-    missing = [f"{port.files[0]}, {AFTER}"] * (not is_right) + list(_not_compared(audit))
+    missing = list(_not_compared(audit))
+    if not is_right:
+        missing.insert(0, f"{port.files[0]}, field by field: not audited, because the forward pass does not agree")
     if is_loader and config.positions == "rotary":
         missing.append(f"rope_type {' or '.join(NOT_READ)}: not compared, because the reference has no such scaling")
     evidence.add(audit=audit, not_compared=missing)

@@ -192,7 +192,9 @@ def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
     result = AuditedField(variant.name, variant.value, "followed")
     logits = port.logits(Edit(fields=variant.fields), probe)
     if isinstance(logits, PortError):
-        return dataclasses.replace(result, outcome="refused", says=reason_of(logits))
+        return dataclasses.replace(
+            result, outcome="refused", says=str(logits).partition(" on the probe ")[0].removesuffix(".")
+        )
     is_off = probe.is_off(logits)
     result = dataclasses.replace(result, error=probe.error(logits), budget=probe.allowed)
     if not is_off:
@@ -207,10 +209,6 @@ def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
             return dataclasses.replace(result, outcome="wrong", says=says, residual=left)
     says = f"{given} is neither the reference's result before the change nor the result after it"
     return dataclasses.replace(result, outcome="wrong", says=says)
-
-
-def reason_of(error: PortError) -> str:
-    return str(error).partition(" on the probe ")[0].removesuffix(".")
 
 
 def _readings(variant: Variant) -> Iterator[tuple[str, Any, TransformerConfig]]:

@@ -84,8 +84,7 @@ class TensorFile:
 
 @contextlib.contextmanager
 def in_folder(port: Audited, file: TensorFile) -> Iterator[TensorFile]:
-    """Write the model's folder once for a loader, and remove the folder at the end. Each edit then only copies the
-    folder."""
+    """Write a loader's folder once, and remove it at the end. Each edit then only copies the folder."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         if port.model_type is not None:
             export_checkpoint(port.model_type, file.probe.config, file.probe.parameters, folder)
@@ -159,8 +158,7 @@ SECONDS = 30.0
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Build the port without each tensor in turn. If the port is wrong, also build it with other values of each
-    tensor."""
+    """Build the port without each tensor in turn. If the port is wrong, also change each tensor."""
     with in_folder(port, tensor_file(port.model_type, config, dtype)) as file:
         yield from _audited(port, file, progress)
 
@@ -266,7 +264,7 @@ def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str
 
 
 def _without(port: Audited, file: TensorFile, name: str) -> AuditedTensor | None:
-    """Load the port without the tensor `name`, and judge the result; return None if the port fails, as it should."""
+    """Return the result of the port without the tensor `name`; None if the port fails, as it should."""
     logits = file.logits(port, Edit(without=(name,)))
     if isinstance(logits, PortError):
         return None

@@ -95,7 +95,7 @@ def _replaced(config: TransformerConfig, changes: Mapping[str, Any]) -> Transfor
 Fields = dict[str, Any]
 
 DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop")
-"""How names of dropout fields end; dropout has no effect in evaluation mode."""
+"""Endings of the names of dropout fields, which have no effect in evaluation mode."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +123,7 @@ Changed = list[Variant]
 
 
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:
-    """Yield variants of a small model: changes of config.json if the model has a family, otherwise of our
-    configuration."""
+    """Yield variants of a small model: changes of a family's config.json, otherwise of our configuration."""
     if model_type is None:
         yield from _changed(TransformerConfig.as_dict, TransformerConfig.as_dict, config)
         return
@@ -168,8 +167,7 @@ def _changed(draft: Write, write: Write, config: TransformerConfig) -> Iterator[
 def _nearest(
     known: list[tuple[TransformerConfig, Fields]], config: TransformerConfig, fields: Fields
 ) -> tuple[list[str], Variant]:
-    """Describe a configuration as a change of the most similar known configuration. Return the changed fields and the
-    variant."""
+    """Return a configuration as a variant of the most similar known configuration, and the changed fields."""
     before, base = min(known, key=lambda each: len(differing(each[1], fields)))
     names = differing(base, fields)
     value, was = (json.dumps(each.get(names[0])) for each in (fields, base))
@@ -203,8 +201,7 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
 
 
 def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
-    """Yield two scaled models with their rotary fields in other forms: an older form, and the forms of transformers 4
-    and 5."""
+    """Yield two models with their rotary fields in an older form, and in the forms of transformers 4 and 5."""
     based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
     for other in (based, dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)):
         for name, value, fields in _forms_of(write(other) or {}):
@@ -234,8 +231,7 @@ def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
 
 
 def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Yield variants that loaders often misread: dropout, a disabled sliding window, and Gemma's old field for its
-    GELU."""
+    """Yield variants that loaders often misread: dropout, a disabled sliding window, and Gemma's old GELU field."""
     dropped = {name: 0.5 for name in family.unneeded if name.endswith(DROPOUTS)}
     made = [(min(dropped), {**base, **dropped})] if dropped else []
     if "use_sliding_window" in base:

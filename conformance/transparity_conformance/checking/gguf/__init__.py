@@ -1,2 +1,1 @@
-"""Check files in GGUF, the format of llama.cpp. The check separates conversion errors from the effect of
-quantization."""
+"""Check files in llama.cpp's format GGUF, and separate conversion errors from the effect of quantization."""

@@ -1,5 +1,4 @@
-"""Check a GGUF file: its metadata, the names, shapes and values of its tensors, and the effect of mistakes on the
-logits."""
+"""Check a GGUF file: its metadata, its tensors, and the effect of mistakes on the logits."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ class GgufCheck:
     def _with_logits(
         self, report: Report, system: System, compared: Compared, fields: Mapping[str, Any], progress: Progress
     ) -> Report:
-        """Report how quantization and mistakes change the logits. If a fault has no cause, search for causes in the
-        forward pass."""
+        """Report how quantization and mistakes change the logits, and search for the causes of unknown faults."""
         assert system.parameters is not None
         family, config = family_called(system.name), system.config
         exact = config, system.parameters
@@ -120,8 +118,7 @@ class GgufCheck:
 
 
 def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:
-    """Yield a note on how much the logits differ between the right and the wrong model, unless both models are
-    equal."""
+    """Yield a note on how much the logits of both models differ, unless the models are equal."""
     config, parameters = right
     if wrong[0] == config and all(np.array_equal(wrong[1][name], parameters[name]) for name in parameters):
         return

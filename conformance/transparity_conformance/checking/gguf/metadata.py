@@ -96,7 +96,7 @@ def _is_same(value: float, right: float | None) -> bool:
 
 
 def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
-    """Return a fault with an infinite error, such as a missing key."""
+    """Return a fault that needs no tolerance, such as a missing key. Its error is infinite."""
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says),))
 
 
@@ -111,9 +111,7 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
     kind, factor = file.field("rope.scaling.type"), file.field("rope.scaling.factor")
     found = factor if kind == "linear" else None
     if found != linear and not (found and linear and _is_same(found, linear)):
-        says = (
-            f"rope.scaling is {shown(kind)} with the factor {shown(factor)}; the checkpoint has {config.rotary_scaling}"
-        )
+        says = f"rope.scaling is {shown(kind)} with the factor {shown(factor)}; expected {config.rotary_scaling}"
         faults.append(known_fault(f"{file.architecture}.rope.scaling", says))
         fields = {"rotary_scaling": "linear", "rotary_factor": float(found)} if found else {"rotary_scaling": "none"}
     tensor = file.tensors.get("rope_freqs.weight")

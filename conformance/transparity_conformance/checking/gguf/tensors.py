@@ -90,7 +90,7 @@ def mistake_of(
     hub: HubTensors, name: str, tensor: GgufTensor, found: np.ndarray
 ) -> tuple[tuple[Cause, ...], np.ndarray]:
     """Return the first known mistake that reproduces the tensor up to rounding, and the tensor with the mistake undone.
-    If no known mistake does, return the checkpoint's tensor."""
+    If no known mistake reproduces the tensor, return the checkpoint's tensor."""
     right, layout = hub.tensors[name], hub.layout(name)
     for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
         if is_within(found, wrong.to_file(right), tensor.kind):
@@ -181,8 +181,7 @@ PLUS_ONE = StoredLayout(lambda value: value + 1, lambda value: value - 1, "1 is 
 
 
 def permuted(heads: int) -> StoredLayout:
-    """Return the layout that llama.cpp uses to rotate pairs of neighboring features: the halves of each head are
-    interleaved."""
+    """Return llama.cpp's layout for rotations of neighboring features: the halves of each head are interleaved."""
 
     def to_file(value: np.ndarray) -> np.ndarray:
         return value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)

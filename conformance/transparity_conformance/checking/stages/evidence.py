@@ -75,13 +75,12 @@ class Arguments:
 
     @functools.cached_property
     def probes(self) -> Mapping[str, Probe]:
-        """Return the probes of the check. Half precision has too few digits for the large scores of the probe `hot`."""
+        """Return the probes. In half precision, leave out `hot`, whose large scores leave too few digits."""
         wanted = self._every_probe()
         probes = {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
         return probes_on(probes, self.ranks)
 
     def _every_probe(self) -> Mapping[str, Probe]:
-        """Return the probes of a preset, or of a configuration with random parameters or with the given parameters."""
         preset, config, parameters = self.preset, self.config, self.parameters
         if config is None:
             if parameters is not None:

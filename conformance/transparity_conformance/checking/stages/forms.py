@@ -66,8 +66,7 @@ class Value:
 
 
 def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return the elementwise error of a port's values. `ours` is the reference's value at `value.tap` in the same
-    arrangement."""
+    """Return the elementwise error. `ours` is the reference's value at `value.tap` in the same arrangement."""
     if value.are_ids:
         return _below_the_largest(theirs, ours)
     if theirs.shape != ours.shape:
@@ -76,8 +75,7 @@ def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return by how much the reference's logit of each returned token is below its largest logit; 0 for a right
-    token."""
+    """Return by how much our logit of each returned token is below the largest logit at its position."""
     if theirs.shape != ours.shape[:-1]:
         raise OtherForm
     ids = theirs.astype(np.int64)
@@ -193,8 +191,7 @@ def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dty
 
 
 def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype: str) -> tuple[float, float]:
-    """Return the largest error and its budget, ignoring positions whose value is undefined. Raise `OtherForm` for a
-    wrong shape."""
+    """Return the largest error and its budget, without undefined positions. Raise `OtherForm` for a wrong shape."""
     oracle, stack = probe.oracle, probe.config.stacks[-1]
     layers = probe.config.num_decoder_layers if stack == "decoder" else probe.config.num_encoder_layers
     tap = value.tap.format(stack=stack, layer=f"{stack}.layers.{layers - 1}")

@@ -52,10 +52,6 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 from transparity_conformance.running.hub import seeded
 from transparity_conformance.running.process.running import built, folder_note, is_loader, run
 
-FORM_ALONE = "activations and capabilities: the port returns something other than logits"
-
-SECOND_SEED = 1
-
 DRAWN = "a weight keeps a random value: if the port is built again from the same weights, its result changes"
 NOT_TIED = "the output head is not tied to the token embedding: its weight is random in every build of the port"
 
@@ -181,13 +177,12 @@ def find_unsteady_line(evidence: Evidence) -> None:
 
 
 def build_again(evidence: Evidence) -> None:
-    """If a fault has no cause, build the port again. If the new port's logits differ, the cause is a weight with random
-    values."""
+    """If a fault has no cause, build the port again. If the logits change, the cause is a random weight."""
     report, probe, dtype = evidence.report, evidence.first, evidence.arguments.dtype
     unexplained = next((index for index, fault in enumerate(report.faults) if not fault.causes), None)
     if unexplained is None or probe.is_large:
         return
-    with seeded(SECOND_SEED):
+    with seeded(1):
         again = answer_or_error(lambda: run(built(evidence.build, probe), probe, logits_only=True))
     if isinstance(again, PortError):  # some ports cannot be built twice
         return
@@ -207,7 +202,8 @@ def name_form(evidence: Evidence) -> None:
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():
-        report = report.adding(not_compared=[FORM_ALONE], coverage=coverage_of(evidence.ran.probes.values()))
+        why = "activations and capabilities: the port returns something other than logits"
+        report = report.adding(not_compared=[why], coverage=coverage_of(evidence.ran.probes.values()))
     is_all = form.has_all_logits and report.verdict == "agrees"
     cause = Cause("answer-form", form.says, None, form.error, float(is_all))
     fault = Divergence("logits", math.inf, form.budget, (cause,), is_misshapen=True)
@@ -227,8 +223,7 @@ def end_forward_pass(evidence: Evidence) -> None:
 
 
 def is_copied(evidence: Evidence) -> bool:
-    """Return whether the loader agrees, but has so far loaded a copy of the user's checkpoint instead of the user's
-    folder."""
+    """Return whether the loader agrees, but has only loaded a copy of the user's folder so far."""
     parameters = evidence.arguments.parameters
     is_named = isinstance(parameters, InFolder) and not parameters.is_given_itself
     return is_named and is_loader(evidence.build) and evidence.agrees()
@@ -306,8 +301,7 @@ def explain_at_other_size(evidence: Evidence) -> None:
 
 
 def told_in(report: Report, probe: Probe) -> Combination:
-    """Return the faults that, put into the reference, correspond to the report's causes; skip causes without such a
-    fault."""
+    """Return the faults of the reference that correspond to the report's causes; skip causes without a fault."""
     causes = ((cause, cause.at or fault.where) for fault in report.faults for cause in fault.causes)
     made = (hypothesis_of(probe, cause, where) for cause, where in causes)
     return tuple(each for each in made if each is not None)

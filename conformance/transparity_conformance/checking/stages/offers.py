@@ -40,8 +40,6 @@ from transparity_conformance.running.process.running import is_loader, run, shar
 
 OF_A_CHECKPOINT = "the gradients of a loaded model are compared only with --checkpoint"
 
-NOT_OF_GIVEN = "compared only with random parameters, for example with --config"
-
 CALLS_OF_LARGE = 2
 """The number of forward passes in the history of a large model."""
 
@@ -78,8 +76,7 @@ def compare_offers(evidence: Evidence) -> None:
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    """Compare all capabilities. If the forward pass rounds more than declared, compare none, because all use the
-    forward pass."""
+    """Compare all capabilities, or none if the forward pass, which all use, rounds more than declared."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
@@ -91,7 +88,8 @@ def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> Capabili
 def _of_given(port: BuiltPort, forward: ForwardPass, verdict: Verdict) -> CapabilityResult:
     """Compare the capabilities that can be compared with given parameters, and list all others as not compared."""
     others = {row.attribute for row in offered_by(port.forward)} - {row.attribute for row in OF_GIVEN}
-    found = compare_capabilities(port, forward, OF_GIVEN, dict.fromkeys(others, NOT_OF_GIVEN), verdict)
+    left_out = dict.fromkeys(others, "compared only with random parameters, for example with --config")
+    found = compare_capabilities(port, forward, OF_GIVEN, left_out, verdict)
     if any(claim.id == "generate" for claim in found.claims):
         found += not_compared(what_is_generated(first_of(forward.probes)[1]))
     return found
@@ -152,7 +150,6 @@ def _requests(
 
 
 def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> CapabilityResult:
-    """Make the calls in order, until a result is wrong."""
     worst, calls, after = ClaimResult(CLAIM, "agrees", 0.0, 0.0, "logits"), 0, ""
     for each in order:
         if isinstance(each, _Request):

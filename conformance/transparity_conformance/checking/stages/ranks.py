@@ -38,7 +38,7 @@ SIDES = 2
 """The results of two runs may differ by this number of budgets, because each run rounds."""
 
 FLUKE = 1e-6
-"""If equal dropout masks are less probable than this by chance, the ranks share a seed."""
+"""Equal dropout masks mean a shared seed if the probability that they are equal by chance is below this number."""
 
 
 def run_one_rank(evidence: Evidence) -> None:
@@ -50,8 +50,8 @@ def run_one_rank(evidence: Evidence) -> None:
 def against_one(
     group: ProcessGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
 ) -> RanksComparison:
-    """Run the same code on several ranks and on one rank, and compare the results. The comparison is inconclusive if
-    the code fails on one rank."""
+    """Compare the results of the same code on several ranks and on one rank; inconclusive if the run on one rank
+    fails."""
     many = run_all(build, probes, progress, logits_only=logits_only)
     declared = next(iter(group.shardings.values())).placements
     placements = {name: str(placement) for name, placement in declared.items()}
@@ -100,8 +100,7 @@ def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, p
 
 
 def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Add a claim that replicas are equal, and a fault if they differ by more than the largest relative budget of any
-    tap."""
+    """Add a claim that replicas are equal, and a fault if they differ by more than each tap's relative budget."""
     allowed = max(_relative_budgets(probes, report.dtype), default=0.0)
     far = [each for each in differing.worst.values() if each.relative > allowed]
     worst = max(differing.worst.values(), key=lambda each: each.relative, default=None)
@@ -149,8 +148,7 @@ def judge_dropout(evidence: Evidence, probe: Probe) -> None:
 
 
 def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> Cause | None:
-    """Return a cause if the ranks drop wrong entries. A dropped entry is 0 in the port's value, but not in
-    `expected`."""
+    """Return a cause if ranks drop wrong entries: entries that are 0 in the port's value, but not in `expected`."""
     parts = split(expected, placement, len(values))
     if [value.shape for value in values] != [part.shape for part in parts]:
         return None

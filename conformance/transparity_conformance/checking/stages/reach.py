@@ -143,8 +143,7 @@ def _bisect(evidence: Evidence, function: Callable[..., Any], model: ReachModel)
 
 
 def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
-    """Compare logits with the reference. If the error is slightly too large, measure rounding again with sequential
-    sums."""
+    """Compare logits. If the error is slightly too large, measure rounding again with sequential sums."""
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         is_masked = "attention_mask" in probe.inputs and probe.config.architecture == "decoder"
@@ -203,8 +202,7 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
 
 
 def call_long(evidence: Evidence) -> None:
-    """Call a port with long prompts, shortest first, until a result is wrong. Then find the shortest prompt with a
-    wrong result."""
+    """Call a port with long prompts until a result is wrong. If possible, find the shortest wrong prompt."""
     probes, reached, progress = evidence.arguments.long, evidence.reached, evidence.progress
     for number, probe in enumerate(probes):
         if reached.wrong:
@@ -259,8 +257,7 @@ def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comp
 
 
 def _shorten(evidence: Evidence, probe: LongProbe, errors: np.ndarray) -> None:
-    """Find the shortest prompt with a wrong result. Try the prompt that ends at the first wrong position, then
-    bisect."""
+    """Find the shortest wrong prompt. Try the prompt that ends at the first wrong position, then bisect."""
     dtype, wrong = evidence.arguments.dtype, len(errors)
 
     def call(length: int) -> bool:

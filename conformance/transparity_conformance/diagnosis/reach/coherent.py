@@ -62,8 +62,7 @@ class Coherent:
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Return the fault onto whose effect the logits' error has the longest projection. Return None if rounding explains
-    the projection."""
+    """Return the fault onto whose effect the error has the longest projection, unless rounding explains it."""
     some = {
         name: result.probe
         for name, result in results.items()
@@ -97,8 +96,7 @@ def coherent_error(results: Results, dtype: str) -> Coherent | None:
 
 
 def _error(probe: Probe, logits: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the port's logits minus the reference's, flattened; 0 where a convention or a near-tie determines the
-    value."""
+    """Return the flattened error of the logits; 0 where a convention or a near-tie determines the value."""
     expected = probe.oracle.expected["logits"]
     return less(judged(probe, "logits", logits, expected, dtype), expected).ravel()
 

@@ -36,8 +36,7 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
 
 
 def convention_notes(results: Results) -> list[str]:
-    """Return a note if the port has another convention than the reference. The note names the convention if it is
-    known."""
+    """Return a note if the port has another convention; the note names the convention if it is known."""
     return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
 
 
@@ -61,8 +60,7 @@ def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
 
 
 def is_judged(results: Results, dtype: str) -> bool:
-    """Return whether enough of the output is compared: the port returns its router scores, or at most half of its
-    output positions depend on near-ties."""
+    """Return whether the port returns its router scores, or near-ties affect at most half of its output."""
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())
     return own or 2 * tied <= total

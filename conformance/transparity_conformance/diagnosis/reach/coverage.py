@@ -17,8 +17,7 @@ from transparity_conformance.report.report import Report
 
 
 def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], failed: Sequence[str] = ()) -> Report:
-    """Add the coverage of the calls to a report. If the calls do not exercise all fields, or if calls `failed`, the
-    verdict `agrees` becomes `inconclusive`."""
+    """Add the coverage. The verdict `agrees` becomes `inconclusive` if a field is not exercised or a call failed."""
     if report.verdict != "agrees":
         return dataclasses.replace(report, coverage=coverage_of(probes))
     seen, unseen = exercised(config, sorted(affordable(config, probes), key=_cost))
@@ -96,8 +95,7 @@ def boundary(calls: Sequence[Call]) -> str:
 
 
 def bisect(calls: Sequence[Call], call: Callable[[int], bool | None]) -> None:
-    """Bisect to find the first wrong length. `call(length)` returns whether the result is wrong, or None to end the
-    search."""
+    """Find the first wrong length. `call(length)` returns whether the result is wrong, or None to end the search."""
     right = max((each.length for each in calls if not each.is_wrong), default=0)
     wrong = min((each.length for each in calls if each.is_wrong), default=0)
     while 0 < right < wrong - 1:

@@ -1,5 +1,4 @@
-"""The impact of divergences: how the logits change if the port's deviations are added to the reference's
-activations."""
+"""The impact of divergences: how the logits change if the port's deviations are added to the reference."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def _cause(divergence: Divergence, number: int) -> Any:
 
 
 def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
-    """Return the impact of the deviations at `taps`, or of the whole port without `taps`. Return None if logits are
-    missing or a shape is wrong."""
+    """Return the impact of the deviations at `taps`, or of the whole port. Return None without comparable logits."""
     real = changed = moved = padded = 0
     head = "logits"
     for result in results.values():

@@ -120,8 +120,7 @@ class Answer:
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
-        """Return combinations of the faults, each at the taps where it was found or at larger groups, sorted by the
-        remaining difference."""
+        """Return combinations of the faults at the taps of `_widths`, sorted by the remaining difference."""
         made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
         return self.search.by_rest(self.search.screen, made)
 
@@ -134,14 +133,12 @@ class Answer:
         return [found, *((Hypothesis(fault, each),) for each in wide if sites < {*each})]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return the single faults that, at all of their possible taps and together with `known`, reproduce the port's
-        logits."""
+        """Return single faults at all possible taps that, together with `known`, reproduce the port's logits."""
         clock = self.clock if known else self.clock.part()
         return _complete(Search(self.segment, self.sites, known, clock), 1, only_wide=True)
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str], end: str = "logits") -> bool:
-        """Return whether the reference with the faults computes the port's value at the tap `end` from the port's
-        values at the taps `given`."""
+        """Return whether the faults reproduce the port's value at `end`, given the port's values at `given`."""
         having = {
             each.probe.name: dataclasses.replace(
                 each,

@@ -65,8 +65,7 @@ class Clock:
         self.watch, self.told = watch, float("-inf")
 
     def allow(self, of_a_candidate: float) -> None:
-        """Extend the limit so that the work suffices for about `CANDIDATES` candidates, if one candidate costs
-        `of_a_candidate`."""
+        """Extend the limit to about `CANDIDATES` candidates, if one candidate costs `of_a_candidate`."""
         factor = max(CANDIDATES * of_a_candidate / WORK, 1.0)
         self.work.end += self.work.amount * (factor - 1)
         self.work.amount *= factor
@@ -106,8 +105,7 @@ class Clock:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """On the first Ctrl-C, end the search as if no work were left. Outside of the main thread, or without a Python
-        handler for Ctrl-C, do nothing."""
+        """On the first Ctrl-C, end the search as if no work were left. In other threads, do nothing."""
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             yield
@@ -128,12 +126,9 @@ class Clock:
         """Return a sentence about why the search ended early; empty if the search was complete."""
         if not self.ran_out:
             return ""
-        known = f"{self.tried:,} of {self.planned:,} candidates were tried"
-        known = (
-            f"; {known}, so the cause of an unexplained fault may be among the others"
-            if self.tried < self.planned
-            else ""
-        )
+        known = f"; {self.tried:,} of {self.planned:,} candidates were tried"
+        known += ", so the cause of an unexplained fault may be among the others"
+        known = known if self.tried < self.planned else ""
         if self.is_interrupted:
             return f"the search for causes was interrupted{known}"
         if self.is_late:

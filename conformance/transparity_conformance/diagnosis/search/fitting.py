@@ -16,8 +16,7 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""The number of steps of the golden-section search before a fit is judged. These steps narrow the interval to 1/300 of
-the grid's spacing."""
+"""The steps before a fit is judged, which narrow the interval to 1/300 of the grid's spacing."""
 
 STEPS = 40
 """The number of all steps, which narrow the interval to 1/(2 × 10⁸) of the grid's spacing."""
@@ -27,8 +26,7 @@ Fittable = tuple[NumericFault, tuple[str, ...]]
 
 
 def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis | None:
-    """Return the fault whose number minimizes the difference `left`; None if no number is clearly better than
-    others."""
+    """Return the fault whose number minimizes `left`; None if no number is clearly better than others."""
     numeric, sites = fittable
     number = _minimize(lambda number: left(Hypothesis(numeric.make(number), sites)), numeric.grid)
     return None if number is None else Hypothesis(numeric.make(number), sites)
@@ -89,8 +87,7 @@ def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> floa
 def golden_section(
     function: Callable[[float], float], grid: Sequence[float], best: int
 ) -> Iterator[tuple[float, float]]:
-    """Narrow an interval around the number `grid[best]`. Yield its middle and the smallest value of `function` inside,
-    after each step."""
+    """Narrow an interval around `grid[best]`. Yield its middle and the smallest value so far at each step."""
     low, high = math.log(grid[max(0, best - 1)]), math.log(grid[min(len(grid) - 1, best + 1)])
     ratio = (math.sqrt(5) - 1) / 2
     inner, outer = high - ratio * (high - low), low + ratio * (high - low)

@@ -86,8 +86,7 @@ class Search:
         """Each fitted fault with its entry of `fittables`, by the `id` of the fault."""
         self.fittables = list(fittables(self.screen.config, sites))
         self._fits: dict[tuple[int, ...], Hypothesis | None] = {}
-        """The results of `_fit`, by the `id` of the entry and of each partner. Other attributes keep these objects
-        alive."""
+        """The results of `_fit`, by the `id` of the entry and of each partner, which stay alive."""
 
     def run(
         self, likely: Sequence[Combination], deepest: int, *, only_wide: bool = False
@@ -152,8 +151,7 @@ class Search:
         yield self.screen, self._numbered(best, self.fittables)
 
     def _wide_rounds(self) -> Iterator[Round]:
-        """Yield single faults at all of their possible taps: first faults without a number, then faults with a fitted
-        number."""
+        """Yield single faults at all possible taps: first without a number, then with a fitted number."""
         yield self.screen, self.by_rest(self.screen, [(hypothesis,) for hypothesis in widest(self.candidates)])
         yield self.screen, self._numbered([()], of_each_kind(self.fittables))
 
@@ -210,14 +208,12 @@ class Search:
         return self.by_rest(self.screen, [tuple(self.candidates[index] for index in each) for each in sets])
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return all pairs of `first` and a fault in `seconds`, sorted by the difference on the probe that `first`
-        explains least."""
+        """Return all pairs of `first` and one of `seconds`, sorted on the probe that `first` explains least."""
         probe = self._most_telling((first,))
         return probe, self.by_rest(probe, [(first, second) for second in seconds if second != first])
 
     def _numbered(self, best: Sequence[Combination], numeric: Sequence[Fittable]) -> list[Combination]:
-        """Extend the best combinations by a fault with a fitted number. If a combination has several numbers, fit them
-        in turn."""
+        """Extend the best combinations by a fault with a fitted number. Fit several numbers in turn."""
         is_pair = self.segment.is_whole_model and best[0] != ()
         made = []
         for chosen in [*best[: BEAM // 4 * 3], *self._beside_numbers(best)] if is_pair else best[:BEAM]:
@@ -228,8 +224,7 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """Yield the best partners of each fault with a fitted number in `best`, so that its number is fitted again with
-        each partner."""
+        """Yield the best partners of each fault with a fitted number in `best`, with which to fit it again."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])
@@ -260,8 +255,7 @@ class Search:
         return self._fits[key]
 
     def _of_sizes(self, found: list[Combination]) -> list[Combination]:
-        """Fit the number of each fault separately for each size of the model; return the faults that then explain every
-        probe."""
+        """Fit the number of each fault for each model size; return the faults that then explain every probe."""
         others = {probe.config: probe for probe in self.segment.probes if probe.config != self.screen.config}
         of_sizes: list[Combination] = []
         for (hypothesis,) in [chosen for chosen in found if id(chosen[0]) in self.fitted]:
@@ -283,8 +277,7 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the faults that explain the most wrong probes, but at least two, because a fault may explain one probe
-        by chance."""
+        """Return the faults that explain the most wrong probes, but at least two: one may be chance."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
@@ -350,8 +343,7 @@ class Search:
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
     def _survivors(self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe]) -> list[Combination]:
-        """Return the combinations that leave no difference on `probes`. `ranked` is sorted by the difference on
-        `screen`."""
+        """Return the combinations that leave no difference on `probes`; `ranked` is sorted on `screen`."""
         segment = self.segment
         found, before = [], self._left(screen, ())
         with contextlib.suppress(OutOfTime):  # the combinations in `found` are confirmed
@@ -365,8 +357,7 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe with the largest difference relative to its budget, preferably with the first probe's
-    configuration."""
+    """Return the probe with the largest difference in budgets, preferably with the first configuration."""
     shares = {probe.name: segment.largest(probe, known) / (segment.budget(probe) or 1) for probe in segment.probes}
     ordinary = [
         probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1

@@ -155,6 +155,9 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
             half = np.ones((values[-1].shape[-2], probe.config.rotated_dim // 2))
             turned = values[-1][..., : probe.config.rotated_dim]
             values.insert(-1, rotate(turned, (0 * half, half), probe.config.rope_layout))
+        if name == "logits" and not probe.config.head_bias:
+            # Many ports multiply the logits instead of the input of the head.
+            values.insert(-1, values[-1] / probe.config.head_input_scale)
         state.taps[name] = _recorded(values[-1], values)
         return state.taps[name]
 

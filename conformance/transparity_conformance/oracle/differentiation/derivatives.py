@@ -122,8 +122,7 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return each parameter's derivatives in float64, one per direction. The parameters have the order in which the
-        reference uses them."""
+        """Return each parameter's derivatives in float64, one per direction, in the order of use."""
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
@@ -142,8 +141,7 @@ class Derivatives:
 
     @property
     def _at_once(self) -> int:
-        """Return the number of derivatives per forward pass, which is one if the rows of a batch influence each
-        other."""
+        """The number of derivatives per forward pass: one if the rows of a batch influence each other."""
         if not rows_are_apart(self.config, training=self.training):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE
@@ -160,8 +158,7 @@ class Derivatives:
             tap(name, np.array(values))
 
     def _derivatives(self, arrays: Arrays, some: Sequence[tuple[str, int]]) -> list[float]:
-        """Return the derivatives of the loss along some directions, each given as (parameter, number of the
-        direction)."""
+        """Return the derivatives of the loss along directions, given as (parameter, number of the direction)."""
         size, parameters = len(self.targets), dict[str, Any](arrays)
         if self._at_once == 1:
             ((name, index),) = some
@@ -252,8 +249,7 @@ class Together:
 def loss_and_gradients(
     config: TransformerConfig, parameters: Parameters, targets: np.ndarray, *, training: bool = False, **tokens: Any
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the loss and its gradients. The reference's function of the same name returns the same, but takes
-    longer."""
+    """Return the loss and its gradients, faster than the reference's function of the same name."""
     if not rows_are_apart(config, training=training):
         return of_reference.loss_and_gradients(config, parameters, targets, training=training, **tokens)
     sizes = {name: value.size for name, value in parameters.items() if is_learned(name)}
@@ -287,8 +283,7 @@ def training_oracle(
     training: Training,
     by: Callable[..., tuple[list[float], Arrays]] | None = None,
 ) -> Oracle:
-    """Return the oracle of training, whose results are `losses` and the learned parameters. The function `by` replaces
-    the reference's `train`."""
+    """Return the oracle of training: `losses` and learned parameters. `by` replaces the reference's `train`."""
 
     trained = by or functools.partial(train, differentiate=loss_and_gradients)
 

@@ -19,8 +19,7 @@ from transparity_conformance.storage.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
 Directions = tuple[np.ndarray, ...]
-"""For each axis of a parameter, an array (directions, size). Direction k is the outer product of row k of each
-array."""
+"""An array (directions, size) for each axis. Direction k is the outer product of row k of each array."""
 
 
 class Leaning(NDArrayOperatorsMixin):

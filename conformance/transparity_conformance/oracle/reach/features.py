@@ -90,8 +90,7 @@ def changed(config: TransformerConfig, change: Change) -> TransformerConfig | No
 
 
 def replaced(config: TransformerConfig, **fields: Any) -> TransformerConfig | None:
-    """Return the configuration with other values of `fields`; None if it is invalid, or if it needs parameters that
-    `config` does not have."""
+    """Return the configuration with other `fields`; None if it is invalid or needs additional parameters."""
     try:
         other = dataclasses.replace(config, **fields)
     except ConfigError:
@@ -131,8 +130,7 @@ def _differs(expected: np.ndarray, other: np.ndarray | None, tolerance: float) -
 
 
 class _Watched(TransformerConfig):
-    """A configuration that records which of its attributes the reference reads; the configurations of its layers do so,
-    too."""
+    """A configuration that records which attributes of itself and its layers the reference reads."""
 
     read: set[str]
 
@@ -159,8 +157,7 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 
 @dataclasses.dataclass(frozen=True)
 class _Small:
-    """A small copy of a configuration, with models (weights and inputs), their logits, and the names of the fields that
-    the reference reads."""
+    """A small configuration, its models (weights and inputs), their logits, and the fields that are read."""
 
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]

@@ -174,8 +174,7 @@ class LongOracle:
         return self._head(self.states[:, positions], "float64")
 
     def errors(self, actual: np.ndarray) -> np.ndarray:
-        """Return the largest absolute error at each position, over all rows and logits. A pooled model has one
-        position."""
+        """Return the largest absolute error at each position, over rows and logits. A pooled model has one position."""
         actual = actual[:, None] if self.config.is_pooled else actual
         with np.errstate(all="ignore"):
             apart = (np.abs(less(actual[:, block], self.logits(block))) for block in self.blocks())
@@ -250,8 +249,7 @@ class LongProbe(ReachProbe):
 
 
 def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collection[int]) -> list[LongProbe]:
-    """Return long prompts, shortest first. Raise `ConfigError` if a prompt exceeds `max_length` or the available
-    memory."""
+    """Return long prompts, shortest first. Raise `ConfigError` if one exceeds `max_length` or the memory."""
     for length in lengths:
         if not 1 <= length <= config.max_length:
             raise ConfigError(
@@ -264,8 +262,7 @@ def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collecti
 
 
 def _needed(config: TransformerConfig, length: int) -> int:
-    """Return a lower bound of the bytes for a prompt: the port's logits, a copy in float64, and the activations of one
-    layer."""
+    """Return a lower bound of the bytes for a prompt: the logits, a float64 copy, and one layer's activations."""
     width = 0 if config.is_pooled else config.head_size
     of_a_layer = 3 * config.feed_forward_dim + 8 * config.embed_dim
     return length * (width * (4 + 8) + of_a_layer * 8)

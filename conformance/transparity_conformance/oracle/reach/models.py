@@ -42,8 +42,7 @@ VOCABULARY = 2**16 + 3
 """The size of a vocabulary that 16 bits cannot index."""
 
 AFFORDABLE = 2e8
-"""The largest product of parameters and tokens in one call; such a call takes about 0.2 s. Longer calls use a narrower
-model."""
+"""The largest product of parameters and tokens in one call (about 0.2 s). Longer calls use a narrower model."""
 
 WITHOUT_LIMIT = 12
 """The number of calls of each model that the checker makes even after the time limit."""
@@ -91,8 +90,7 @@ class LogitsOracle(Oracle):
         return {"logits": max(errors)}
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
-        """Measure the error at the first `points` points with sums in sequence (`variants`); return the largest error
-        so far."""
+        """Measure the error at `points` points with sums in sequence (`variants`); return the largest error so far."""
         measured = "float32" if dtype == "float64" else dtype
         for index in range(IN_SEQUENCE, points):
             if (dtype, index) not in self._again:
@@ -258,15 +256,13 @@ def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
 
 
 Accepts = Callable[[TransformerConfig], bool]
-"""A function that returns whether a port accepts a configuration. A loader accepts only configurations of its
-family."""
+"""A function that returns whether a port accepts a configuration; a loader accepts only its own family."""
 
 
 def reach_of(
     config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True, accepts: Accepts = lambda config: True
 ) -> tuple[ReachModel, ...]:
-    """Return the model itself with its calls. For random parameters, also return a narrow model for longer texts, and a
-    deep model."""
+    """Return the model itself. For random parameters, also return a narrow model for longer texts, and a deep model."""
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
     calls = few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
@@ -318,8 +314,7 @@ DEPTH = 6
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
-    """Return a model with more layers and few calls, because a fault may show only in later layers. Return () if the
-    port accepts no such model."""
+    """Return a model with more layers, whose later layers may be wrong; () if the port refuses it."""
     for types in _deep_types(config):
         depth = max(DEPTH, len(types))
         layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}
@@ -343,8 +338,7 @@ def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
 
 
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
-    """Return the configuration with small sizes, or the given `sizes`. Small vocabularies still contain the special
-    tokens."""
+    """Return the configuration with small sizes, or the given `sizes`. Vocabularies contain the special tokens."""
     special = [token + 2 for token in (config.pad_id, config.bos_id, config.eos_id) if token is not None]
     vocabularies: dict[str, Any] = {}
     for name in ("source_vocab_size", "target_vocab_size"):
@@ -389,8 +383,7 @@ def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the calls up to the length `longest`: first a few short calls, then calls just beyond thresholds and powers
-    of two, then all others."""
+    """Yield the calls: a few short calls, calls just beyond thresholds and powers of two, and all others."""
     if config.reads_pixels:
         yield from ((batch, (config.max_length,)) for batch in BATCHES)
         return

@@ -52,8 +52,7 @@ def longest_length(config: TransformerConfig) -> int:
 
 
 def lengths_up_to(longest: int, crossed: Iterable[int]) -> list[int]:
-    """Return the lengths of calls in ascending order, including the thresholds `crossed` and the lengths next to
-    each."""
+    """Return the lengths of calls in ascending order, including the thresholds `crossed` and their neighbors."""
     around = [2**power for power in range(5, LARGEST_POWER + 1)]
     near = {number + step for number in (*around, *crossed) for step in (-1, 0, 1)}
     return sorted({length for length in (*range(1, SHORT + 1), *near, longest) if 1 <= length <= longest})

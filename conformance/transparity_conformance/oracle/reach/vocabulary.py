@@ -25,8 +25,7 @@ MOST_CALLS = 4
 
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:
-    """Return the model with calls that together contain all token ids in ascending order, or as many ids as the time
-    allows."""
+    """Return the model with calls that together contain all token ids, or as many ids as the time allows."""
     model = ReachModel(ITSELF, config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
     rows = -(-max((len(_tokens(config, name)) for name in config.token_inputs), default=0) // length)

@@ -160,7 +160,8 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
         yield from _code(lines_of(cause.source), "", around=False)
         says, is_placed, more = cause.says.rpartition(f", at {cause.at}") if cause.at else ("", "", "")
         where = f"at {cause.at or places}{more if is_placed else ''}"
-        yield _row(cause.mistake, Text(says if is_placed else cause.says), Text(where, style="dim"))
+        shown = () if cause.at and not is_placed and ", at " in cause.says else (Text(where, style="dim"),)
+        yield _row(cause.mistake, Text(says if is_placed else cause.says), *shown)
     if not finding.causes:
         notes = notes_on(finding, view.report)
         lines = notes if finding.is_misshapen and notes else [*notes, finding.unexplained]

@@ -76,9 +76,7 @@ def claim(
         all_cases: All cases.
         all_in: The dtypes in which the slow suite tests all cases.
         topic: The topic; by default, the name of the file.
-        sharded: A field of the `Claim`; a sharded claim needs a harness.
-        harness: A field of the `Claim`.
-        about: Further fields of the `Claim`.
+        sharded, harness, about: Fields of the `Claim`. A sharded claim also needs a harness.
     """
 
     def register(check: Check) -> Check:

@@ -72,8 +72,7 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield named ways to decode. Rows first get 1, 2 or 3 tokens. Then they get one token at a time, or 3, 2 or 1
-    tokens."""
+    """Yield ways to decode: rows get 1, 2 or 3 tokens, then one token at a time, or 3, 2 or 1 tokens."""
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))
@@ -81,8 +80,7 @@ def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[ClaimEvidence]:
-    """Decode with the model `name` (by default, `case`) in each of the `ways`, and compare the logits with a forward
-    pass."""
+    """Decode with the model `name` (by default, `case`) in several `ways`, and compare the logits."""
     dtype = bench.subject.dtype
     config, parameters, inputs, oracle = model(name or case)
     forward, record = bench.forward(config, parameters), bench.evidence(case)

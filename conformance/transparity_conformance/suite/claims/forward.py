@@ -32,8 +32,7 @@ EVERY_SHAPE = ("notes-lm", "translation")
 
 
 def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
-    """Yield the probes on which a subject is tested. Only the mode `eager` in float64 and float32 is tested on all
-    shapes."""
+    """Yield the probes for a subject. Only the mode `eager` in float64 and float32 is tested on all shapes."""
     chosen = OF_HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
     if bench.subject.mode == "eager":
         chosen = EAGER.get(bench.subject.dtype, chosen)

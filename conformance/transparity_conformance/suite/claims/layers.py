@@ -114,8 +114,7 @@ NAMES = ("query", "key", "value", "log_decay", "beta", "state")
 
 
 def _drawn() -> Arrays:
-    """Return random inputs for two rows and three heads. Keys and queries are normalized, and decays are strong or
-    weak."""
+    """Return random inputs with normalized keys and queries, and with strong and weak decays."""
     random = np.random.default_rng(3)
     query, key = (random.normal(size=(2, 3, LENGTH, 5)) for _ in range(2))
     unit = {name: x / np.linalg.norm(x, axis=-1, keepdims=True) for name, x in (("query", query), ("key", key))}
@@ -154,9 +153,9 @@ EMBED_DIM = 12
 EPS = 1e-5
 
 
-def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
+def norm_inputs(seed: int, spread: float = 1.0) -> Arrays:
     random = np.random.default_rng(seed)
-    x = offset * spread + spread * random.normal(size=(3, 5, EMBED_DIM))
+    x = 0.5 * spread + spread * random.normal(size=(3, 5, EMBED_DIM))
     weight, bias = 1 + 0.3 * random.normal(size=EMBED_DIM), 0.3 * random.normal(size=EMBED_DIM)
     return {name: value.astype(np.float32) for name, value in (("x", x), ("weight", weight), ("bias", bias))}
 
@@ -216,8 +215,7 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _normalized(norm: Module, batches: Arrays) -> Iterator[tuple[str, Any]]:
-    """Yield the first batch, normalized in evaluation. Then yield each batch, normalized in training, and the running
-    statistics after the batch."""
+    """Yield a batch normalized in evaluation, then each batch normalized in training with the statistics after it."""
     yield "before", norm(batches["batch 0"])
     norm.use_batch_statistics()
     for name, batch in batches.items():

@@ -31,7 +31,7 @@ MESHES = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (1, 1))
 """The tested meshes, as (data ranks, tensor ranks)."""
 
 HEADS = 4
-"""A number of heads that is divisible by each number of ranks."""
+"""A number of heads that each tested number of ranks divides."""
 
 OTHER_HEADS = {"bloom", "bart"}
 """Cases with six or three heads, which four ranks cannot share, so that attention is replicated."""

@@ -133,7 +133,8 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Returns the port's forward pass with the reference's weights, even if the port's tensors have other names."""
+    """Builds the port, fills it with the reference's weights, and returns its forward pass. The port's tensors may have
+    other names than the reference's."""
 
     make: Make
     reference: Reference
@@ -242,7 +243,7 @@ def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[
     if folder is None:
         raise UsageError(f"{spec} needs a model folder; add --config config.json or --checkpoint FOLDER.")
     if not folder.is_dir():
-        raise UsageError(f"--checkpoint is {folder}, which is no folder; expected a folder with a config.json.")
+        raise UsageError(f"--checkpoint is {folder}, which is not a folder; expected a folder with a config.json.")
     return [str(folder)]
 
 
@@ -304,7 +305,7 @@ DRAWN: dict[str, Callable[[Sides, Source], CapabilityResult]] = {
     "other lengths and batches": calls.compare_sizes,
     "cached steps": calls.compare_steps,
 }
-"""The comparisons that need further random inputs, in the order in which the comparisons run."""
+"""The comparisons for which the checker draws new random inputs, in the order in which they run."""
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
     "generation": calls.compare_generation,

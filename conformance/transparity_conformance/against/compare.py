@@ -32,7 +32,7 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence
 
 MOST_TOLD = 3
-"""The largest number of equally good explanations in a note."""
+"""The largest number of equally good edits that a note lists."""
 
 Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
@@ -208,7 +208,8 @@ def judged(
 def answer_of(
     reference: Reference, name: str, inputs: Inputs, actual: np.ndarray, expected: np.ndarray, budget: float
 ) -> Answer:
-    """Compare the port's answer with the expected answer, except at padding. Reshape an answer of another shape."""
+    """Compare the port's answer with the expected answer, except at padding. If the answer has the right size but a
+    wrong shape, compare the elements in order."""
     if actual.size != expected.size:
         return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.shape)
     errors = apart(actual.reshape(expected.shape), expected, reference.kept(inputs, expected.shape))
@@ -220,7 +221,7 @@ def answer_of(
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
     """Find edits that explain one wrong answer (see `most_telling`); confirm the edits on the other calls. If no edit
-    explains a difference, try the next implementation of the experts, unless it runs the same code at this place."""
+    explains a difference, try the reference's next implementation of experts, if it does not run the same step."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))

@@ -23,7 +23,7 @@ START = -1
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change of a segment's result. If the segment's steps run again on another value, the change is not applied."""
+    """A change of a segment's result. `DataFlow.through` runs the segment without this change."""
 
     change: Change
 

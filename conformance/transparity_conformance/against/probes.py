@@ -36,7 +36,7 @@ PADDED = {"left": (11, 3), "right": (17, 2)}
 GIVE = "give the inputs: --inputs FILE, or inputs=[{…}, …] in Python"
 
 OF_FEATURES = ("pixel", "image", "feature", "spatial", "aspect")
-"""The name of an input that describes images or audio contains one of these words."""
+"""Words in the names of inputs that describe images or audio."""
 
 OTHERS = ((11, 1), (11, 2), (11, 3))
 """(length, batch) of inputs that are not text. For images, only the batch size is used."""

@@ -31,13 +31,13 @@ from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, a
 Inputs = Mapping[str, np.ndarray]
 
 ASIDE = ("mask", "position", "type")
-"""Inputs whose names contain one of these words carry no content."""
+"""Words in the names of inputs that carry no content."""
 
 
 MOST_BYTES = 1 << 28
-"""The largest size of the recorded programs that are kept in memory. The limit for answers is the same. The programs of
-the forward passes need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. Programs that are dropped are
-recorded again when they are needed. The limit bounds memory, not what is compared."""
+"""The largest size of the recorded programs in memory, and of the answers in memory. The programs of the forward passes
+need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. If a comparison needs a dropped program, the
+reference is recorded again."""
 
 
 class RefusedError(TransparityError):
@@ -49,7 +49,7 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Key, Value]):
-    """The last values that were put here: at least one, and at most as many as `MOST_BYTES` holds."""
+    """A cache of the latest values, with at most `MOST_BYTES`. The cache always keeps the latest value."""
 
     def __init__(self) -> None:
         self._sized: dict[Key, tuple[Value, int]] = {}
@@ -325,8 +325,8 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Change each element at random by up to one ulp. Change an element x of a constant by up to 1 + |ln x| ulps,
-    because x may be a power such as a rotary frequency."""
+    """Change each element at random by up to one ulp. Change an element x of a constant by up to 1 + |ln |x|| ulps.
+    The constant may be a power with a rounded exponent, such as a rotary frequency."""
     import torch
 
     if not value.is_floating_point():

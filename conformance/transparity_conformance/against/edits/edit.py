@@ -95,7 +95,7 @@ class Edit:
     make: Make = field(repr=False)
     """A function that returns the change at a step, or None if the edit does not apply to this step."""
     rank: int = 0
-    """How complex the edit is. Among equally good explanations, the edit with the lowest rank is reported."""
+    """The complexity of the edit. If several edits are equally good, the report names the edit with the lowest rank."""
     behind: tuple[int, ...] = ()
     """The counts of the changed segments for `At.behind`; empty if the edit changes a single step."""
     is_everywhere: bool = False

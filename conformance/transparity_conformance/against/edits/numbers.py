@@ -126,8 +126,8 @@ PLACES: dict[str, Callable[[int, int], int]] = {
     "one place later": lambda first, spare: first + 1,
     "one place earlier": lambda first, spare: first - 1,
 }
-"""Mistakes in a slice of the same length: a description, and the first element, given the right one and the number of
-elements outside of the slice."""
+"""Wrong slices with the right length: a description, and a function that returns the wrong first element. The function
+receives the right first element, and the number of elements that the slice leaves out."""
 
 
 def _slices(at: At) -> Iterator[Edit]:
@@ -201,7 +201,7 @@ def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
 
 
 def _of_the_port(at: At, exact: Any, dtype: str) -> Any:
-    """Return the port's value that is `exact`, rounded to a dtype; raise `ValueError` if there is no such value."""
+    """Return the port's value that equals `exact` rounded to a dtype; raise `ValueError` without such a value."""
     import torch
 
     if exact.to(getattr(torch, dtype)).to(exact.dtype).equal(exact):

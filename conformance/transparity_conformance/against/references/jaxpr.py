@@ -26,7 +26,7 @@ from transparity_conformance.matching.values import agreeing
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 INSIDE = {*EVALUATED, "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-"""JAX primitives that contain equations. The inner equations are evaluated one by one."""
+"""JAX primitives that contain equations, which `record` evaluates one by one."""
 
 
 def record(

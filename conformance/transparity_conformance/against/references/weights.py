@@ -1,4 +1,4 @@
-"""Find which tensor of a port corresponds to each tensor of the reference, although their names differ.
+"""Find the port's tensor for each tensor of the reference, if the tensors have different names.
 
 A pairing assigns a tensor of the port to each tensor of the reference. The search tries several pairings: it loads the
 reference's weights into the port, and compares the values that both implementations compute.

@@ -73,9 +73,9 @@ class _Part:
     """A configuration that shrinks; it may be nested in another configuration.
 
     Attributes:
-        widths: for each width in any configuration, the small width.
-        tokens: for each special token's id, its id in the small vocabulary.
-        heads: for each mixer, the small number of heads for each number of heads.
+        widths: a map from the widths in all configurations to small widths.
+        tokens: a map from the ids of special tokens to ids in the small vocabulary.
+        heads: for each mixer, a map from the original numbers of heads to the small numbers.
         width: the width of the residual stream, or 0 if the configuration has none.
         unit: the divisor of head sizes.
         factor: the divisor of widths.

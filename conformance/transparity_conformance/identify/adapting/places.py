@@ -13,11 +13,11 @@ from transparity_conformance.diagnosis.walk import perturbed, walk
 from transparity_conformance.oracle.probes import Probe
 
 JOINED = dict.fromkeys(("query", "query_norm", "key", "key_norm"), "scores") | {"value": "context"}
-"""Activations that several maps of the same input may compute, each with the next activation, which distinguishes the
-maps."""
+"""Activations that look alike, because linear maps of equal shape compute them from the same input. For each, the later
+activation that differs if two of the maps are swapped."""
 
 SHOWN = (".query", ".key", ".value")
-"""Activations that prove a map before the rest of its group is matched."""
+"""Endings of activations that confirm a single linear map of a group, before the other maps are matched."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def places_of(probe: Probe) -> Iterator[Place]:
 
 
 def _first_taps(probe: Probe, ours: Mapping[str, np.ndarray]) -> Iterator[tuple[str, str]]:
-    """Yield each parameter with the first activation that depends on it. Layers of one kind are alike, so that only the
-    parameters of the first one are changed. `ours` contains the activations of the probe."""
+    """Yield each parameter with the first activation that depends on the parameter. Only the first layer of each kind
+    is perturbed, because the other layers are alike. `ours` contains the activations of the probe."""
     known: dict[tuple[str, str], str | None] = {}
     for name in (name for name in probe.parameters if ".experts." not in name):
         stack, layer, _ = in_layer(name) or ("", 0, "")

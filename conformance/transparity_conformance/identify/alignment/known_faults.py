@@ -35,7 +35,7 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
             strict.setdefault(match.index, match)
         elif match := found.nearest(tap, value):
             loose.setdefault(match.index, match)
-    return strict or loose  # use operations that may compute another tap only if there are no better ones
+    return strict or loose  # an operation in `loose` may compute another tap
 
 
 def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:

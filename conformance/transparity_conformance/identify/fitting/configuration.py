@@ -28,7 +28,7 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads import HEADS
 
 FEW = 3
-"""A report names an equivalent pair of scale and multiplier if the multiplier has at most this number of digits."""
+"""The largest number of digits of a multiplier in an equivalent pair (scale, multiplier) that a report names."""
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:

@@ -24,7 +24,7 @@ FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spect
 """Names of inputs that contain frames of audio."""
 
 FIRST, LAST = 12, 4
-"""In a large vocabulary, only this many first tokens and this many last tokens are tried as the padding token."""
+"""The numbers of first and last tokens that are tried as the padding token in a large vocabulary."""
 
 MOST = 512
 """The largest number of table rows to try as a length."""

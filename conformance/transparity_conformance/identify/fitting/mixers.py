@@ -123,7 +123,7 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
         for taken in layer.ways(rates):
             if all(is_same(taken.context(found, count), expected[:count]) for count in (1, len(expected))):
                 return taken
-    raise ForeignError(f"{NEITHER}neither rule, followed by a gated norm, computes the input of its output map.")
+    raise ForeignError(f"{NEITHER}neither recurrence, followed by a gated norm, computes the input of the output map.")
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
@@ -155,9 +155,9 @@ class _Layer:
         return np.concatenate([each.kernel for each in every]), np.concatenate(biases) if has_bias else None
 
     def time_steps(self) -> Iterator[tuple[list[int], str]]:
-        """Yield features from which time steps may be computed, and the name of a vector that may be their bias.
+        """Yield features from which the module may compute time steps, and the name of a vector that may be their bias.
 
-        The vector has one number for each head, and some operation adds this vector to the features.
+        The vector has one number for each head, and an operation adds the vector to the features.
         """
         rows = len(self.one.given)
         tried: set[tuple[str, tuple[int, ...]]] = set()

@@ -21,7 +21,7 @@ from transparity_numpy.positions.in_attention import alibi_slopes, relative_buck
 USUAL_DISTANCES = (128, 64, 256)
 
 FEW = 4
-"""With at most this number of rotated features, the angles cannot distinguish rope_theta from scaling."""
+"""The largest number of rotated features for which angles do not distinguish another rope_theta from scaling."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -251,13 +251,11 @@ def _model_of(given: Any, folder: Path | None) -> Any:
     """Return the given model, or the model that `file.py:load` or `file.py:Model` makes."""
     import torch
 
-    name = _name_of(given)
     make = load_port(given, "reference") if isinstance(given, str) else given
-    model = make
-    if isinstance(given, str) or _is_maker(given, folder):
-        torch.manual_seed(0)
-        model = call_port(make, *_given_to(make, name, folder))
-    return model
+    if make is given and not _is_maker(given, folder):
+        return given
+    torch.manual_seed(0)
+    return call_port(make, *_given_to(make, _name_of(given), folder))
 
 
 def _report(

@@ -31,13 +31,7 @@ from transparity_conformance.matching.values import agreeing, apart
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence
 
-MOST_TOLD = 3
-"""The largest number of equally good edits that a note lists."""
-
 Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
-
-RESHAPED = "shape"
-"""The id of the fault "right values in a wrong shape". This id has no page in the catalogue of faults."""
 
 
 class Call:
@@ -122,7 +116,7 @@ class Confirming:
         for place, each in enumerate(found):
             simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
             told = []
-            for other in simple[:MOST_TOLD]:
+            for other in simple[:3]:  # more would make the note too long
                 instead = dataclasses.replace(each, edit=other.edit, step=other.step, steps=other.steps)
                 if self._failing([*found[:place], instead, *found[place + 1 :]]) is None:
                     told.append(other.edit.says)
@@ -251,7 +245,7 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     notes = _notes(misshapen, len(every) - len(found))
     for one in [each for each in misshapen if each.is_reshaped][:1]:
         says = f"your port returns a result of the shape {one.actual.shape} instead of {one.shape}"
-        causes = (Cause(RESHAPED, says, None, residual, 1.0),) if now.agrees else ()
+        causes = (Cause("shape", says, None, residual, 1.0),) if now.agrees else ()
         faults.append(Divergence("answer", math.inf, one.budget, causes, probe=one.probe, is_misshapen=True))
     unlocated = Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
     lost = len(now.lost)

@@ -30,10 +30,6 @@ from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, a
 
 Inputs = Mapping[str, np.ndarray]
 
-ASIDE = ("mask", "position", "type")
-"""Words in the names of inputs that carry no content."""
-
-
 MOST_BYTES = 1 << 28
 """The largest size of the recorded programs in memory, and of the answers in memory. The programs of the forward passes
 need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. If a comparison needs a dropped program, the
@@ -68,10 +64,6 @@ Call = Callable[[Any, dict[str, Any]], Any]
 """A function of a module and its inputs, as tensors, that returns the result to compare."""
 
 
-def forward_pass(model: Any, inputs: Mapping[str, Any]) -> Any:
-    return model(**inputs)
-
-
 class Reference:
     """A float32 module with which a port is compared; rounding is measured in the precision `dtype`."""
 
@@ -79,7 +71,7 @@ class Reference:
         self.name, self.model, self.dtype = name, model.eval(), dtype
         self.others = 0
         """The number of arrays in the last result that are not compared."""
-        self.call: Call = forward_pass
+        self.call: Call = lambda model, inputs: model(**inputs)
         self._forget()
 
     def _forget(self) -> None:
@@ -240,7 +232,7 @@ class Reference:
 
     def main(self, inputs: Inputs) -> set[str]:
         """Return the names of the inputs that carry content, such as token ids."""
-        return {name for name in inputs if not any(part in name for part in ASIDE)}
+        return {name for name in inputs if not any(part in name for part in ("mask", "position", "type"))}
 
     @property
     def weights(self) -> dict[str, np.ndarray]:

@@ -26,9 +26,6 @@ from transparity_conformance.running.process.running import ask
 
 NUMBER = re.compile(r"\d+")
 
-MOST_TRIES = 64
-"""The largest number of pairings to try for one operation, to limit time."""
-
 PARTS = {"split", "split_with_sizes", "slice", "select", "chunk"}
 """Operations that return parts of a tensor."""
 
@@ -330,7 +327,7 @@ class _Search:
                 if parts and not before <= confirmed:
                     continue  # Before this step, some tensor is not confirmed, so a wrong value proves nothing.
                 some = self._alternatives(now, parts, confirmed) if parts else self._exchanges(now, step)
-                for tried in itertools.islice(some, MOST_TRIES):
+                for tried in itertools.islice(some, 64):
                     heard = self._known(tried)
                     if self._has(step, heard):
                         now, known = tried, heard

@@ -32,8 +32,6 @@ SPECIAL = 111
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 
-DIMS = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
-
 MIXERS = ("mamba", "linear", "index", "ssm")
 """A field that counts heads has one of these words in its name if the heads belong to a mixer other than attention."""
 
@@ -121,7 +119,9 @@ class _Part:
 
     def _scale(self) -> tuple[Fraction, Fraction]:
         count = self._named("num_attention_heads", *self._of("heads"))
-        size = self._named(*DIMS) or (self.width // count if count else 0)
+        size = self._named("head_dim", "d_kv", "kv_channels", "attention_head_dim") or (
+            self.width // count if count else 0
+        )
         free = Fraction(max(size, HEAD), HEAD)
         if not self.width:
             return free, Fraction(1)

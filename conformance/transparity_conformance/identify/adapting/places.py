@@ -16,9 +16,6 @@ JOINED = dict.fromkeys(("query", "query_norm", "key", "key_norm"), "scores") | {
 """Activations that look alike, because linear maps of equal shape compute them from the same input. For each, the later
 activation that differs if two of the maps are swapped."""
 
-SHOWN = (".query", ".key", ".value")
-"""Endings of activations that confirm a single linear map of a group, before the other maps are matched."""
-
 
 @dataclass(frozen=True)
 class Map:
@@ -30,7 +27,7 @@ class Map:
     @property
     def is_shown(self) -> bool:
         """Whether the activation depends on no other module of the group."""
-        return self.tap.endswith(SHOWN) and self.parameters[0].startswith(f"{self.tap}.")
+        return self.tap.endswith((".query", ".key", ".value")) and self.parameters[0].startswith(f"{self.tap}.")
 
 
 @dataclass(frozen=True)

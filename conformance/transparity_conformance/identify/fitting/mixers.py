@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from transparity.taps import recording
+from transparity_conformance.checkpoints.families.recurrent import LINEAR
 from transparity_conformance.checkpoints.tables.kinds import FULL, repeating
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, RecordedCall
 from transparity_conformance.identify.fitting.values.convolutions import Convolution
@@ -249,10 +250,6 @@ class _Layer:
             "recurrent_bias": any(each.bias is not None for each in linears.values()),
         }
         return Taken(fields, linears, parameters, {*vectors.values(), *self.one.names}, rates)
-
-
-LINEAR = "linear_attention"
-"""The name of the layer kind with a recurrence, as in Qwen3-Next."""
 
 
 def read_recurrences(

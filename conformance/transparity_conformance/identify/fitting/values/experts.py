@@ -20,9 +20,6 @@ from transparity_conformance.listening.operation import Operation
 from transparity_numpy.activations import ACTIVATIONS
 from transparity_numpy.experts import SCORES, highest
 
-BEHIND = 12
-"""The number of operations after a router's linear map among which the top-k is searched."""
-
 FEW = 4
 """The number of rows to compare first, which excludes most wrong candidates."""
 
@@ -115,7 +112,7 @@ def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
     """
     rows, count = one.made.shape
     scores = [np.sort(each, axis=1)[:, ::-1] for each in (one.made, *(made(one.made) for made in SCORES.values()))]
-    for operation in operations[one.at + 1 : one.at + BEHIND]:
+    for operation in operations[one.at + 1 : one.at + 12]:
         most = operation.value.shape[-1] if operation.value.ndim > 1 else 0
         if 0 < most < count and operation.value.size == rows * most:
             chosen = operation.value.reshape(rows, most)

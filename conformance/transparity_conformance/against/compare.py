@@ -242,7 +242,15 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     told = [_divergence(each, residual, worst) for each in found]
     faults = list({str((each.where, each.causes, each.source, each.reference_source)): each for each in told}.values())
     misshapen = [each for each in outcome.wrong if each.is_misshapen]
-    notes = _notes(misshapen, len(every) - len(found))
+    notes = [
+        f"the port's result has the shape {one.actual.shape} on {one.probe}; expected {one.shape}"
+        for one in misshapen[:1]
+    ]
+    if later := len(every) - len(found):
+        notes.append(
+            f"{later} later differences are not listed, because an unexplained difference may cause them: fix the "
+            "listed ones first"
+        )
     for one in [each for each in misshapen if each.is_reshaped][:1]:
         says = f"your port returns a result of the shape {one.actual.shape} instead of {one.shape}"
         causes = (Cause("shape", says, None, residual, 1.0),) if now.agrees else ()
@@ -260,19 +268,6 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     return dataclasses.replace(
         outcome, notes=[*notes, f"with these edits, the reference computes the port's results on {probes}"]
     )
-
-
-def _notes(misshapen: Sequence[Answer], left_out: int) -> list[str]:
-    notes = [
-        f"the port's result has the shape {one.actual.shape} on {one.probe}; expected {one.shape}"
-        for one in misshapen[:1]
-    ]
-    return notes + [LATER.format(left_out)] * (left_out > 0)
-
-
-LATER = (
-    "{} later differences are not listed, because an unexplained difference may cause them: fix the listed ones first"
-)
 
 
 def without_consequences(found: Sequence[Departure]) -> list[Departure]:

@@ -242,7 +242,7 @@ class EditSearch:
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
         """Return whether an edit makes one of the next values equal to an unmatched value of the port. Return False if
-        `made` contains the result, because an earlier edit of this step had the same result."""
+        `made` contains the edited result: an earlier edit of the step had the same effect."""
         result = self._result(edit, number, now)
         first = _first(result)
         if first is None:

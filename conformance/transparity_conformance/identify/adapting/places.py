@@ -46,7 +46,7 @@ class Place:
 
 
 def places_of(probe: Probe) -> Iterator[Place]:
-    """Yield the groups of a model's parameters. Parameters of experts, or without effect, are in no group."""
+    """Yield the groups of a model's parameters, except parameters of experts and parameters without effect."""
     ours = walk(probe, {})
     groups: dict[str, dict[tuple[str, str], list[str]]] = {}
     for name, tap in _first_taps(probe, ours):

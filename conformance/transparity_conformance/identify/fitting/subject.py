@@ -129,7 +129,7 @@ class FittedModel:
         self.model.narrow()
 
     def narrow(self) -> None:
-        """Convert the module back to its original precision, unless its weights require float64."""
+        """Convert the module back to its original precision, unless this precision is lower than float32."""
         if not self.is_low:
             self.model.narrow()
 

@@ -1,6 +1,6 @@
-"""Find mixtures of experts: a router is a linear map with a following top-k, and has linear maps for each expert.
+"""Find mixtures of experts. A router is a linear map whose result a later operation reduces to its top k.
 
-A candidate for the experts' linear maps is right if some operation computes the resulting sum of all experts.
+A choice of the experts' linear maps is right if an operation computes the sum of the experts' outputs.
 """
 
 from __future__ import annotations

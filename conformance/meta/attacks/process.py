@@ -1,5 +1,5 @@
-"""Ports that harm their own process; each is checked from the command line. Every port returns zeros or nothing, so
-an exit code of 0 is always wrong."""
+"""Ports that harm their own process; each is checked from the command line. No port returns right logits, so an exit
+code of 0 is always wrong."""
 
 from __future__ import annotations
 

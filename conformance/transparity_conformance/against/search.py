@@ -51,7 +51,7 @@ LAG = 2
 """The search moves away from the first difference in rounds. `LATER` is tried this number of rounds after `SIMPLE`."""
 
 RANK_OF_FITTED = 3
-"""The lowest rank of edits with a fitted number, and of swapped segments. After such an edit, the search looks for a
+"""After an explanation with at least this rank, such as a fitted limit or swapped segments, the search looks for a
 simpler edit."""
 
 MEASURED = 3
@@ -71,7 +71,7 @@ class Explanation:
     step: Step
     steps: Sequence[int]
     extent: int
-    """The number of steps in the edited segment, not counting views."""
+    """The number of steps in the edited segment, not counting views; 1 if the edit changes no single segment."""
     after: Comparison
     is_denied: bool = False
     """Whether the port computes the value that the edit replaces, but does not use it for its answer."""

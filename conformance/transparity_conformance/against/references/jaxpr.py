@@ -1,7 +1,7 @@
 """Record a call of a JAX function as a program of PyTorch operations.
 
-JAX traces the function without `jit`, so Python loops are unrolled and each equation has source lines. Then each
-equation is computed by the equivalent PyTorch operation.
+JAX traces the function without `jit`, so that `scan` is unrolled and each equation has source lines. PyTorch then
+computes each equation with the equivalent operation.
 """
 
 from __future__ import annotations

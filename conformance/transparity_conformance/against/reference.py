@@ -162,8 +162,8 @@ class Reference:
         except TransparityError as error:
             self.answer_of(self.model, inputs)  # if the inputs are wrong, this call raises the clearer error
             raise RefusedError(
-                f"The reference {self.name} answers in its own precision, but in float64 it raised "
-                f"{raised(error)}; remove its check of the dtype."
+                f"The reference {self.name} runs in its own precision, but in float64 it raised {raised(error)}; "
+                "change the reference to accept float64."
             ) from error
 
     def answer_of(self, model: Any, inputs: Inputs) -> np.ndarray:

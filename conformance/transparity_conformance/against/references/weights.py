@@ -128,7 +128,7 @@ def paired(
         fused = sorted({_pattern(name) for (_, name), cut in cuts.items() if cut.has_order})
         raise PortError(
             "The port's activations do not determine the order of the parts in the fused tensors "
-            f"{', '.join(fused)}; give two loaders and --checkpoint FOLDER."
+            f"{', '.join(fused)}; pass both implementations as loaders, with --checkpoint FOLDER."
         )
     return best
 
@@ -272,7 +272,7 @@ def _guessed(theirs: Tensors, port: Tensors, cuts: Cuts) -> dict[str, Place]:
             raise PortError(
                 f"The reference's tensor {name} {value.shape} has no counterpart in the port, which has "
                 f"{', '.join(f'{each} {shape}' for each, shape in list(shapes.items())[:8])} …; for fused tensors, "
-                "give two loaders and --checkpoint FOLDER"
+                "pass both implementations as loaders, with --checkpoint FOLDER."
             )
         place = fitting[0]
         free.remove(place)

@@ -231,7 +231,7 @@ def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> Capability
         if is_clear:
             found[name] = inputs
         else:
-            reasons.append(f"{GENERATION.claim}: {name}: two tokens are equally likely, within rounding")
+            reasons.append(f"{GENERATION.claim}: {name}: rounding can change the generated tokens")
     compared = compare_way(GENERATION, sides, found, view) if found else CapabilityResult()
     return compared + not_compared(*reasons)
 

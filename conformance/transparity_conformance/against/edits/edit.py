@@ -255,7 +255,7 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the parameter, input or constant that an argument is, or of which it is a view; otherwise -1."""
+    """Return the index of the parameter, input or constant of which an argument is a view; otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

@@ -211,7 +211,7 @@ def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _possible(whole: _Group, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[Cut]:
-    """Yield the cuts of fused tensors into two or three groups of tensors of the other implementation."""
+    """Yield the cuts of fused tensors whose parts are two or three groups of the other implementation."""
     others = [each for each in groups if each.side != whole.side and len(each.names) == len(whole.names)]
     for axis, total in enumerate(whole.shape):
         sizes = {each: _size_along(each.shape, whole.shape, axis, may_turn=may_turn) for each in others}
@@ -378,7 +378,7 @@ class _Search:
         )
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield pairings in which `parts` have other tensors of the port, swapped with the names that had them."""
+        """Yield pairings in which `parts` and other tensors of the reference swap their tensors of the port."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
 
         def unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:

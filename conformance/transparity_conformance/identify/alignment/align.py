@@ -22,7 +22,7 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -> Matches:
-    """Find the reference's taps among the values of a port, whose `known` faults the reference also has."""
+    """Find the reference's taps among the values of a port. The reference also has the port's `known` faults."""
     aligning = _Aligning(Found(probe, port, flow_of(probe, known), clock, {}, known))
     with contextlib.suppress(OutOfTime):
         aligning.alternate()

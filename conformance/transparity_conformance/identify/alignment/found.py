@@ -145,8 +145,8 @@ class Found:
     def most_gaining(
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
-        """Return the match of `tap` with which the reference computes the most later values of the port; None without
-        any. `before` are the reference's values without the match, by default `ours`."""
+        """Return the match of `tap` with which the reference computes the most later values of the port. Return None if
+        it computes none. `before` are the reference's values without the match, by default `ours`."""
         most, chosen = 0, None
         for match in matches:
             self.clock.check()

@@ -42,8 +42,8 @@ class Plan:
 def plan_of(
     probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock, known: Combination = ()
 ) -> Plan:
-    """Align the operations of a call (one row without padding) with the reference, which has the port's `known`
-    faults."""
+    """Align the operations of a call (one row without padding) with the reference. The reference also has the port's
+    `known` faults."""
     port = recorded(probe, operations, answer, dtype)
     return planned(port, align(probe, port, clock, known), known)
 

@@ -273,7 +273,7 @@ def _report(
     left_out += undrawn(reference.model, probes) if source is not None else []
     if given:
         reference.check(next(iter(given.values())))
-    outcome = sides.compared(given)
+    outcome = sides.explained(sides.judged(given))
     if reference.others:
         more = f"{reference.others} more array{'s' * (reference.others > 1)}"
         left_out.append(f"the reference returns {more}, which {'are' if reference.others > 1 else 'is'} not compared")

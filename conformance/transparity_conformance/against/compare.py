@@ -33,6 +33,9 @@ from transparity_conformance.report.report import Cause, Divergence
 
 Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
+RESHAPED = "shape"
+"""The id of the fault "right values in a wrong shape". This id has no page in the catalogue of faults."""
+
 
 class Call:
     """A call of both implementations with the same inputs. The port's operations are recorded on first use."""
@@ -253,7 +256,7 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
         )
     for one in [each for each in misshapen if each.is_reshaped][:1]:
         says = f"your port returns a result of the shape {one.actual.shape} instead of {one.shape}"
-        causes = (Cause("shape", says, None, residual, 1.0),) if now.agrees else ()
+        causes = (Cause(RESHAPED, says, None, residual, 1.0),) if now.agrees else ()
         faults.append(Divergence("answer", math.inf, one.budget, causes, probe=one.probe, is_misshapen=True))
     unlocated = Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
     lost = len(now.lost)

@@ -279,7 +279,7 @@ def test_an_error_of_the_reference_is_told_as_its_own() -> None:
 
 
 def test_a_reference_that_refuses_float64_is_told_so() -> None:
-    with pytest.raises(TransparityError, match="in float64 it raised ValueError: expected float32; remove its"):
+    with pytest.raises(TransparityError, match="in float64 it raised ValueError: expected float32; change"):
         check(Silu, against=InFloat32, inputs=INPUTS)
 
 

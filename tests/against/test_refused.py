@@ -86,7 +86,7 @@ def test_a_call_with_a_mask_that_the_port_does_not_take_is_listed_as_not_compare
 
 def test_a_missing_folder_is_one_sentence() -> None:
     load = lambda folder: Model(same)
-    with pytest.raises(TransparityError, match=r"^--checkpoint is missing, which is no folder; expected"):
+    with pytest.raises(TransparityError, match=r"^--checkpoint is missing, which is not a folder; expected"):
         check(load, against=load, checkpoint="missing")
 
 

@@ -6,9 +6,7 @@ import math
 import torch
 from torch import nn
 
-
-def split(x, heads):
-    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+from meta.adapting.decoders import heads
 
 
 def attend(q, k, v, mask, scale):
@@ -27,7 +25,7 @@ class Annotated(nn.Module):
 
         def forward(self, query, memory, mask):
             given = zip(self.linears, (query, memory, memory), strict=False)
-            q, k, v = (split(each(x), self.h) for each, x in given)
+            q, k, v = (heads(each(x), self.h) for each, x in given)
             return self.linears[-1](attend(q, k, v, mask, q.size(-1) ** -0.5))
 
     class Norm(nn.Module):

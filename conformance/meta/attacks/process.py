@@ -1,5 +1,5 @@
-"""Ports that harm their own process; each is checked from the command line. Every port returns zeros or nothing, so
-an exit code of 0 is always wrong."""
+"""Ports that harm their own process; each is checked from the command line. No port returns right logits, so an exit
+code of 0 is always wrong."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
         "overwrites the exit code at exit",
         lambda zeros: (atexit.register(os._exit, 0), None)[1],
     ),
-    "thread-that-exits": ("exits in a thread, one second later", exits_in_a_thread),
+    "thread-that-exits": ("exits in a thread after 0.3 s", exits_in_a_thread),
     "segmentation-fault": ("crashes with a segmentation fault", kills(signal.SIGSEGV)),
     "abort": ("aborts like a C++ library", lambda zeros: os.abort()),
     "killed": ("is killed as if it ran out of memory", kills(signal.SIGKILL)),
@@ -134,7 +134,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
         "leaves a thread that never ends",
         lambda zeros: threading.Thread(target=time.sleep, args=(10_000,)).start(),
     ),
-    "forks": ("forks a process that also returns", forks),
+    "forks": ("forks a process that exits with code 0", forks),
     "folder-is-gone": ("deletes its working directory", folder_is_gone),
     "exits-when-read": ("returns an array that exits when it is read", Lazy),
     "panics-when-read": ("returns an array that panics when it is read", Quiet),

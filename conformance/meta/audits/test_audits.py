@@ -25,8 +25,3 @@ def test_there_are_as_many_faults_as_were_asked_for_and_each_has_its_place(tmp_p
     for planted in PLANTED:
         assert planted.family in RIGHT[planted.loader]
         compile(planted.written(tmp_path).read_text(encoding="utf-8"), planted.loader, "exec")
-
-
-def test_a_fault_without_its_place_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has 0 places"):
-        Planted("bert_module", "bert", "", "no such line", "").written(tmp_path)

@@ -25,7 +25,6 @@ from meta.pool.judge import judged
 from meta.trial import Answer, Share, Trial
 from transparity_conformance.cache import digest
 
-CACHE = Path("reports/exam")
 TIMEOUT = 900.0
 """The seconds that one bug may take."""
 
@@ -91,7 +90,8 @@ def answer_of(bug: Bug, options: argparse.Namespace, way: str) -> dict[str, Any]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cache", type=Path, default=CACHE, metavar="FOLDER", help="where the exam stores its results")
+    cache = Path("reports/exam")
+    parser.add_argument("--cache", type=Path, default=cache, metavar="FOLDER", help="where the exam stores its results")
     parser.add_argument("--keep", action="store_true", help="also reuse results of another version of the checker")
     parser.add_argument("--again", metavar="WORD", help="run bugs again whose id contains this word")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta.exam import page, run
+from meta.exam import page
 from meta.exam.bug import exam, twins
 from meta.exam.rules import RULES, failed, scores
-from meta.pool.bug import Bug, PatchedFinder
+from meta.pool.bug import Bug
 from meta.pool.judge import judged
 from transparity_conformance.report.causes import meanings
 
@@ -68,21 +67,6 @@ def test_every_bug_of_the_exam_has_its_place_and_a_twin() -> None:
                 compile(bug.text(), bug.file, "exec")
             text = bug.text()
             assert [part for part in bug.lines if part not in text] == [], bug.id
-
-
-def test_the_patched_file_is_imported_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "victim_of_exam.py").write_text("value = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    bug = Bug("a", "g", file=str(tmp_path / "victim_of_exam.py"), hunks=({"old": "1", "new": "2"},))
-    patched = tmp_path / "patched.py"
-    patched.write_text(bug.text())
-    sys.meta_path.insert(0, PatchedFinder(bug.path, patched))
-    import victim_of_exam  # type: ignore[import-not-found]
-
-    assert victim_of_exam.value == 2
-    assert run.is_imported(patched)
-    assert not run.is_imported(bug.path)
 
 
 BUG = Bug("b", "g", "s", "", "none.py", ({"old": "", "new": ""},), causes=("norm-eps",), told=("eps",), sites=("norm",))

@@ -32,8 +32,6 @@ from transparity_conformance.running.process.running import built, run_listening
 
 FRAMEWORKS = ("pytorch", "flax", "numpy")
 
-FOUND = 0.95
-
 Build = Callable[..., Callable[..., Arrays]]
 
 
@@ -120,7 +118,7 @@ MEASURES = [
     Measure(f"{group}: {title}", _taps(right), target, group)
     for group in (*(f"right, {framework}" for framework in FRAMEWORKS), "with a fault")
     for title, right, target in (
-        ("taps found", lambda answer: answer["found"], FOUND),
+        ("taps found", lambda answer: answer["found"], 0.95),
         ("taps without a wrong value", lambda answer: answer["taps"] - len(answer["wrong"]), 1.0),
     )
 ]

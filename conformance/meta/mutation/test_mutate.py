@@ -6,7 +6,6 @@ import pytest
 
 from meta.mutation.equivalents import Equivalent, difference_made, equivalents, mutants_of
 from meta.mutation.mutants import mutants
-from meta.planting.planted import file_path, files
 
 COLUMNS = ("transparity_pytorch", "transparity_flax", "transparity_numpy")
 EVERY = 32
@@ -33,12 +32,6 @@ def test_a_line_that_computes_something_else_is_no_entry() -> None:
     line = "if +config.prefixes_agree or longest > config.max_length:"
     entry = Equivalent("transparity_numpy", "decoding.steps", line, "")
     assert difference_made(entry).startswith("walkthrough: tokens")
-
-
-@pytest.mark.parametrize("column", COLUMNS)
-def test_every_file_of_a_column_is_mutated(column: str) -> None:
-    for file in {"port", "state.parameters", "arithmetic.functional"} & set(files(column)):
-        assert list(mutants(file, file_path(column, file).read_text()))
 
 
 def test_a_mutant_is_one_line_made_wrong() -> None:

@@ -32,7 +32,7 @@ from transparity_conformance.suite.test_drawn import EXAMPLES, drawn_evidence
 
 REFERENCE_COLUMN = "transparity_numpy"
 PLANTED: dict[int, tuple[str, str, str]] = {}
-"""The column, the changed file, and this file's source, by the id of the backend with the fault."""
+"""The column, the changed file and its source, by the id of the backend with the fault."""
 
 DRAWN = "drawn.configurations"
 
@@ -90,7 +90,7 @@ def harness_beside(build: Backend) -> Harness:
 
 @contextmanager
 def as_reference(build: Backend) -> Iterator[None]:
-    """Make `build` the reference of the suite, which then uses names of its column instead of the NumPy column."""
+    """Make `build` the reference of the suite: names from the NumPy column then refer to the column of `build`."""
 
     def found(name: str) -> Backend:
         return build if name == REFERENCE else backend(name)

@@ -1,4 +1,4 @@
-"""Test loaders that are wrong only for another folder: the checker must name the cause whose page shows their line."""
+"""Test a loader that is wrong only for folders in bfloat16: the checker must name the cause."""
 
 from __future__ import annotations
 

@@ -140,12 +140,12 @@ def all_act(case: str, bugs: tuple[Bug, ...]) -> bool:
     return all(differ(case, (), (bug,)) for bug in bugs) and all(differ(case, bugs, rest) for rest in others)
 
 
-def is_right(case: str, bugs: tuple[Bug, ...], dtype: str = "float32") -> bool:
-    """Return whether the logits are within the oracle's budget, computed without the checker."""
-    found = logits_with(case, bugs, dtype)
+def is_right(case: str, bugs: tuple[Bug, ...]) -> bool:
+    """Return whether the float32 logits are within the oracle's budget, computed without the checker."""
+    found = logits_with(case, bugs, "float32")
     for name, probe in probes_called(case).items():
         expected = probe.oracle.expected["logits"]
         error = difference(where_no_convention_decides(probe, "logits", found[name], expected), expected)
-        if not error <= probe.oracle.budget("logits", dtype):
+        if not error <= probe.oracle.budget("logits", "float32"):
             return False
     return True

@@ -190,7 +190,7 @@ def _compiles(bugs: tuple[Bug, ...]) -> bool:
     return True
 
 
-def trials_of(kind: str, seed: int = 0) -> list[Trial]:
+def trials_of(kind: str, seed: int) -> list[Trial]:
     if kind in (*SEVERAL, "draft"):
         return several_trials(kind, seed)
     combined = itertools.islice(combined_controls(seed), COMBINED if kind == "control" else 0)

@@ -133,7 +133,8 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Returns the port's forward pass with the reference's weights, even if the port's tensors have other names."""
+    """Builds the port, fills it with the reference's weights, and returns its forward pass. The port's tensors may have
+    other names than the reference's."""
 
     make: Make
     reference: Reference
@@ -242,7 +243,7 @@ def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[
     if folder is None:
         raise UsageError(f"{spec} needs a model folder; add --config config.json or --checkpoint FOLDER.")
     if not folder.is_dir():
-        raise UsageError(f"--checkpoint is {folder}, which is no folder; expected a folder with a config.json.")
+        raise UsageError(f"--checkpoint is {folder}, which is not a folder; expected a folder with a config.json.")
     return [str(folder)]
 
 
@@ -250,13 +251,11 @@ def _model_of(given: Any, folder: Path | None) -> Any:
     """Return the given model, or the model that `file.py:load` or `file.py:Model` makes."""
     import torch
 
-    name = _name_of(given)
     make = load_port(given, "reference") if isinstance(given, str) else given
-    model = make
-    if isinstance(given, str) or _is_maker(given, folder):
-        torch.manual_seed(0)
-        model = call_port(make, *_given_to(make, name, folder))
-    return model
+    if make is given and not _is_maker(given, folder):
+        return given
+    torch.manual_seed(0)
+    return call_port(make, *_given_to(make, _name_of(given), folder))
 
 
 def _report(
@@ -274,7 +273,7 @@ def _report(
     left_out += undrawn(reference.model, probes) if source is not None else []
     if given:
         reference.check(next(iter(given.values())))
-    outcome = sides.compared(given)
+    outcome = sides.explained(sides.judged(given))
     if reference.others:
         more = f"{reference.others} more array{'s' * (reference.others > 1)}"
         left_out.append(f"the reference returns {more}, which {'are' if reference.others > 1 else 'is'} not compared")
@@ -304,7 +303,7 @@ DRAWN: dict[str, Callable[[Sides, Source], CapabilityResult]] = {
     "other lengths and batches": calls.compare_sizes,
     "cached steps": calls.compare_steps,
 }
-"""The comparisons that need further random inputs, in the order in which the comparisons run."""
+"""The comparisons for which the checker draws new random inputs, in the order in which they run."""
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
     "generation": calls.compare_generation,

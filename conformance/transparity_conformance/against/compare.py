@@ -31,9 +31,6 @@ from transparity_conformance.matching.values import agreeing, apart
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence
 
-MOST_TOLD = 3
-"""The largest number of equally good explanations in a note."""
-
 Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
 RESHAPED = "shape"
@@ -122,7 +119,7 @@ class Confirming:
         for place, each in enumerate(found):
             simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
             told = []
-            for other in simple[:MOST_TOLD]:
+            for other in simple[:3]:  # more would make the note too long
                 instead = dataclasses.replace(each, edit=other.edit, step=other.step, steps=other.steps)
                 if self._failing([*found[:place], instead, *found[place + 1 :]]) is None:
                     told.append(other.edit.says)
@@ -208,7 +205,8 @@ def judged(
 def answer_of(
     reference: Reference, name: str, inputs: Inputs, actual: np.ndarray, expected: np.ndarray, budget: float
 ) -> Answer:
-    """Compare the port's answer with the expected answer, except at padding. Reshape an answer of another shape."""
+    """Compare the port's answer with the expected answer, except at padding. If the answer has the right size but a
+    wrong shape, compare the elements in order."""
     if actual.size != expected.size:
         return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.shape)
     errors = apart(actual.reshape(expected.shape), expected, reference.kept(inputs, expected.shape))
@@ -220,7 +218,7 @@ def answer_of(
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
     """Find edits that explain one wrong answer (see `most_telling`); confirm the edits on the other calls. If no edit
-    explains a difference, try the next implementation of the experts, unless it runs the same code at this place."""
+    explains a difference, try the reference's next implementation of experts, if it does not run the same step."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
@@ -247,7 +245,15 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     told = [_divergence(each, residual, worst) for each in found]
     faults = list({str((each.where, each.causes, each.source, each.reference_source)): each for each in told}.values())
     misshapen = [each for each in outcome.wrong if each.is_misshapen]
-    notes = _notes(misshapen, len(every) - len(found))
+    notes = [
+        f"the port's result has the shape {one.actual.shape} on {one.probe}; expected {one.shape}"
+        for one in misshapen[:1]
+    ]
+    if later := len(every) - len(found):
+        notes.append(
+            f"{later} later differences are not listed, because an unexplained difference may cause them: fix the "
+            "listed ones first"
+        )
     for one in [each for each in misshapen if each.is_reshaped][:1]:
         says = f"your port returns a result of the shape {one.actual.shape} instead of {one.shape}"
         causes = (Cause(RESHAPED, says, None, residual, 1.0),) if now.agrees else ()
@@ -265,19 +271,6 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     return dataclasses.replace(
         outcome, notes=[*notes, f"with these edits, the reference computes the port's results on {probes}"]
     )
-
-
-def _notes(misshapen: Sequence[Answer], left_out: int) -> list[str]:
-    notes = [
-        f"the port's result has the shape {one.actual.shape} on {one.probe}; expected {one.shape}"
-        for one in misshapen[:1]
-    ]
-    return notes + [LATER.format(left_out)] * (left_out > 0)
-
-
-LATER = (
-    "{} later differences are not listed, because an unexplained difference may cause them: fix the listed ones first"
-)
 
 
 def without_consequences(found: Sequence[Departure]) -> list[Departure]:

@@ -60,7 +60,7 @@ class Comparer:
         return ancestors([program.maker[program.answer]], program.makers) if made else frozenset()
 
     def at(self, number: int, changes: Mapping[int, Change] = MappingProxyType({})) -> At:
-        """Return a step of the program with `changes`, as the position of an edit."""
+        """Return the position of a further edit: a step of the program that already has the edits `changes`."""
         return At(self.program, self.flow.within(changes), self.program.steps[number])
 
     def changes(self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change]) -> dict[int, Change]:

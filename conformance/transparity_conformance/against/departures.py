@@ -80,7 +80,7 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the same steps in the program of another call: the same runs of the same instructions."""
+        """Return the numbers of the same steps in the program of another call: equal runs of the same instructions."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps

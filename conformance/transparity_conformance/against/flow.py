@@ -23,7 +23,7 @@ START = -1
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change of a segment's result. If the segment's steps run again on another value, the change is not applied."""
+    """A change of a segment's result. `DataFlow.through` runs the segment without this change."""
 
     change: Change
 
@@ -75,17 +75,14 @@ class DataFlow:
 
     def between(self, start: int, end: int) -> list[Step]:
         if (start, end) not in self._between:
-            self._between[start, end] = self._found_between(start, end)
+            program, wanted, steps = self.program, {end}, []
+            first = program.maker.get(start, -1)
+            for step in reversed(program.steps[first + 1 : program.maker[end] + 1]):
+                if not wanted.isdisjoint(step.outputs):
+                    steps.append(step)
+                    wanted.update(index for index in step.inputs if index in self._depth and index != start)
+            self._between[start, end] = steps[::-1]
         return self._between[start, end]
-
-    def _found_between(self, start: int, end: int) -> list[Step]:
-        program, wanted, steps = self.program, {end}, []
-        first = program.maker.get(start, -1)
-        for step in reversed(program.steps[first + 1 : program.maker[end] + 1]):
-            if not wanted.isdisjoint(step.outputs):
-                steps.append(step)
-                wanted.update(index for index in step.inputs if index in self._depth and index != start)
-        return steps[::-1]
 
     def through(self, start: int, end: int, value: Any, values: Values) -> Any:
         """Run the steps from `start` to `end` on `value`; skip a view whose input has another size than before."""

@@ -35,9 +35,6 @@ PADDED = {"left": (11, 3), "right": (17, 2)}
 
 GIVE = "give the inputs: --inputs FILE, or inputs=[{…}, …] in Python"
 
-OF_FEATURES = ("pixel", "image", "feature", "spatial", "aspect")
-"""The name of an input that describes images or audio contains one of these words."""
-
 OTHERS = ((11, 1), (11, 2), (11, 3))
 """(length, batch) of inputs that are not text. For images, only the batch size is used."""
 
@@ -107,7 +104,8 @@ def _text_of(inputs: Inputs, length: int) -> Inputs:
 
 
 def is_of_features(text: str) -> bool:
-    return any(word in text for word in OF_FEATURES)
+    """Return whether the name of an input, or a message about it, concerns images or audio."""
+    return any(word in text for word in ("pixel", "image", "feature", "spatial", "aspect"))
 
 
 def is_only_text(inputs: Inputs) -> bool:

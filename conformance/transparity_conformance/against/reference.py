@@ -30,14 +30,10 @@ from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, a
 
 Inputs = Mapping[str, np.ndarray]
 
-ASIDE = ("mask", "position", "type")
-"""Inputs whose names contain one of these words carry no content."""
-
-
 MOST_BYTES = 1 << 28
-"""The largest size of the recorded programs that are kept in memory. The limit for answers is the same. The programs of
-the forward passes need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. Programs that are dropped are
-recorded again when they are needed. The limit bounds memory, not what is compared."""
+"""The largest size of the recorded programs in memory, and of the answers in memory. The programs of the forward passes
+need 71 MiB for a small Llava, and 1481 MiB for a small Qwen3-Next. If a comparison needs a dropped program, the
+reference is recorded again."""
 
 
 class RefusedError(TransparityError):
@@ -49,7 +45,7 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Key, Value]):
-    """The last values that were put here: at least one, and at most as many as `MOST_BYTES` holds."""
+    """A cache of the latest values, with at most `MOST_BYTES`. The cache always keeps the latest value."""
 
     def __init__(self) -> None:
         self._sized: dict[Key, tuple[Value, int]] = {}
@@ -68,10 +64,6 @@ Call = Callable[[Any, dict[str, Any]], Any]
 """A function of a module and its inputs, as tensors, that returns the result to compare."""
 
 
-def forward_pass(model: Any, inputs: Mapping[str, Any]) -> Any:
-    return model(**inputs)
-
-
 class Reference:
     """A float32 module with which a port is compared; rounding is measured in the precision `dtype`."""
 
@@ -79,7 +71,7 @@ class Reference:
         self.name, self.model, self.dtype = name, model.eval(), dtype
         self.others = 0
         """The number of arrays in the last result that are not compared."""
-        self.call: Call = forward_pass
+        self.call: Call = lambda model, inputs: model(**inputs)
         self._forget()
 
     def _forget(self) -> None:
@@ -170,8 +162,8 @@ class Reference:
         except TransparityError as error:
             self.answer_of(self.model, inputs)  # if the inputs are wrong, this call raises the clearer error
             raise RefusedError(
-                f"The reference {self.name} answers in its own precision, but in float64 it raised "
-                f"{raised(error)}; remove its check of the dtype."
+                f"The reference {self.name} runs in its own precision, but in float64 it raised {raised(error)}; "
+                "change the reference to accept float64."
             ) from error
 
     def answer_of(self, model: Any, inputs: Inputs) -> np.ndarray:
@@ -240,7 +232,7 @@ class Reference:
 
     def main(self, inputs: Inputs) -> set[str]:
         """Return the names of the inputs that carry content, such as token ids."""
-        return {name for name in inputs if not any(part in name for part in ASIDE)}
+        return {name for name in inputs if not any(part in name for part in ("mask", "position", "type"))}
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -325,8 +317,8 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Change each element at random by up to one ulp. Change an element x of a constant by up to 1 + |ln x| ulps,
-    because x may be a power such as a rotary frequency."""
+    """Change each element at random by up to one ulp. Change an element x of a constant by up to 1 + |ln |x|| ulps.
+    The constant may be a power with a rounded exponent, such as a rotary frequency."""
     import torch
 
     if not value.is_floating_point():

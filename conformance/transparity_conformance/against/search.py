@@ -51,15 +51,15 @@ LAG = 2
 """The search moves away from the first difference in rounds. `LATER` is tried this number of rounds after `SIMPLE`."""
 
 RANK_OF_FITTED = 3
-"""The lowest rank of edits with a fitted number, and of swapped segments. After such an edit, the search looks for a
+"""After an explanation with at least this rank, such as a fitted limit or swapped segments, the search looks for a
 simpler edit."""
 
 MEASURED = 3
 """The largest number of edits for which the rounding error is measured, to limit time."""
 
 SHARE = 0.25
-"""The share of the remaining work that one search may use; for the first search, this is 3 units. In 12 trials of the
-pool `against`, a search that found an edit needed at most 1.3 units."""
+"""The share of the remaining work that one search may use. The first search may use 3 units of the module `work`. In 12
+trials of the pool `against`, searches that found an edit used at most 1.3 units."""
 
 TRIES = 8
 """The search compares at most this number of values after an edit with the port's values, to limit time."""
@@ -71,14 +71,15 @@ class Explanation:
     step: Step
     steps: Sequence[int]
     extent: int
-    """The number of steps in the edited segment, not counting views."""
+    """The number of steps in the edited segment, not counting views; 1 if the edit changes no single segment."""
     after: Comparison
     is_denied: bool = False
     """Whether the port computes the value that the edit replaces, but does not use it for its answer."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a sort key: `worth`, simple edits, short segments, no views, many edited steps, whole expressions."""
+        """Return a sort key: first `worth`, then simple edits, short segments, operations other than views, many edited
+        steps, and whole expressions."""
         parts = self.edit.says.count("` in `")
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps), parts)
 
@@ -103,7 +104,7 @@ class EditSearch:
         self._reserved = 0.0
 
     def refuse(self, step: Step, edit: Edit) -> None:
-        """Exclude an edit of this step, or of all steps if it changes all steps."""
+        """Exclude an edit from further searches: at this step or, if the edit changes all steps, everywhere."""
         self._refused.setdefault(None if edit.is_everywhere else step.site, set()).add(edit.says)
 
     def _is_refused(self, edit: Edit, step: Step) -> bool:
@@ -241,7 +242,7 @@ class EditSearch:
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
         """Return whether an edit makes one of the next values equal to an unmatched value of the port. Return False if
-        `made` contains the result, because an earlier edit of this step had the same result."""
+        `made` contains the edited result: an earlier edit of the step had the same effect."""
         result = self._result(edit, number, now)
         first = _first(result)
         if first is None:
@@ -264,9 +265,8 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether an edit explains the port only if it is made at several steps. For example, the port rotates
-        neither queries nor keys. Then the port computes the value at the start of a segment that is left out, but not
-        the value at its end. Or the port swaps two tables, and no single step shows the swap."""
+        """Return whether an edit explains the port if all steps of a line are edited, although no single step does. For
+        example, a port may rotate neither queries nor keys, or it may swap two tables."""
         is_exchange = edit.is_everywhere and edit.kind == "exchanged"
         runs = self._scopes(edit, number, now)[0] if is_exchange else self._runs_without(edit, number, now)
         if not runs:

@@ -95,7 +95,7 @@ class Edit:
     make: Make = field(repr=False)
     """A function that returns the change at a step, or None if the edit does not apply to this step."""
     rank: int = 0
-    """How complex the edit is. Among equally good explanations, the edit with the lowest rank is reported."""
+    """The complexity of the edit. If several edits are equally good, the report names the edit with the lowest rank."""
     behind: tuple[int, ...] = ()
     """The counts of the changed segments for `At.behind`; empty if the edit changes a single step."""
     is_everywhere: bool = False
@@ -255,7 +255,7 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the parameter, input or constant that an argument is, or of which it is a view; otherwise -1."""
+    """Return the index of the parameter, input or constant of which an argument is a view; otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

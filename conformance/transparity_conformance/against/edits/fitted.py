@@ -87,12 +87,9 @@ def _solved(at: At, values: Values, path: Path, old: float, wanted: float) -> It
                 yield next((number for number in _shortened(found) if abs(mean(number) - wanted) <= allowed), found)
 
 
-CLIPPING = frozenset(["clamp", "clamp_min", "clamp_max", "clip"])
-
-
 def limits(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that clip a result, or change a step's limits, to the range of an unmatched value of the port."""
-    is_limited = short(at.step) in CLIPPING
+    is_limited = short(at.step) in ("clamp", "clamp_min", "clamp_max", "clip")
     ours = _fingerprint_of(context.values, at.step.inputs[0] if is_limited else at.step.output)
     if ours is None:
         return

@@ -126,8 +126,8 @@ PLACES: dict[str, Callable[[int, int], int]] = {
     "one place later": lambda first, spare: first + 1,
     "one place earlier": lambda first, spare: first - 1,
 }
-"""Mistakes in a slice of the same length: a description, and the first element, given the right one and the number of
-elements outside of the slice."""
+"""Wrong slices with the right length: a description, and a function that returns the wrong first element. The function
+receives the right first element, and the number of elements that the slice leaves out."""
 
 
 def _slices(at: At) -> Iterator[Edit]:
@@ -147,7 +147,7 @@ def _first_of(at: At) -> int:
 
 
 def _sliced(at: At, place: Callable[[int, int], int]) -> Change | None:
-    """Return a change that slices as many elements from another place; None if there are too few elements."""
+    """Return a change that slices the same number of elements from another place; None if there are too few."""
     axis, first = at.step.args[1], _first_of(at)
     whole, size = at.program.values[at.step.inputs[0]].shape[axis], at.value.shape[axis]
     new = place(first, whole - size)
@@ -201,7 +201,7 @@ def _rounded(at: At, dtype: str, *, also_operands: bool = False) -> Change:
 
 
 def _of_the_port(at: At, exact: Any, dtype: str) -> Any:
-    """Return the port's value that is `exact`, rounded to a dtype; raise `ValueError` if there is no such value."""
+    """Return the port's value that equals `exact` rounded to a dtype; raise `ValueError` without such a value."""
     import torch
 
     if exact.to(getattr(torch, dtype)).to(exact.dtype).equal(exact):

@@ -162,7 +162,7 @@ ALIKE: tuple[tuple[str, ...], ...] = (
 """Groups of operations that take the same arguments, so that programmers confuse them."""
 
 INVERSE = {"add": "sub", "mul": "div"}
-"""For each commutative operation, its inverse, for which the order of the operands matters."""
+"""For each commutative operation, its inverse, which is not commutative."""
 
 ACTIVATIONS = frozenset(
     ["silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "elu", "leaky_relu", "hardswish", "exp"]

@@ -12,9 +12,6 @@ from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit,
 from transparity_conformance.against.edits.operands import LAYER_NORM, norms
 from transparity_conformance.listening.program import Change, Program, Values, filled
 
-BASES = (1e3, 1e4, 1e5, 5e5, 1e6)
-"""Common rotary bases."""
-
 USES: dict[str, Function] = {
     "adds 1 to {}": lambda x: x + 1,
     "subtracts 1 from {}": lambda x: x - 1,
@@ -31,8 +28,6 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "adds 1 to the weight": lambda weight, bias: (weight + 1, bias),
 }
 """Mistakes in a layer norm: a description, and a function from the right weight and bias to the wrong ones."""
-
-DEFAULT_EPSILON = 1e-5
 
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
@@ -114,7 +109,7 @@ def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
     if count < 3 or not bool((value > 0).all()) or not 0 < last < 1:
         return
     old = last ** (-count / (count - 1))
-    for base in BASES:
+    for base in (1e3, 1e4, 1e5, 5e5, 1e6):
         says = f"has the base {base:g} instead of the base {old:.6g} in {name}"
         yield _using(says, place, functools.partial(pow, exp=math.log(base) / math.log(old)))
 
@@ -169,7 +164,7 @@ def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:
 def _layer_norm(at: At, change: Callable[[Any, Any], tuple[Any, Any]], with_epsilon: bool) -> Change:
     def changed(args: list[Any], values: Values) -> list[Any]:
         x, shape, weight, bias, eps = args
-        return [x, shape, *change(weight, bias), DEFAULT_EPSILON if with_epsilon else eps]
+        return [x, shape, *change(weight, bias), 1e-5 if with_epsilon else eps]
 
     return at.with_arguments(changed)
 

@@ -27,9 +27,6 @@ from transparity_conformance.against.edits.edit import (
 from transparity_conformance.against.edits.operands import activations, norms
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 
-FARTHEST = 32
-"""`elsewhere` looks for the end of a segment among at most this number of steps."""
-
 LONGEST = 4
 """The largest count (see `At.behind`), which limits the length of a segment."""
 
@@ -173,7 +170,7 @@ def elsewhere(at: At, context: Context) -> Iterator[Edit]:
         return
     for start in _continued_otherwise(at):
         first = program.maker[start]
-        for last in program.steps[first + 1 : first + FARTHEST]:
+        for last in program.steps[first + 1 : first + 32]:  # longer segments are rarely added
             is_new = last.site not in seen and short(last) not in VIEWS
             if is_new and start in itertools.islice(starts(at.flow, last.output), LONGEST):
                 seen.add(last.site)

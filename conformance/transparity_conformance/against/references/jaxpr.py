@@ -1,7 +1,7 @@
 """Record a call of a JAX function as a program of PyTorch operations.
 
-JAX traces the function without `jit`, so Python loops are unrolled and each equation has source lines. Then each
-equation is computed by the equivalent PyTorch operation.
+JAX traces the function without `jit`, so that `scan` is unrolled and each equation has source lines. PyTorch then
+computes each equation with the equivalent operation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transparity_conformance.matching.values import agreeing
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 INSIDE = {*EVALUATED, "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-"""JAX primitives that contain equations. The inner equations are evaluated one by one."""
+"""JAX primitives that contain equations, which `record` evaluates one by one."""
 
 
 def record(

@@ -61,8 +61,8 @@ class TracedReference(Reference):
         within = self.budget(inputs, answer, points, "float32")
         if apart(answer, own, self.kept(inputs, answer.shape)).max() > within:
             raise RefusedError(
-                f"{self.name} cannot be recorded: its recorded operations do not compute its own result; return a "
-                "deterministic function that keeps no state."
+                f"{self.name} cannot be recorded: its recorded operations and a plain call give different results; "
+                "return a deterministic function that keeps no state."
             )
         return answer, self.budget(inputs, answer, points)
 

@@ -1,4 +1,4 @@
-"""Find which tensor of a port corresponds to each tensor of the reference, although their names differ.
+"""Find the port's tensor for each tensor of the reference, if the tensors have different names.
 
 A pairing assigns a tensor of the port to each tensor of the reference. The search tries several pairings: it loads the
 reference's weights into the port, and compares the values that both implementations compute.
@@ -25,9 +25,6 @@ from transparity_conformance.matching.values import Known, fingerprint
 from transparity_conformance.running.process.running import ask
 
 NUMBER = re.compile(r"\d+")
-
-MOST_TRIES = 64
-"""The largest number of pairings to try for one operation, to limit time."""
 
 PARTS = {"split", "split_with_sizes", "slice", "select", "chunk"}
 """Operations that return parts of a tensor."""
@@ -131,7 +128,7 @@ def paired(
         fused = sorted({_pattern(name) for (_, name), cut in cuts.items() if cut.has_order})
         raise PortError(
             "The port's activations do not determine the order of the parts in the fused tensors "
-            f"{', '.join(fused)}; give two loaders and --checkpoint FOLDER."
+            f"{', '.join(fused)}; pass both implementations as loaders, with --checkpoint FOLDER."
         )
     return best
 
@@ -214,7 +211,7 @@ def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _possible(whole: _Group, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[Cut]:
-    """Yield the cuts of fused tensors into two or three groups of tensors of the other implementation."""
+    """Yield the cuts of fused tensors whose parts are two or three groups of the other implementation."""
     others = [each for each in groups if each.side != whole.side and len(each.names) == len(whole.names)]
     for axis, total in enumerate(whole.shape):
         sizes = {each: _size_along(each.shape, whole.shape, axis, may_turn=may_turn) for each in others}
@@ -275,7 +272,7 @@ def _guessed(theirs: Tensors, port: Tensors, cuts: Cuts) -> dict[str, Place]:
             raise PortError(
                 f"The reference's tensor {name} {value.shape} has no counterpart in the port, which has "
                 f"{', '.join(f'{each} {shape}' for each, shape in list(shapes.items())[:8])} …; for fused tensors, "
-                "give two loaders and --checkpoint FOLDER"
+                "pass both implementations as loaders, with --checkpoint FOLDER."
             )
         place = fitting[0]
         free.remove(place)
@@ -330,7 +327,7 @@ class _Search:
                 if parts and not before <= confirmed:
                     continue  # Before this step, some tensor is not confirmed, so a wrong value proves nothing.
                 some = self._alternatives(now, parts, confirmed) if parts else self._exchanges(now, step)
-                for tried in itertools.islice(some, MOST_TRIES):
+                for tried in itertools.islice(some, 64):
                     heard = self._known(tried)
                     if self._has(step, heard):
                         now, known = tried, heard
@@ -381,7 +378,7 @@ class _Search:
         )
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield pairings in which `parts` have other tensors of the port, swapped with the names that had them."""
+        """Yield pairings in which `parts` and other tensors of the reference swap their tensors of the port."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
 
         def unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
@@ -415,7 +412,7 @@ class _Search:
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Pair each unconfirmed tensor like the confirmed tensor with the same role in another layer."""
+    """Pair each unconfirmed tensor as in another layer in which the tensor with the same role is confirmed."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:

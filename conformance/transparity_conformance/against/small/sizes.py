@@ -32,8 +32,6 @@ SPECIAL = 111
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 
-DIMS = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
-
 MIXERS = ("mamba", "linear", "index", "ssm")
 """A field that counts heads has one of these words in its name if the heads belong to a mixer other than attention."""
 
@@ -73,9 +71,9 @@ class _Part:
     """A configuration that shrinks; it may be nested in another configuration.
 
     Attributes:
-        widths: for each width in any configuration, the small width.
-        tokens: for each special token's id, its id in the small vocabulary.
-        heads: for each mixer, the small number of heads for each number of heads.
+        widths: a map from the widths in all configurations to small widths.
+        tokens: a map from the ids of special tokens to ids in the small vocabulary.
+        heads: for each mixer, a map from the original numbers of heads to the small numbers.
         width: the width of the residual stream, or 0 if the configuration has none.
         unit: the divisor of head sizes.
         factor: the divisor of widths.
@@ -121,7 +119,9 @@ class _Part:
 
     def _scale(self) -> tuple[Fraction, Fraction]:
         count = self._named("num_attention_heads", *self._of("heads"))
-        size = self._named(*DIMS) or (self.width // count if count else 0)
+        size = self._named("head_dim", "d_kv", "kv_channels", "attention_head_dim") or (
+            self.width // count if count else 0
+        )
         free = Fraction(max(size, HEAD), HEAD)
         if not self.width:
             return free, Fraction(1)

@@ -34,7 +34,7 @@ from transparity_conformance.running.ways import LABELS, up_to
 CLAIM = Way("forward.reach")
 
 SECONDS = 2.0
-"""The seconds of processor time after which a comparison skips its remaining lengths or prompts."""
+"""The seconds after which a comparison skips its remaining lengths, prompts or calls."""
 
 IMAGE = 4
 """The number of axes of a batch of images: (batch, channels, rows, columns)."""
@@ -50,7 +50,7 @@ def longest_of(reference: Reference, source: Source) -> int:
 
 
 def crossed(reference: Reference, longest: int) -> list[int]:
-    """Return integers of the configuration, such as a window, that a text of length `longest` can exceed."""
+    """Return the integers in the configuration, such as a window, that are at most `longest`."""
     return sorted({int(number) for number in reference.numbers if number.is_integer() and 1 < number <= longest})
 
 
@@ -231,7 +231,7 @@ def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> Capability
         if is_clear:
             found[name] = inputs
         else:
-            reasons.append(f"{GENERATION.claim}: {name}: two tokens are equally likely, within rounding")
+            reasons.append(f"{GENERATION.claim}: {name}: rounding can change the generated tokens")
     compared = compare_way(GENERATION, sides, found, view) if found else CapabilityResult()
     return compared + not_compared(*reasons)
 

@@ -103,9 +103,6 @@ class Sides:
         history = [dataclasses.replace(each, causes=causes) for each in found.faults]
         return dataclasses.replace(found, faults=history) if is_history else found
 
-    def compared(self, probes: Mapping[str, Inputs]) -> Outcome:
-        return self.explained(self.judged(probes))
-
 
 def compare_way(
     way: Way,

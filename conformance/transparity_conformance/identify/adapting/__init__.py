@@ -1,4 +1,5 @@
-"""Find the adapter of a model that has its own names of parameters.
+"""Find the adapter of a model, whose parameters may have any names.
 
-One run of the model is recorded. The model's tensors are then matched with parameters in forward-pass order.
+The model is recorded in one run. Its tensors are then matched with the reference's parameters, in the order of the
+forward pass.
 """

@@ -21,9 +21,6 @@ LAST_AXIS_FIRST = {"patch_projection": ".permute(3, 2, 0, 1)", "first_convolutio
 LAST_AXIS_FIRST["second_convolution"] = LAST_AXIS_FIRST["first_convolution"]
 """The steps that convert flax's layout of convolution kernels to PyTorch's layout."""
 
-CHANNELS_LAST = ".view(-1, P, P, C).permute(0, 3, 1, 2)"
-"""The steps that convert a patch projection with the channels last to one with the channels first."""
-
 DELTA = (("query", "key", "value", "gate"), ("query", "key", "value"), ("beta", "decay"), ("decay", "beta"))
 SPACE = (("gate", "value", "key", "query", "decay"), ("value", "key", "query"), ("gate", "value"), ("key", "query"))
 """The possible orders of fused linear maps in a gated delta network (DELTA) and in Mamba-2 (SPACE)."""
@@ -190,7 +187,8 @@ def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterat
     columns = columns if size_of(columns, sizes) == wide else str(wide)
     into = ["", ".view(-1, H, N).permute(0, 2, 1)"] if parameter.endswith("attention.output.weight") else [""]
     role = parameter.split(".")[-2]
-    into = ["", CHANNELS_LAST] if role == "patch_projection" else into
+    if role == "patch_projection":  # the channels may be last
+        into = ["", ".view(-1, P, P, C).permute(0, 3, 1, 2)"]
     for steps, total in rows_of(parameter, config):
         rows = size_of(total, sizes) if steps else ours
         for name, shape in shapes.items():

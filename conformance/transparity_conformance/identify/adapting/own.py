@@ -1,4 +1,4 @@
-"""Check a port's loader: does it store each parameter in the tensor from which the model reads this parameter?"""
+"""Check whether a port's loader stores each parameter in the tensor from which the model reads the parameter."""
 
 from __future__ import annotations
 

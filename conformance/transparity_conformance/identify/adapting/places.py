@@ -13,11 +13,8 @@ from transparity_conformance.diagnosis.walk import perturbed, walk
 from transparity_conformance.oracle.probes import Probe
 
 JOINED = dict.fromkeys(("query", "query_norm", "key", "key_norm"), "scores") | {"value": "context"}
-"""Activations that several maps of the same input may compute, each with the next activation, which distinguishes the
-maps."""
-
-SHOWN = (".query", ".key", ".value")
-"""Activations that prove a map before the rest of its group is matched."""
+"""Activations that look alike, because linear maps of equal shape compute them from the same input. For each, the later
+activation that differs if two of the maps are swapped."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Map:
     @property
     def is_shown(self) -> bool:
         """Whether the activation depends on no other module of the group."""
-        return self.tap.endswith(SHOWN) and self.parameters[0].startswith(f"{self.tap}.")
+        return self.tap.endswith((".query", ".key", ".value")) and self.parameters[0].startswith(f"{self.tap}.")
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Place:
 
 
 def places_of(probe: Probe) -> Iterator[Place]:
-    """Yield the groups of a model's parameters. Parameters of experts, or without effect, are in no group."""
+    """Yield the groups of a model's parameters, except parameters of experts and parameters without effect."""
     ours = walk(probe, {})
     groups: dict[str, dict[tuple[str, str], list[str]]] = {}
     for name, tap in _first_taps(probe, ours):
@@ -66,8 +63,8 @@ def places_of(probe: Probe) -> Iterator[Place]:
 
 
 def _first_taps(probe: Probe, ours: Mapping[str, np.ndarray]) -> Iterator[tuple[str, str]]:
-    """Yield each parameter with the first activation that depends on it. Layers of one kind are alike, so that only the
-    parameters of the first one are changed. `ours` contains the activations of the probe."""
+    """Yield each parameter with the first activation that depends on the parameter. Only the first layer of each kind
+    is perturbed, because the other layers are alike. `ours` contains the activations of the probe."""
     known: dict[tuple[str, str], str | None] = {}
     for name in (name for name in probe.parameters if ".experts." not in name):
         stack, layer, _ = in_layer(name) or ("", 0, "")

@@ -22,7 +22,7 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -> Matches:
-    """Find the reference's taps among the values of a port, whose `known` faults the reference also has."""
+    """Find the reference's taps among the values of a port. The reference also has the port's `known` faults."""
     aligning = _Aligning(Found(probe, port, flow_of(probe, known), clock, {}, known))
     with contextlib.suppress(OutOfTime):
         aligning.alternate()
@@ -132,8 +132,8 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Match a tap whose operation does not lead to the later taps to an operation with the same value that does.
-        Return the taps without such an operation."""
+        """Correct each match whose operation does not lead to the later taps: match an operation with the same value
+        that leads to these taps. Return the taps for which there is no such operation."""
         astray, port = [], self.found.port
         for tap in [tap for tap in self.taps if tap in self.found.matches]:
             found, match = self.found, self.found.matches[tap]

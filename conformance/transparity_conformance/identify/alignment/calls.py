@@ -129,7 +129,8 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
 
 
 def _by_line(operations: Sequence[Operation]) -> Callable[[Operation], Sequence[Operation]]:
-    """Return a function that finds the operations with the name and line of another, and the most common callers."""
+    """Return a function that finds the operations most like a given operation. They have the same name and line, and
+    the longest common part of the call stack."""
     by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
     for each in operations:
         for count in range(1, len(each.stack) + 1):
@@ -143,7 +144,8 @@ def _by_line(operations: Sequence[Operation]) -> Callable[[Operation], Sequence[
 
 
 def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float) -> bool:
-    """Return whether a value has the positions of the step in the forward pass's value `whole`, or all up to them."""
+    """Return whether a step's value equals a part of the forward pass's value `whole`. The part may be the positions of
+    the step, or all positions up to the end of the step."""
     if value.ndim != whole.ndim:
         return False
     ways = [list(_cuts(*sizes, step)) for sizes in zip(value.shape, whole.shape, strict=True)]

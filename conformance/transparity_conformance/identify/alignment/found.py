@@ -107,8 +107,8 @@ class Found:
         return self.matches[tap].index
 
     def admits(self, tap: str, index: int) -> bool:
-        """Return whether an operation depends on a tap directly before `tap`, and a tap directly after `tap` on the
-        operation. One such path is enough, because a fault may remove the other paths."""
+        """Return whether an operation lies on a path from a tap directly before `tap` to a tap directly after `tap`.
+        One path is enough, because a fault may remove the others."""
         before, behind = self._next(tap, self.flow.inputs), self._next(tap, self.flow.outputs)
         is_fed = not before or any(self.port.leads_to(each, index) for each in before)
         return is_fed and (not behind or any(self.port.leads_to(index, each) for each in behind))
@@ -130,7 +130,7 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether a match splits features into heads like the tap's inputs of this shape, not interleaved."""
+        """Return whether a match splits its axes like the matches of the tap's inputs with the same shape."""
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
@@ -145,8 +145,8 @@ class Found:
     def most_gaining(
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
-        """Return the match of `tap` with which the reference computes the most later values of the port; None without
-        any. `before` are the reference's values without the match, by default `ours`."""
+        """Return the match of `tap` with which the reference computes the most later values of the port. Return None if
+        it computes none. `before` are the reference's values without the match, by default `ours`."""
         most, chosen = 0, None
         for match in matches:
             self.clock.check()

@@ -23,9 +23,6 @@ from transparity_conformance.identify.alignment.known_faults import behind_fault
 from transparity_conformance.matching.graph import ancestors
 from transparity_conformance.matching.recorded import Layout, Match, Recorded, layouts
 
-MOST_COMBINATIONS = 2**4
-"""The number of combinations of possible matches that are tried, to limit the runs of the reference."""
-
 
 def between(found: Found, lost: Sequence[str]) -> Matches:
     """Return matches of the `lost` taps that the data flow identifies; start with the last tap. Several operations may
@@ -56,7 +53,7 @@ def _confirmed(found: Found, possible: Mapping[str, Sequence[Match]]) -> dict[st
     for end in dict.fromkeys(ends.values()):
         taps = [tap for tap in possible if end and ends[tap] == end]
         tried = itertools.product(*(possible[tap] for tap in taps)) if taps else iter(())
-        for matches in itertools.islice(tried, MOST_COMBINATIONS):
+        for matches in itertools.islice(tried, 16):  # limits the runs of the reference
             chosen = dict(zip(taps, matches, strict=True))
             after = found.adding(chosen)
             if all(found.port.agree(found.values[tap], after.ours[tap]) for tap in end):

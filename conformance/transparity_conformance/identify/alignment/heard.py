@@ -85,7 +85,7 @@ recording of PyTorch contains 6.7 numbers of 8 bytes. The rest is memory for the
 answer, and for sorted values."""
 
 WALKS_OF_A_TAP = 2
-"""The number of runs of the reference per tap: one to find the data flow, one to try values after a fault."""
+"""The number of runs of the reference for each tap: one to find the data flow, and one to try values after a fault."""
 
 
 def row_of(probe: Probe) -> Probe:

@@ -35,7 +35,7 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
             strict.setdefault(match.index, match)
         elif match := found.nearest(tap, value):
             loose.setdefault(match.index, match)
-    return strict or loose  # use operations that may compute another tap only if there are no better ones
+    return strict or loose  # an operation in `loose` may compute another tap
 
 
 def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
@@ -133,10 +133,6 @@ def _plain(value: Any) -> Any:
     return value.view(np.ndarray) if isinstance(value, Recorded) else value
 
 
-TURNED = ("query", "query_norm", "key", "key_norm")
-"""The last parts of the names of taps to which rotary positions may be applied next."""
-
-
 def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:
     """Return the parameters, and all values that the reference computes from the port's values `given` up to the tap
     `until`. Include the values with and without the faults `hypotheses`. Leave out embedding tables, but not the rows
@@ -150,7 +146,7 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
         if name == until:
             raise TapReached
         values.append(np.asarray(given.get(name, _plain(value)), np.float64))
-        if probe.config.positions == "rotary" and name.rpartition(".")[2] in TURNED:
+        if probe.config.positions == "rotary" and name.endswith((".query", ".query_norm", ".key", ".key_norm")):
             # Add the intermediate result (−b, a) of rotating features (a, b), which many ports compute.
             half = np.ones((values[-1].shape[-2], probe.config.rotated_dim // 2))
             turned = values[-1][..., : probe.config.rotated_dim]

@@ -1,4 +1,4 @@
-"""The plan of a port: which operation computes which tap. It is made from one call, and used for all calls."""
+"""The plan of a port: which operation computes which tap. One call determines the plan for all calls."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Plan:
 def plan_of(
     probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock, known: Combination = ()
 ) -> Plan:
-    """Align the operations of a call (one row without padding) with the reference, which has the port's `known`
-    faults."""
+    """Align the operations of a call (one row without padding) with the reference. The reference also has the port's
+    `known` faults."""
     port = recorded(probe, operations, answer, dtype)
     return planned(port, align(probe, port, clock, known), known)
 
@@ -200,8 +200,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call. The counterpart of a tap is what the
-    counterparts of its readers read. For example, this is the sum after the last iteration of a loop over experts."""
+    """Map operations of the aligned call to their counterparts in another call. For an operation that computes a tap,
+    prefer the input of its readers' counterparts: in a loop over experts, the sum after the last iteration."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

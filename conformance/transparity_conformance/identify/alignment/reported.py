@@ -1,4 +1,4 @@
-"""Add the port's lines to a report, and swaps of weights that explain the same values as the reported cause."""
+"""Add to a report the port's lines, and swaps of weights that explain a fault as well as the reported cause does."""
 
 from __future__ import annotations
 
@@ -213,8 +213,8 @@ def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[st
 
 
 def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
-    """Return whether the reference with swapped weights, continued from other values, has the port's value at
-    `where`."""
+    """Return whether the reference computes the port's value at `where` from the port's earlier values, if the weights
+    of `rival` are swapped."""
     given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
     ours = walk(probe, given, (rival,), until=where)[where]
     budgets = segment_budgets(probe, given, dtype, (rival,), until=where, neighbours=min(2, probe.neighbours))

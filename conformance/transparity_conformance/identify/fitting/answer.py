@@ -25,7 +25,7 @@ from transparity_conformance.oracle.reach.features import replaced
 OF_KINDS = frozenset(
     ["bos_id", "eos_id", "kv_lora_rank", "num_experts", "pad_id", "position_offset", "q_lora_rank", "router_groups"]
 ) | {"query_temperature_first", "query_temperature_length", "shared_expert_dim", "sliding_window", "topk_groups"}
-"""Integer fields that are not sizes, because models that differ in such a field are models of different kinds."""
+"""Integer fields that are not sizes. Models that differ in one of these fields are of different kinds."""
 
 WHOLE = {name for name, kind in FIELD_TYPES.items() if kind in (int, int | None)}
 SIZES = WHOLE - OF_KINDS - {"value_head_dim"} | {"rotary_short_factors", "rotary_long_factors"}
@@ -124,7 +124,7 @@ def sentences(fit: Fit, port: str) -> Iterator[str]:
     else:
         yield (
             "Not confirmed: the reference with this configuration differs from the module by "
-            f"{fit.share:.2g} times the tolerance. A part of the module has no field, or was not recognized."
+            f"{fit.share:.2g} times the tolerance. A part of the module is unknown, or no field describes it."
         )
     yield from (f"{remark}." for remark in fit.remarks)
     yield f"Differences from the paper: {'; '.join(departures(fit.config)) or 'none'}."

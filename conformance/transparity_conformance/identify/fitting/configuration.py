@@ -28,7 +28,7 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads import HEADS
 
 FEW = 3
-"""A report names an equivalent pair of scale and multiplier if the multiplier has at most this number of digits."""
+"""The largest number of digits of a multiplier in an equivalent pair (scale, multiplier) that a report names."""
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
@@ -36,7 +36,7 @@ def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, cal
     _biases_and_maps(found, parts)
     _norms(found, subject, parts)
     _embeddings(found, subject, parts)
-    _head(found, subject, parts)
+    _head(found, parts)
     read_attention(found, subject, parts)
     if any(stack.attentions() for stack in parts.stacks.values()):
         read_masks(found, parts, calls)
@@ -230,7 +230,7 @@ def _positions(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
             found.fields["sinusoidal_timescales"] = each.timescales
 
 
-def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
+def _head(found: FoundFields, parts: Parts) -> None:
     head, stream = parts.head, parts.last.stream
     found.fields |= {"head": head.kind, "residual_multiplier": stream.multiplier}
     if head.is_pooled:

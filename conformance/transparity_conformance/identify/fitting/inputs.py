@@ -17,14 +17,11 @@ from transparity_conformance.oracle.oracle import Arrays
 LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
 """Lengths of the source (or of a single stack) and of the target; the first pair that the module accepts is used."""
 
-MULTIPLES = (64, 128)
-"""Lengths for modules that split their input into chunks of 64 or 128 tokens."""
-
 FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spectrogram")
 """Names of inputs that contain frames of audio."""
 
 FIRST, LAST = 12, 4
-"""In a large vocabulary, only this many first tokens and this many last tokens are tried as the padding token."""
+"""The numbers of first and last tokens that are tried as the padding token in a large vocabulary."""
 
 MOST = 512
 """The largest number of table rows to try as a length."""
@@ -93,7 +90,7 @@ def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[
         return lengths, subject.hear(with_further(subject, {**(given or {}), **inputs}, {}))
 
     of_tables = {each.shape[0] for each in subject.values.values() if each.ndim > 1 and each.shape[0] <= MOST}
-    options = (*LENGTHS, *((each, each) for each in (*MULTIPLES, *sorted(of_tables))))
+    options = (*LENGTHS, *((each, each) for each in (64, 128, *sorted(of_tables))))  # 64, 128: for chunks
     lengths, heard = _first_taken(dict.fromkeys(options), taken)
     sizes, plain = _tables(subject, heard), Arrays()
     for name, length in lengths.items():  # avoid likely padding tokens; use distinct tokens in a row if possible

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from transparity.taps import recording
+from transparity_conformance.checkpoints.families.recurrent import LINEAR
 from transparity_conformance.checkpoints.tables.kinds import FULL, repeating
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, RecordedCall
 from transparity_conformance.identify.fitting.values.convolutions import Convolution
@@ -123,7 +124,7 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
         for taken in layer.ways(rates):
             if all(is_same(taken.context(found, count), expected[:count]) for count in (1, len(expected))):
                 return taken
-    raise ForeignError(f"{NEITHER}neither rule, followed by a gated norm, computes the input of its output map.")
+    raise ForeignError(f"{NEITHER}neither recurrence, followed by a gated norm, computes the input of the output map.")
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
@@ -155,9 +156,9 @@ class _Layer:
         return np.concatenate([each.kernel for each in every]), np.concatenate(biases) if has_bias else None
 
     def time_steps(self) -> Iterator[tuple[list[int], str]]:
-        """Yield features from which time steps may be computed, and the name of a vector that may be their bias.
+        """Yield features from which the module may compute time steps, and the name of a vector that may be their bias.
 
-        The vector has one number for each head, and some operation adds this vector to the features.
+        The vector has one number for each head, and an operation adds the vector to the features.
         """
         rows = len(self.one.given)
         tried: set[tuple[str, tuple[int, ...]]] = set()
@@ -249,10 +250,6 @@ class _Layer:
             "recurrent_bias": any(each.bias is not None for each in linears.values()),
         }
         return Taken(fields, linears, parameters, {*vectors.values(), *self.one.names}, rates)
-
-
-LINEAR = "linear_attention"
-"""The name of the layer kind with a recurrence, as in Qwen3-Next."""
 
 
 def read_recurrences(

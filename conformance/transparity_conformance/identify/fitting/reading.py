@@ -18,10 +18,8 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.norms.heads import query_key_norm
 from transparity_numpy.positions.in_attention import alibi_slopes, relative_buckets
 
-USUAL_DISTANCES = (128, 64, 256)
-
 FEW = 4
-"""With at most this number of rotated features, the angles cannot distinguish rope_theta from scaling."""
+"""The largest number of rotated features for which angles do not distinguish another rope_theta from scaling."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +184,7 @@ def _read_relative(
     rows = subject.values[table]
     buckets, both = len(rows), stack.name == "encoder"
     exact = buckets // (4 if both else 2)
-    candidates = dict.fromkeys([*USUAL_DISTANCES, *range(exact + 1, 4 * buckets + 2 * len(distances))])
+    candidates = dict.fromkeys([128, 64, 256, *range(exact + 1, 4 * buckets + 2 * len(distances))])
     of_each = {each: relative_buckets(distances, buckets, each, both=both) for each in candidates if each > exact}
     fitting = [each for each, bucket in of_each.items() if is_left(rows[bucket].transpose(2, 0, 1))]
     if not fitting:

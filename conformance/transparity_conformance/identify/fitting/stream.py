@@ -46,7 +46,7 @@ WAYS: tuple[tuple[NormPosition, Branches], ...] = (
 
 @dataclass(frozen=True, eq=False)
 class End:
-    """The input of the head: all states, or one vector per row of the batch."""
+    """The input of the head: all states, or one vector for each row of the batch."""
 
     value: np.ndarray
     choices: tuple[np.ndarray, ...] = ()

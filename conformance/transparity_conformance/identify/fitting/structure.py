@@ -132,7 +132,8 @@ def sublayers(
     projections: list[Linear] = between[0]
     for anchor, rest in zip(anchors, between[1:], strict=True):
         if not rest or not projections:
-            raise FitError(f"No linear map was found around the softmax of attention {len(found)}; {_FORMS}")
+            place = "before" if rest else "after"
+            raise FitError(f"No linear map was found {place} the softmax of sublayer {len(found)}; {_FORMS}")
         begins = min(one.at for one in projections)
         gates = [one for one in rest[:-1][:1] if is_same(one.given, projections[0].given)]
         output, *behind = rest[len(gates) :]

@@ -88,7 +88,7 @@ class FittedModel:
         self.loose: set[str] = set()
         """The inputs with images or audio for which the model accepts any number of patches or frames."""
         self.renamed: dict[str, str] = {}
-        """The reference's original names of inputs that turned out to be images, by their new names."""
+        """For each input that turned out to be an image: the former name in the reference, by the present name."""
         self.random = np.random.default_rng(seed)
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)
@@ -129,7 +129,7 @@ class FittedModel:
         self.model.narrow()
 
     def narrow(self) -> None:
-        """Convert the module back to its original precision, unless its weights require float64."""
+        """Convert the module back to its original precision, unless this precision is lower than float32."""
         if not self.is_low:
             self.model.narrow()
 

@@ -19,9 +19,6 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import silu
 from transparity_numpy.mixers.recurrence import causal_convolution
 
-NEAR = 16
-"""The largest number of operations from the input x of a convolution to silu(convolution(x))."""
-
 WIDEST = 16
 """The largest number of positions that a convolution may read."""
 
@@ -95,7 +92,7 @@ def _uses(
     for place, (_, given) in enumerate(rows):
         # Compare the first position first: it depends only on itself, and quickly excludes most pairs.
         begins = {bias: silu(kernel[:, -1] * given[0, 0] + added) for bias, added in biases.items()}
-        for index, made in rows[place + 1 : place + 1 + NEAR]:
+        for index, made in rows[place + 1 : place + 17]:  # a convolution takes few operations
             for bias, begin in begins.items():
                 if not is_same(begin, made[0, 0]):
                     continue

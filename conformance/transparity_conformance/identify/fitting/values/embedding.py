@@ -127,8 +127,8 @@ def sums_of(
 ) -> Iterator[Sum]:
     """Yield the operations that add a term of positions to the token embeddings.
 
-    The factor of the embeddings is 1, √width or, if `is_scaled` is true, any number. The factor is fitted to the
-    differences between rows of the batch, because positions add the same term to every row.
+    The factor of the embeddings is 1 or, if `is_scaled` is true, √width or any other number. The other number is fitted
+    to the differences between rows of the batch, because positions add the same term to every row.
     """
     across = looked_up - looked_up.mean(0)
     for operation in operations:

@@ -1,6 +1,6 @@
-"""Find mixtures of experts: a router is a linear map with a following top-k, and has linear maps for each expert.
+"""Find mixtures of experts. A router is a linear map whose result a later operation reduces to its top k.
 
-A candidate for the experts' linear maps is right if some operation computes the resulting sum of all experts.
+A choice of the experts' linear maps is right if an operation computes the sum of the experts' outputs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, is_sam
 from transparity_conformance.listening.operation import Operation
 from transparity_numpy.activations import ACTIVATIONS
 from transparity_numpy.experts import SCORES, highest
-
-BEHIND = 12
-"""The number of operations after a router's linear map among which the top-k is searched."""
 
 FEW = 4
 """The number of rows to compare first, which excludes most wrong candidates."""
@@ -115,7 +112,7 @@ def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
     """
     rows, count = one.made.shape
     scores = [np.sort(each, axis=1)[:, ::-1] for each in (one.made, *(made(one.made) for made in SCORES.values()))]
-    for operation in operations[one.at + 1 : one.at + BEHIND]:
+    for operation in operations[one.at + 1 : one.at + 12]:
         most = operation.value.shape[-1] if operation.value.ndim > 1 else 0
         if 0 < most < count and operation.value.size == rows * most:
             chosen = operation.value.reshape(rows, most)

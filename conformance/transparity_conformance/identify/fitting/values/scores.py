@@ -11,9 +11,6 @@ from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.values.numbers import SAME, difference, minimize, settle
 from transparity_conformance.listening.operation import Operation
 
-LIKELY = 12
-"""The number of most frequent scores to try as the score of masked keys."""
-
 LEAST, MOST = 1e-9, 1e3
 """The range of the relative margin by which a softcap exceeds the largest capped score."""
 
@@ -55,7 +52,7 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
     Masked scores are either the same number in all heads, or have weights of exactly 0.
     """
     numbers, counts = np.unique(values, return_counts=True)
-    for number in numbers[np.argsort(-counts)[:LIKELY]]:
+    for number in numbers[np.argsort(-counts)[:12]]:  # the most frequent scores
         everywhere = (values == number).all(1)
         if everywhere.sum() > 1 and is_pattern(everywhere):
             return everywhere, float(number)

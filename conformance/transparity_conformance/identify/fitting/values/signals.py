@@ -16,9 +16,6 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.inputs.frames import convolved
 
-CHANNELS = (3, 1)
-"""Numbers of channels to try if patches are mapped by a matrix, whose shape does not determine this number."""
-
 USUAL_SIDES = (4, 2, 3, 5, 6, 7, 8, 14, 16)
 """Numbers of patches per side to try if no table of positions determines this number."""
 
@@ -48,14 +45,14 @@ class Kernel:
 def patch_kernels(values: Arrays) -> Iterator[Kernel]:
     """Yield the parameters that may map patches: first convolution kernels, then matrices.
 
-    In a matrix, try each order of a patch's axes.
+    For a matrix, try each order of a patch's axes, and 3 or 1 channels.
     """
     for name, value in values.items():
         if value.ndim == 4:
             for moved in (value, value.transpose(3, 2, 0, 1)):  # the layouts of PyTorch and flax
                 if moved.shape[2] == moved.shape[3]:
                     yield Kernel(name, moved.reshape(len(moved), -1), moved.shape[1], moved.shape[2])
-    for (name, value), channels in itertools.product(values.items(), CHANNELS):
+    for (name, value), channels in itertools.product(values.items(), (3, 1)):
         for matrix in (value, value.T) if value.ndim == 2 else ():
             patch = math.isqrt(matrix.shape[1] // channels)
             sizes = (channels, patch, patch)

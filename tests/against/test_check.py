@@ -1,4 +1,4 @@
-"""Test reports of a port that differs from a reference: both lines, and an edit that explains the difference."""
+"""Test that the report of a port that differs from a reference shows both lines, and an edit that explains this."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
 MODELS: dict[str, str] = {}
-"""Models by name."""
+"""The source of each model, by name."""
 
 
 def replaced(text: str, edits: Iterable[Sequence[str]]) -> str:

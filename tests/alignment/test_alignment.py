@@ -143,7 +143,7 @@ class FiveBugs(Model):
 
 
 class OneSign(Model):
-    """A rotation with a wrong sign. The queries are scaled after it, and have the shape of rotated queries."""
+    """A port with a wrong sign in its rotation. It scales the queries after the rotation, in the same shape."""
 
     def rotated(self, x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
         angles = (where[..., None] * self.frequencies(where)).to(x.dtype)

@@ -166,7 +166,7 @@ def test_a_hanging_candidate_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
     write_oracle(tmp_path, FORWARD)
     place = Place(tmp_path, threads=1, device="cpu")
     (result,) = run_rounds([stranger("hanging")], FORWARD, {None: place}, 1, told=lambda result: None)
-    assert result.failed == "it said nothing for 2 s"
+    assert result.failed == "its process printed nothing for 2 s"
 
 
 def test_a_limit_is_the_fastest_of_its_runs_for_the_same_work() -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.helpers import exported, invoke, peak_of, run_python, table
+from tests.helpers import exported, invoke, run_python, table
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
@@ -23,7 +24,6 @@ from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.exchange.judging import in_ranges, judge_bundle, not_brought
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.report.report import Report
 from transparity_conformance.storage import mapped
 from transparity_numpy.port import build
 
@@ -282,8 +282,9 @@ def test_memory_does_not_grow_with_depth_whatever_comes_back(tmp_path: Path, mon
         written = bundled(tmp_path / str(layers), num_decoder_layers=layers, **sizes)
         file = save(answered(written / "bundle", written / "checkpoint"), written / "a")
         bundle = bundle_of(written)
-        reports: list[Report] = []
-        peaks.append(peak_of(lambda: reports.append(judge_bundle(bundle, read_actual(file, bundle)))))  # noqa: B023
-        assert reports[0].verdict == "agrees"
+        tracemalloc.start()
+        assert judge_bundle(bundle, read_actual(file, bundle)).verdict == "agrees"
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
     of_a_layer = 8 * sum(math.prod(shape) for name, shape in bundle.shapes.items() if ".layers.0." in name)
     assert peaks[1] - peaks[0] < of_a_layer  # six more layers, and not even one layer is kept in memory

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from transparity.config import TransformerConfig
@@ -38,6 +41,23 @@ def run_python(*arguments: Any, **variables: str) -> subprocess.CompletedProcess
     return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
 
 
+def peak_of(run: Callable[[], object]) -> int:
+    """Return the largest memory that Python allocates during a call, in bytes."""
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def plain(shown: Any, width: int, *, crop: bool = True) -> str:
+    """Return what `rich` prints in a terminal without colors."""
+    printed = io.StringIO()
+    Console(width=width, file=printed, color_system=None).print(shown, crop=crop)
+    return printed.getvalue()
+
+
 @contextmanager
 def refused(error: type[TransparityError], begins: str) -> Iterator[None]:
     """Check that the block raises `error` with one sentence that begins with `begins`."""
@@ -61,3 +81,6 @@ def tiny(**fields: Any) -> TransformerConfig:
     default: dict[str, Any] = {"architecture": "decoder", "target_vocab_size": 5, "num_decoder_layers": 1}
     default |= {"max_length": 4, "embed_dim": 4, "num_heads": 1, "feed_forward_dim": 2}
     return TransformerConfig(**default | fields)
+
+
+LIKE_GPT2: dict[str, Any] = {"norm_position": "pre", "final_norm": True, "tied_head": True, "head_bias": False}

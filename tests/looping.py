@@ -14,8 +14,8 @@ Test = Callable[..., None]
 
 
 def for_each(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[Test], Test]:
-    """Call a test for each of `values`, like `pytest.mark.parametrize`, and report each failing case in a line. Every
-    case has its own `tmp_path` and `monkeypatch`; other fixtures are shared."""
+    """Call a test for each of `values`, like `pytest.mark.parametrize`, and list the failing cases. Every case
+    has its own `tmp_path` and `monkeypatch`; other fixtures are shared."""
     cases = [dict(zip(names, each, strict=True)) if isinstance(names, tuple) else {names: each} for each in values]
     assert cases, "there are no cases"
 

@@ -33,7 +33,7 @@ STYLE: dict[Any, Any] = {
     "grid.color": FAINT,
 }
 
-GROWN_BY = {"length": "tokens in the one row of the batch", "batch": "rows of 128 tokens"}
+GROWN_BY = {"length": "tokens, in a batch of one row", "batch": "rows of 128 tokens"}
 
 
 def plots(rows: Sequence[Row]) -> Iterator[tuple[str, Callable[[], Figure]]]:

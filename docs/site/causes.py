@@ -27,8 +27,8 @@ LENGTHS = (1, 2, 4, 8, 16)
 """The lengths to which the longest rows are cut."""
 
 DRAWN = """The reference runs as a small {case} with this fault: {fault} (at {where}). Each bar is the largest error of
-an activation, relative to its largest element. The line across a bar is the most that
-rounding in {precision} explains."""
+an activation, relative to its largest element. The line across a bar is the largest
+error that rounding in {precision} explains."""
 
 
 def runs() -> dict[str, list[Run]]:
@@ -102,7 +102,7 @@ def section(shown: list[Run]) -> str:
     where = ", ".join(f"`{site}`" for site in run.hypothesis.sites[:3]) or "the whole model"
     where += " …" if len(run.hypothesis.sites) > 3 else ""
     told = DRAWN.format(case=run.probe.case, fault=run.hypothesis.fault.description, where=where, precision=PRECISION)
-    parts = ["## What it does to a small model", told, f'<div class="plot">{by_tap(run)}</div>']
+    parts = ["## The fault in a small model", told, f'<div class="plot">{by_tap(run)}</div>']
     if positions := by_position(run):
         parts += ["The error of the result by row (down) and position (across); the darker, the larger:", positions]
     if found := by_head(run):
@@ -118,4 +118,4 @@ def section(shown: list[Run]) -> str:
 def _counted(share: float) -> str:
     if not math.isfinite(share):
         return "not finite"
-    return f"{share:,.0f}" if share > 1 else f"{share:.2f}: it does not show"
+    return f"{share:,.0f}" if share > 1 else f"{share:.2f}: the fault does not show"

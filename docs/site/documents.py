@@ -77,7 +77,7 @@ def section(document: str) -> str:
     shown = [_numbers(each) for each in NUMBERS.get(document, ())]
     shown += [_shape(name) for name in systems if name in printed.PRINTED_SHAPES]
     told = "Computed when this site was built, by the three columns." if shown else "The document prints no numbers."
-    return "\n\n".join([*parts, f"## What it prints, computed again\n\n{told}", *shown]) + "\n"
+    return "\n\n".join([*parts, f"## The document's numbers, recomputed\n\n{told}", *shown]) + "\n"
 
 
 def _preset(name: str, config: TransformerConfig, decided: str) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TransparityError(ValueError):
-    """An error whose sentence is safe to print, and gives the value, its place, the expected value and the remedy."""
+    """An error with one printable sentence: the value, its place, the expected value and the remedy."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(safe(sentence))

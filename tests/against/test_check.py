@@ -1,4 +1,4 @@
-"""Test reports of a port that differs from a reference: both lines, and an edit that explains the difference."""
+"""Test that the report of a port that differs from a reference shows both lines, and an edit that explains this."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from transparity_conformance import check
 from transparity_conformance.against.compare import without_consequences
 from transparity_conformance.against.departures import Departure
 from transparity_conformance.against.edits.edit import Edit
+from transparity_conformance.listening.program import record_program
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
 MODELS: dict[str, str] = {}
-"""Models by name."""
+"""The source of each model, by name."""
 
 
 def replaced(text: str, edits: Iterable[Sequence[str]]) -> str:
@@ -54,12 +55,7 @@ def against_theirs(folder: Path, text: str, name: str = "port", reference: str =
 
 
 def test_right_ports_agree_however_they_are_written(tmp_path: Path) -> None:
-    text = THEIRS.replace("q @ k.mT * 0.5", "(q * 0.5) @ k.mT").replace(
-        "weights @ v", 'torch.einsum("bhqk,bhkd->bhqd", weights, v)'
-    )
-    text = text.replace("nn.functional.silu(self.gate(h))", "(self.gate(h) * torch.sigmoid(self.gate(h)))")
-    assert text != THEIRS
-    report = against_theirs(tmp_path, text)
+    report = against_theirs(tmp_path, MODELS["written otherwise"])
     assert (report.verdict, report.faults) == ("agrees", ())
     assert report.coverage.lengths == (1, 7, 12)
 
@@ -103,10 +99,8 @@ def test_an_answer_of_another_shape_diverges(part: str, shape: str, tmp_path: Pa
 
 
 def test_the_command_checks_modules_and_writes_both_lines(tmp_path: Path) -> None:
-    port, theirs = (
-        written(tmp_path, "port", THEIRS.replace("k.mT * 0.5", "k.mT * 0.25")),
-        written(tmp_path, "theirs", THEIRS),
-    )
+    port = written(tmp_path, "port", THEIRS.replace("k.mT * 0.5", "k.mT * 0.25"))
+    theirs = written(tmp_path, "theirs", THEIRS)
     inputs, answer = tmp_path / "inputs.py", tmp_path / "answer.json"
     inputs.write_text(
         "import numpy\ninputs = [{'tokens': numpy.arange(10).reshape(2, 5)}, {'tokens': numpy.ones((1, 3), int)}]"
@@ -120,21 +114,6 @@ def test_the_command_checks_modules_and_writes_both_lines(tmp_path: Path) -> Non
     assert (missing.exit_code, "none.py" in missing.stderr, missing.stderr.count("\n")) == (2, True, 1)
 
 
-FUSED = {
-    "self.norm2": "self.second",
-    "self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))": (
-        "self.out, self.qkv = nn.Linear(16, 16), nn.Linear(16, 48)"
-    ),
-    "self.heads(self.query(x)), self.heads(self.key(x)), self.heads(self.value(x))": (
-        "(self.heads(each) for each in self.qkv(x).chunk(3, -1))"
-    ),
-    "self.up, self.gate, self.down = nn.Linear(16, 24), nn.Linear(16, 24)": (
-        "self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24)"
-    ),
-}
-"""Edits that rename and reorder tensors, and pack three tensors in one."""
-
-
 def checked_with(text: str, folder: Path, theirs: str = THEIRS) -> Any:
     written(folder, "port", text)
     written(folder, "theirs", theirs)
@@ -143,56 +122,19 @@ def checked_with(text: str, folder: Path, theirs: str = THEIRS) -> Any:
     return invoke(*command)
 
 
-def test_tensors_with_other_names_are_paired_by_what_the_port_computes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("port", "reference"), [("packed", "theirs"), ("one map", "three maps"), ("three maps", "one map")]
+)
+def test_tensors_with_other_names_or_fused_are_paired_by_what_the_port_computes(
+    port: str, reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = checked_with(replaced(THEIRS, FUSED.items()), tmp_path)
+    result = checked_with(MODELS[port], tmp_path, MODELS[reference])
     assert result.exit_code == 0, result.output
     assert "matched only by their order" not in " ".join(result.output.split())
-
-
-THREE_MAPS = """
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(50, 12)
-        self.query, self.key, self.value = nn.Linear(12, 12), nn.Linear(12, 6), nn.Linear(12, 6)
-        self.output = nn.Linear(12, 50)
-
-    def forward(self, tokens):
-        x = self.table(tokens)
-        query, key, value = self.query(x), self.key(x), self.value(x)
-        return self.output(query + torch.cat([key.tanh(), value], -1))
-"""
-
-ONE_MAP = {
-    "self.query, self.key, self.value = nn.Linear(12, 12), nn.Linear(12, 6), nn.Linear(12, 6)": (
-        "self.all = nn.Linear(12, 24)"
-    ),
-    "query, key, value = self.query(x), self.key(x), self.value(x)": (
-        "key, query, value = self.all(x).split([6, 12, 6], -1)"
-    ),
-}
-"""Edits that fuse three maps of unequal sizes; the first map becomes the second part."""
-
-
-@pytest.mark.parametrize("is_port", [True, False], ids=["port", "reference"])
-def test_a_tensor_that_is_fused_from_tensors_of_unequal_sizes_is_paired_with_them(
-    is_port: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    fused = replaced(THREE_MAPS, ONE_MAP.items())
-    one, other = (fused, THREE_MAPS) if is_port else (THREE_MAPS, fused)
-    result = checked_with(one, tmp_path, other)
-    assert result.exit_code == 0, result.output
-    assert "matched only by their order" not in " ".join(result.output.split())
-    wrong = checked_with(one.replace("tanh", "sigmoid"), tmp_path, other)
-    assert "sigmoid, where the reference applies `tanh`" in re.sub(r"\s+", " ", wrong.output)
+    if "tanh" in MODELS[port]:
+        wrong = checked_with(MODELS[port].replace("tanh", "sigmoid"), tmp_path, MODELS[reference])
+        assert "sigmoid, where the reference applies `tanh`" in re.sub(r"\s+", " ", wrong.output)
 
 
 def test_a_tensor_without_a_counterpart_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,8 +146,6 @@ def test_a_tensor_without_a_counterpart_is_told(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_program_runs_again_with_a_change() -> None:
-    from transparity_conformance.listening.program import record_program
-
     model = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True).double().eval()
     x = torch.randn(2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     program = record_program(model, {"src": x}, lambda: model(src=x))
@@ -215,8 +155,6 @@ def test_a_program_runs_again_with_a_change() -> None:
 
 
 def test_writes_in_place_make_new_versions() -> None:
-    from transparity_conformance.listening.program import record_program
-
     class Filling(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             room = torch.zeros(3, 4)

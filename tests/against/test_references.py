@@ -19,6 +19,7 @@ from transparity_conformance import check
 from transparity_conformance.against.reference import MOST_BYTES, Kept
 from transparity_conformance.against.references.held import Walk, arrays_of
 from transparity_conformance.against.references.kinds import TracedReference, reference_of
+from transparity_conformance.against.references.primitives import MEANINGS
 from transparity_conformance.running.loading import load_port
 
 DECODERS = Path(__file__).parent / "decoders"
@@ -253,8 +254,6 @@ def test_what_cannot_be_followed_is_an_error_and_no_verdict(made: Any, says: str
 
 
 def test_a_wrong_meaning_of_a_primitive_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transparity_conformance.against.references.primitives import MEANINGS
-
     monkeypatch.setitem(MEANINGS, "tanh", lambda x, **_: torch.sin(x))
     reference = reference_of("theirs", with_scan)
     assert isinstance(reference, TracedReference)

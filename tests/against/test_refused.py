@@ -69,7 +69,7 @@ class WithFurther(Model):
 
 
 def with_input(name: str) -> list[dict[str, Any]]:
-    """Return `INPUTS` after a call with a further input, in which some elements are 0."""
+    """Return `INPUTS`, preceded by a call that also passes the input `name`, in which some elements are 0."""
     return [{**INPUTS[0], name: INPUTS[0]["tokens"] % 2}, *INPUTS]
 
 

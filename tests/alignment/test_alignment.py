@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.helpers import LIKE_GPT2, tiny
 from tests.listening.common import is_same
 
 from meta.independent.model import Model
 from meta.listening.cost import Model as TextbookGpt2
 from meta.pool.port import CASES, port_with, probes_called
-from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.heard import aligned_probe
@@ -24,20 +24,8 @@ from transparity_conformance.matching.recorded import layouts
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.running.process.running import built, run_listening
 
-GPT2 = TransformerConfig(
-    architecture="decoder",
-    target_vocab_size=31,
-    max_length=16,
-    embed_dim=24,
-    num_heads=3,
-    num_decoder_layers=2,
-    feed_forward_dim=40,
-    norm_position="pre",
-    final_norm=True,
-    activation="gelu",
-    tied_head=True,
-    head_bias=False,
-)
+SIZES = {"target_vocab_size": 31, "max_length": 16, "embed_dim": 24, "num_heads": 3, "feed_forward_dim": 40}
+GPT2 = tiny(**SIZES, **LIKE_GPT2, num_decoder_layers=2, activation="gelu")
 
 
 class Gpt2:
@@ -143,7 +131,7 @@ class FiveBugs(Model):
 
 
 class OneSign(Model):
-    """A rotation with a wrong sign. The queries are scaled after it, and have the shape of rotated queries."""
+    """A port with a wrong sign in its rotation. It scales the queries after the rotation, in the same shape."""
 
     def rotated(self, x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
         angles = (where[..., None] * self.frequencies(where)).to(x.dtype)

@@ -236,7 +236,7 @@ def test_what_is_repeated_more_often_is_paired_from_its_end() -> None:
 
 
 def test_after_a_fault_a_tap_leads_where_the_port_takes_it() -> None:
-    """The attention of parallel branches leads to the norm of the feed-forward network only in a port that is wrong."""
+    """With parallel branches, only a wrong port passes attention's output to the norm of the feed-forward."""
     probe = aligned_probe(probes_of(MODELS["gpt-neox"], "gpt-neox")["mixed"])
     output, norm = "decoder.layers.0.self_attention.output", "decoder.layers.0.feed_forward_norm"
     fault = next(each for each in hypotheses(probe.config, [norm]) if each.fault.variant == "sequential")

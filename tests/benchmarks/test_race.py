@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import itertools
 import json
 import os
@@ -29,7 +28,7 @@ from benchmarks.race.rows import Row, rows_of
 from benchmarks.race.table import as_table
 from benchmarks.race.timing import WARM, WORK, seconds
 from benchmarks.workloads import WORKLOADS, Workload, inputs_of, parameters_of
-from rich.console import Console
+from tests.helpers import plain
 from tests.looping import for_each
 
 from transparity.parameters import parameter_shapes
@@ -166,7 +165,7 @@ def test_a_hanging_candidate_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
     write_oracle(tmp_path, FORWARD)
     place = Place(tmp_path, threads=1, device="cpu")
     (result,) = run_rounds([stranger("hanging")], FORWARD, {None: place}, 1, told=lambda result: None)
-    assert result.failed == "it said nothing for 2 s"
+    assert result.failed == "its process printed nothing for 2 s"
 
 
 def test_a_limit_is_the_fastest_of_its_runs_for_the_same_work() -> None:
@@ -339,9 +338,7 @@ def test_a_candidate_is_not_held_to_another_processors_kernels(monkeypatch: pyte
 @for_each(("width", "quartiles"), [(80, False), (150, True)])
 def test_a_table_has_every_name_and_figure_whole(width: int, quartiles: bool) -> None:
     results = [result(each.name, each.kinds[0], 0.3123, ours=each.ours) for each in CANDIDATES if not each.is_limit]
-    printed = io.StringIO()
-    Console(file=printed, width=width).print(as_table(rows_of(results), quartiles=quartiles))
-    text = printed.getvalue()
+    text = plain(as_table(rows_of(results), quartiles=quartiles), width)
     assert "…" not in text
     assert all(each.name in text for each in CANDIDATES if not each.is_limit)
     assert max(map(len, text.splitlines())) <= width

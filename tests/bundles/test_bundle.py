@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.helpers import refused
+from tests.helpers import refused, tiny
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
@@ -142,19 +142,9 @@ PORT = Path(__file__).parent / "port.mjs"
 
 needs_node = pytest.mark.skipif(NODE is None, reason="Node is not installed")
 
-CONFIGS = {name: preset(name).resized() for name in PRESETS} | {
-    "batch norm": TransformerConfig(
-        architecture="encoder",
-        source_vocab_size=7,
-        max_length=5,
-        embed_dim=6,
-        num_heads=2,
-        num_encoder_layers=1,
-        feed_forward_dim=5,
-        norm="batch",
-        pad_id=None,
-    )
-}
+ENCODER: dict[str, Any] = {"architecture": "encoder", "source_vocab_size": 7, "num_encoder_layers": 1, "pad_id": None}
+CONFIGS = {name: preset(name).resized() for name in PRESETS}
+CONFIGS["batch norm"] = tiny(**ENCODER, max_length=5, embed_dim=6, num_heads=2, feed_forward_dim=5, norm="batch")
 
 
 def ran(folder: Path, name: str, port: Path = PORT, sections: Sequence[str] = ()) -> Actual:

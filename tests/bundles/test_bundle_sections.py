@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.helpers import invoke, refused, table
+from tests.bundles.test_bundle import SMALL
+from tests.helpers import invoke, refused, table, tiny
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
@@ -35,9 +36,6 @@ from transparity_conformance.report.report import Divergence, Report
 from transparity_pytorch.port import build
 
 Tensors = dict[str, np.ndarray]
-
-SMALL = preset("translation").resized(embed_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
-
 
 TARGETS = "targets.safetensors"
 
@@ -367,7 +365,7 @@ def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
     )
 
 
-ENCODER = TransformerConfig(architecture="encoder", source_vocab_size=5, embed_dim=4, num_heads=1, num_encoder_layers=1)
+ENCODER = tiny(architecture="encoder", source_vocab_size=5, num_encoder_layers=1)
 NOT_ASKED: list[tuple[str, TransformerConfig, str, list[str]]] = [
     (
         "walkthrough",

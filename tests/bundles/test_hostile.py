@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.bundles.test_bundle_sections import SMALL
+from tests.bundles.test_bundle import SMALL
 from tests.contract.test_hostile_files import LIES, entry, header
 from tests.helpers import table
 

@@ -9,7 +9,7 @@ import pytest
 
 from transparity_conformance.capabilities.capability import Capability
 from transparity_conformance.capabilities.table import CAPABILITIES
-from transparity_conformance.cli import check, export
+from transparity_conformance.cli import SECTIONS, check, export
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROWS = pytest.mark.parametrize("row", CAPABILITIES.values(), ids=lambda row: row.name)
@@ -42,6 +42,4 @@ def test_no_way_and_no_file_comes_twice() -> None:
 
 
 def test_every_capability_has_an_option() -> None:
-    from transparity_conformance.cli import SECTIONS
-
     assert list(SECTIONS) == list(CAPABILITIES)

@@ -21,11 +21,11 @@ from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.checking.stages.offers import OF_A_CHECKPOINT
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters, probes_with
 from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import CapabilityResult, Report
-from transparity_conformance.running.gradients import FROZEN, NO_GRAPH, UNKNOWN
+from transparity_conformance.running.gradients import FROZEN, NO_GRAPH, UNKNOWN, found_by_rows
 from transparity_conformance.running.hub import loaded_here
 from transparity_flax.state.parameters import load as load_parameters
 from transparity_flax.transformer import Transformer
@@ -33,14 +33,17 @@ from transparity_flax.transformer import Transformer
 Change = Callable[[Any], Any]
 
 
-def checked(folder: Path, change: Change, family: str = "llama") -> Report:
+def written(folder: Path, family: str) -> Checkpoint:
     config = example_config(family)
     export_checkpoint(family, config, probe_parameters(config, 3), folder)
+    return import_checkpoint(folder)
 
+
+def checked(folder: Path, change: Change, family: str = "llama") -> Report:
     def load(folder: str) -> Any:
         return change(transformers.AutoModelForCausalLM.from_pretrained(folder))
 
-    given = import_checkpoint(folder)
+    given = written(folder, family)
     with loaded_here(load, family) as build:
         return check(build, family, config=given.config, parameters=given.parameters, logits_only=True)
 
@@ -144,8 +147,6 @@ def test_the_padding_token_and_rows_that_see_nothing_are_conventions(tmp_path: P
 
 
 def test_numbers_are_found_as_rows_and_columns() -> None:
-    from transparity_conformance.running.gradients import found_by_rows
-
     random = np.random.default_rng(0)
     one, two, bias = random.normal(size=(3, 5)), random.normal(size=(4, 5)), random.normal(size=5)
     wanted = {name: value.astype(np.float32) for name, value in {"one": one, "two": two, "bias": bias}.items()}
@@ -194,8 +195,7 @@ class Routing(Port):
 def test_only_a_loaded_module_of_pytorch_offers_the_auxiliary_loss(
     load: Change, is_offered: bool, tmp_path: Path
 ) -> None:
-    config = example_config("mixtral")
-    export_checkpoint("mixtral", config, probe_parameters(config, 3), tmp_path / "model")
+    config = written(tmp_path / "model", "mixtral").config
     with loaded_here(load, "mixtral") as build:
         forward: Any = build(config, str(tmp_path / "model"))
     takes = inspect.signature(forward.loss_and_gradients).parameters
@@ -203,9 +203,7 @@ def test_only_a_loaded_module_of_pytorch_offers_the_auxiliary_loss(
 
 
 def compared(folder: Path, *, is_stopped: bool) -> CapabilityResult:
-    config = example_config("llama")
-    export_checkpoint("llama", config, probe_parameters(config, 3), folder)
-    given = import_checkpoint(folder)
+    given = written(folder, "llama")
 
     def load(folder: str) -> Any:
         inner = Transformer(given.config, rngs=nnx.Rngs(0))
@@ -235,8 +233,6 @@ def test_a_value_whose_gradient_is_stopped_diverges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("axes", [(24, 3, 8), (3, 8, 24)])
 def test_a_tensor_of_three_axes_is_two_matrices(axes: tuple[int, ...]) -> None:
-    from transparity_conformance.running.gradients import found_by_rows
-
     random = np.random.default_rng(0)
     wanted = {"w": random.normal(size=(24, 24)).astype(np.float32), "b": random.normal(size=24).astype(np.float32)}
     given = {"kernel": wanted["w"].T.reshape(axes), "bias": wanted["b"].reshape(3, 8)}

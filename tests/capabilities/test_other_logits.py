@@ -49,10 +49,8 @@ class Port:
     def adapted(
         self, adapters: dict[str, np.ndarray], alpha: float, *, rank_stabilized: bool = False, **tokens: np.ndarray
     ) -> Any:
-        modules, inputs = (
-            dict(self.forward.model.named_modules()),
-            {name: torch.tensor(tokens[name]) for name in tokens},
-        )
+        modules = dict(self.forward.model.named_modules())
+        inputs = {name: torch.tensor(tokens[name]) for name in tokens}
         rank = min(next(iter(adapters.values())).shape)
         scale = alpha / math.sqrt(rank) if rank_stabilized else alpha / rank
         if "scale" in self.wrong:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import re
@@ -13,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from tests.helpers import invoke
+from tests.helpers import invoke, plain
 from tests.looping import for_each
 
 from meta.pool.port import port_with
@@ -291,10 +289,7 @@ def test_several_systems_have_a_line_each_and_alike_answers_once() -> None:
 
 
 def as_plain(shown: Any) -> str:
-    console = Console(width=80, file=io.StringIO(), color_system=None)
-    console.print(shown, crop=False)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip()
+    return "\n".join(line.rstrip() for line in plain(shown, 80, crop=False).splitlines()).strip()
 
 
 def test_it_is_readable_at_80_columns() -> None:

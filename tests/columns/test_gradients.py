@@ -12,16 +12,16 @@ from transparity.parameters import is_learned
 from transparity.presets import preset
 from transparity.protocol import Backend
 from transparity.training import Training
+from transparity_conformance.oracle.backends import backend
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives, targets_of, training_oracle
+from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_conformance.report.comparison import difference, share
 
 
 @pytest.fixture(params=["pytorch", "flax"])
 def differentiating(request: pytest.FixtureRequest) -> Backend:
-    from transparity_conformance.oracle.backends import backend
-
     return backend(request.param)
 
 
@@ -64,6 +64,12 @@ RECURRENT = {
 }
 
 
+def assert_agree(actual: Arrays, oracle: Oracle | Derivatives, dtype: str) -> None:
+    assert sorted(actual) == sorted(oracle.expected)
+    for name, expected in oracle.expected.items():
+        assert share(difference(actual[name], expected), oracle.budget(name, dtype)) <= 1, name
+
+
 EACH = pytest.mark.parametrize(
     ("differentiating", "mixer"),
     [("pytorch", mixer) for mixer in RECURRENT]
@@ -81,10 +87,7 @@ def test_gradients_of_a_recurrence_are_its_derivatives(mixer: str, differentiati
     ours = Derivatives(config, parameters, inputs)
     forward = differentiating(config, parameters, dtype="float64", mode="eager")
     _, gradients = forward.loss_and_gradients(ours.targets, **dict[str, Any](ours.inputs))
-    actual = ours.along(gradients)
-    assert sorted(actual) == sorted(ours.expected)
-    for name, expected in ours.expected.items():
-        assert share(difference(actual[name], expected), ours.budget(name, "float64")) <= 1, name
+    assert_agree(ours.along(gradients), ours, "float64")
 
 
 @pytest.mark.parametrize(
@@ -110,12 +113,8 @@ def test_gradients_of_a_compiled_recurrence_are_its_derivatives(mixer: str, comp
         return cross_entropy(model(**inputs), targets, config.pad_id)
 
     loss(**given).backward()
-    actual = ours.along(
-        {name: to_numpy(value.grad) for name, value in model.named_parameters() if value.grad is not None}
-    )
-    assert sorted(actual) == sorted(ours.expected)
-    for name, expected in ours.expected.items():
-        assert share(difference(actual[name], expected), ours.budget(name, "float64")) <= 1, name
+    found = {name: to_numpy(value.grad) for name, value in model.named_parameters() if value.grad is not None}
+    assert_agree(ours.along(found), ours, "float64")
 
 
 @EACH
@@ -127,5 +126,4 @@ def test_a_recurrence_learns_what_the_reference_learns(mixer: str, differentiati
     batches = [{"tokens": row[:, :-1], "attention_mask": seen, "targets": row[:, 1:]} for row in drawn]
     oracle = training_oracle(config, parameters, batches, training)
     losses, learned = differentiating(config, parameters, dtype="float32", mode="eager").train(batches, training)
-    for name, actual in {"losses": np.array(losses), **learned}.items():
-        assert share(difference(actual, oracle.expected[name]), oracle.budget(name, "float32")) <= 1, name
+    assert_agree({"losses": np.array(losses), **learned}, oracle, "float32")

@@ -73,14 +73,6 @@ def test_a_file_gives_back_the_same_parameters_with_their_dtype_and_orientation(
 
 
 @each_config
-def test_pytorch_has_the_same_names_shapes_and_order(config: TransformerConfig) -> None:
-    from transparity_pytorch.transformer import Transformer
-
-    state = Transformer(config).state_dict()
-    assert {name: tuple(value.shape) for name, value in state.items()} == parameter_shapes(config)
-
-
-@each_config
 def test_a_backend_gives_back_what_it_was_given(harness: Harness, config: TransformerConfig) -> None:
     parameters = numbered(config)
     held = harness.module("transformer.Transformer", config, parameters, dtype="float32").parameters()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,7 +134,5 @@ def test_the_reason_of_an_error_is_one_clause_and_of_many_names_the_first_are_li
 
 
 def test_an_error_survives_pickling() -> None:
-    import pickle
-
     error = pickle.loads(pickle.dumps(ConfigError("norm is 3; it should be layer.")))
     assert (type(error), str(error)) == (ConfigError, "norm is 3; it should be layer.")

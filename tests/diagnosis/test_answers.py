@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,10 +39,13 @@ LLAMA = MODELS["llama"]
 WRONG = ("attention-scale", "1/head_dim"), ("rotary-missing", "keys")
 
 
+def first_probes(case: str, count: int = 3) -> dict[str, Probe]:
+    return dict(itertools.islice(probes_of(MODELS[case], case).items(), count))
+
+
 @pytest.fixture(scope="module")
 def probes() -> dict[str, Probe]:
-    every = probes_of(LLAMA, "llama")
-    return {name: every[name] for name in list(every)[:3]}
+    return first_probes("llama")
 
 
 def everywhere(probe: Probe, identity: str, variant: str = "") -> list[Hypothesis]:
@@ -65,6 +69,20 @@ def answer_of(probes: dict[str, Probe], actual: dict[str, Arrays]) -> Answer:
 
 def results_of(probes: dict[str, Probe], actual: dict[str, Arrays]) -> Results:
     return {name: compare_segments(probe, actual[name], "float32") for name, probe in probes.items()}
+
+
+def faulty_in(results: Results) -> list[str]:
+    order = next(iter(results.values())).order
+    return [tap for tap in order if any(tap in each.wrong for each in results.values())]
+
+
+def told_by_value(
+    answer: Answer, results: Results, actual: dict[str, Arrays], faulty: list[str]
+) -> tuple[Divergence, ...]:
+    """Return the divergences of a port whose activations were found by value."""
+    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
+    answer.single()
+    return explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
 
 
 def test_the_fewest_faults_that_give_the_answer_are_found_among_false_ones(probes: dict[str, Probe]) -> None:
@@ -95,10 +113,8 @@ def test_activations_that_were_taken_for_others_explain_nothing(probes: dict[str
     for taps in actual.values():
         taps |= {tap: taps[tap][..., ::-1].copy() for tap in taken}
     results = results_of(probes, actual)
-    faulty = [tap for tap in next(iter(results.values())).order if any(tap in each.wrong for each in results.values())]
-    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
-    answer.single()
-    told = explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
+    faulty = faulty_in(results)
+    told = told_by_value(answer, results, actual, faulty)
     assert taken <= {*faulty} and taken.isdisjoint(each.where for each in told) and "logits" in faulty
     assert {cause.mistake for each in told for cause in each.causes} == {"attention-scale"}
     assert all(cause.residual <= each.budget for each in told for cause in each.causes)
@@ -173,21 +189,15 @@ def test_a_fault_at_no_activation_that_was_found_is_told_all_the_same(probes: di
     answer, scores = answer_of(probes, actual), [tap for tap in next(iter(actual.values())) if tap.endswith("scores")]
     for taps in actual.values():
         taps |= {tap: taps[tap][..., ::-1].copy() for tap in scores}
-    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
-    answer.single()
-    told = explain_all(results_of(probes, actual), scores, lambda *_: None, Clock(), answer=answer)
+    told = told_by_value(answer, results_of(probes, actual), actual, scores)
     assert [cause.mistake for each in told for cause in each.causes] == ["attention-scale"]
 
 
 def told_of(probes: dict[str, Probe], fault: tuple[str, str]) -> list[str]:
-    """Return the sentences of the causes for a port with one fault, whose activations were found by value."""
+    """Return the sentences of the causes for a port with one fault."""
     actual = computed(probes, fault)
-    results, answer = results_of(probes, actual), answer_of(probes, actual)
-    order = next(iter(results.values())).order
-    faulty = [tap for tap in order if any(tap in each.wrong for each in results.values())]
-    answer.found = {*order} - {"logits"}
-    answer.single()
-    told = explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
+    results = results_of(probes, actual)
+    told = told_by_value(answer_of(probes, actual), results, actual, faulty_in(results))
     return [cause.says for each in told for cause in each.causes]
 
 
@@ -198,8 +208,7 @@ def test_a_fault_between_activations_is_told_at_all_of_its_places(probes: dict[s
 
 def test_other_forms_of_a_fault_with_the_same_effect_are_told() -> None:
     """Half of the features of a head are rotated, so both scales are the same number."""
-    probes = dict([*probes_of(MODELS["gpt-neox"], "gpt-neox").items()][:2])
-    said = told_of(probes, ("attention-scale", "1/√rotary_dim"))
+    said = told_of(first_probes("gpt-neox", 2), ("attention-scale", "1/√rotary_dim"))
     assert said and all("1/√rotary_dim" in says and "1/√(head_dim − rotary_dim)" in says for says in said)
 
 
@@ -215,8 +224,7 @@ ORDER, GATE = ("query-key-norm", "behind the rotation"), ("gate-swapped", "swapp
 
 
 def test_a_norm_that_is_found_after_the_rotation_is_not_called_missing_before_it() -> None:
-    every = probes_of(MODELS["qwen"], "qwen")
-    probes, unknown = {name: every[name] for name in list(every)[:3]}, "decoder.layers.1.feed_forward.hidden"
+    probes, unknown = first_probes("qwen"), "decoder.layers.1.feed_forward.hidden"
     order = everywhere(next(iter(probes.values())), *ORDER)[0]
     actual: dict[str, Arrays] = {}
     for name, probe in probes.items():
@@ -226,18 +234,16 @@ def test_a_norm_that_is_found_after_the_rotation_is_not_called_missing_before_it
             taps[tap] = taps[tap.removesuffix("_norm")]
         actual[name] = {tap: value.astype(np.float32) for tap, value in taps.items()}
     results, answer = results_of(probes, actual), answer_of(probes, actual)
-    faulty = [tap for tap in next(iter(results.values())).order if any(tap in each.wrong for each in results.values())]
-    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
+    faulty = faulty_in(results)
     norm = "decoder.layers.0.self_attention.query_norm"
     assert norm in faulty and fed_by(norm, results) and not fed_by(norm, results, (order,))
-    told = explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
+    told = told_by_value(answer, results, actual, faulty)
     assert {cause.mistake for each in told for cause in each.causes} == {ORDER[0]}
     assert norm not in {each.where for each in told} and unknown in {each.where for each in told}
 
 
 def test_an_operation_in_another_place_and_a_number_are_told_together() -> None:
-    every = probes_of(MODELS["qwen"], "qwen")
-    probes = {name: every[name] for name in list(every)[:3]}
+    probes = first_probes("qwen")
     actual = computed(probes, ORDER, WRONG[0], GATE)
     answer = answer_of(probes, actual)
     for taps in actual.values():  # a port that rotates before the norm has no such taps
@@ -246,14 +252,12 @@ def test_an_operation_in_another_place_and_a_number_are_told_together() -> None:
             taps[f"{name}_norm"] = taps[name]
             del taps[tap]
     results = results_of(probes, actual)
-    order = next(iter(results.values())).order
-    faulty = [tap for tap in order if any(tap in each.wrong for each in results.values())]
-    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
-    end, joint = joined(results, faulty[0], faulty, answer.found)
+    faulty = faulty_in(results)
+    end, joint = joined(results, faulty[0], faulty, {tap for taps in actual.values() for tap in taps} - {"logits"})
     assert end.endswith(".scores") and not any(tap.endswith("query_norm") for tap in joint["one"].wrong)
     made = tuple(everywhere(next(iter(probes.values())), *fault)[0] for fault in (ORDER, WRONG[0]))
     assert segment_of(joint, end).vanishes(made)
-    told = explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
+    told = told_by_value(answer, results, actual, faulty)
     assert {cause.mistake for each in told for cause in each.causes} == {ORDER[0], WRONG[0][0], GATE[0]}
     assert answer.contradicts  # the tap that was mistaken for a norm
 
@@ -329,11 +333,7 @@ def test_a_port_that_shows_its_activations_is_told_that_it_is_another_model() ->
     assert sentence(report).startswith("This is not notes-lm: it has ")
     assert "norm rms (not layer)" in sentence(report) and "`transparity fit`" in sentence(report)
     ports = {name: pair["port"] for name, pair in report.as_dict()["other_fields"].items()}
-    assert {name: ports[name] for name in ("norm", "positions", "activation")} == {
-        "norm": "rms",
-        "positions": "rotary",
-        "activation": "silu",
-    }
+    assert ports | {"norm": "rms", "positions": "rotary", "activation": "silu"} == ports
 
 
 def test_a_single_fault_is_no_other_model() -> None:

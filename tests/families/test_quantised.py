@@ -19,11 +19,16 @@ from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.storage.mapped import Mapped
 
 BLOCK = (16, 32)
-FLOAT8 = {
+FLOAT8: dict[str, dict[str, Any]] = {
     "block": {"quant_method": "fp8", "weight_block_size": list(BLOCK), "activation_scheme": "dynamic"},
     "row": {"quant_method": "compressed-tensors", "format": "float-quantized"},
     "matrix": {"quant_method": "compressed-tensors", "format": "float-quantized"},
 }
+
+
+def configure(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields), encoding="utf-8")
 
 
 def in_float8(folder: Path, kind: str) -> dict[str, torch.Tensor]:
@@ -41,9 +46,7 @@ def in_float8(folder: Path, kind: str) -> dict[str, torch.Tensor]:
         tensors[name + ("_scale_inv" if kind == "block" else "_scale")] = scale.squeeze() if kind == "matrix" else scale
         exact[name] = tensors[name].float() * spread
     save_file(tensors, folder / "model.safetensors")
-    path = folder / "config.json"
-    fields = json.loads(path.read_text(encoding="utf-8")) | {"quantization_config": FLOAT8[kind]}
-    path.write_text(json.dumps(fields), encoding="utf-8")
+    configure(folder, quantization_config=FLOAT8[kind])
     return exact
 
 
@@ -84,19 +87,14 @@ def test_a_loader_of_float8_is_given_the_folder_and_one_that_leaves_out_the_scal
 
 @pytest.mark.parametrize(("lacks", "message"), [("scales", "; expected a matrix with its"), ("block", "has the shape")])
 def test_scales_that_are_missing_or_do_not_fit_are_named(lacks: str, message: str, tmp_path: Path) -> None:
-    in_float8(tmp_path / "hub", "block")
+    in_float8(tmp_path, "block")
     if lacks == "scales":
-        tensors = load_file(tmp_path / "hub" / "model.safetensors")
-        save_file(
-            {name: tensors[name] for name in tensors if "scale" not in name}, tmp_path / "hub" / "model.safetensors"
-        )
+        tensors = load_file(tmp_path / "model.safetensors")
+        save_file({name: tensors[name] for name in tensors if "scale" not in name}, tmp_path / "model.safetensors")
     else:
-        path = tmp_path / "hub" / "config.json"
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        fields["quantization_config"]["weight_block_size"] = [128, 128]
-        path.write_text(json.dumps(fields), encoding="utf-8")
+        configure(tmp_path, quantization_config=FLOAT8["block"] | {"weight_block_size": [128, 128]})
     with pytest.raises(CheckpointError, match=message):
-        import_checkpoint(tmp_path / "hub")
+        import_checkpoint(tmp_path)
 
 
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
@@ -117,9 +115,7 @@ def in_mxfp4(folder: Path, **config: Any) -> dict[str, torch.Tensor]:
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         exact[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
     save_file(tensors, folder / "model.safetensors")
-    path = folder / "config.json"
-    fields = json.loads(path.read_text(encoding="utf-8")) | {"quantization_config": MXFP4} | config
-    path.write_text(json.dumps(fields), encoding="utf-8")
+    configure(folder, **{"quantization_config": MXFP4} | config)
     return exact
 
 

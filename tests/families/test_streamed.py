@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import pickle
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tests.helpers import exported
+from tests.helpers import exported, peak_of
 
 from transparity.config import TransformerConfig
 from transparity.limits.lazy import Lazy
@@ -175,10 +175,7 @@ def test_memory_does_not_grow_with_depth(tmp_path: Path, monkeypatch: pytest.Mon
         checkpoint = import_checkpoint(tmp_path / str(layers))
         probe = probes_with(checkpoint.config, checkpoint.parameters, "llama")["mixed"]
         oracle = dataclasses.replace(probe, kept=frozenset(["logits"])).oracle
-        tracemalloc.start()
-        oracle.budget("logits", "float32")
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
+        peaks.append(peak_of(functools.partial(oracle.budget, "logits", "float32")))
     of_a_layer = 4 * sum(value.size for name, value in checkpoint.parameters.items() if ".layers.0." in name)
     assert peaks[1] - peaks[0] < of_a_layer  # the second model has six more layers, and not even one is in memory
 
@@ -202,12 +199,13 @@ def test_what_is_stored_is_read_as_it_was_written_and_holds_no_memory() -> None:
         assert stored[name].dtype == value.dtype
     stored["huge"] = np.broadcast_to(np.nan, (2**20, 2**20))
     assert stored["huge"].shape == (2**20, 2**20)
-    tracemalloc.start()
-    for number in range(100):
-        stored[f"{number}"] = np.zeros((100, 1000))
-    assert sum(stored[f"{number}"].size for number in range(100)) == 10**7
-    assert tracemalloc.get_traced_memory()[1] < 10**7  # the arrays have 8 · 10⁷ bytes
-    tracemalloc.stop()
+
+    def store() -> None:
+        for number in range(100):
+            stored[f"{number}"] = np.zeros((100, 1000))
+        assert sum(stored[f"{number}"].size for number in range(100)) == 10**7
+
+    assert peak_of(store) < 10**7  # the arrays have 8 · 10⁷ bytes
 
 
 @pytest.mark.usefixtures("all_are_large")

@@ -113,9 +113,7 @@ def test_one_row_is_multiplied_as_several_are(bias: bool, product: str, monkeypa
     linear, row = nn.Linear(7, 5, bias=bias), torch.randn(1, 1, 7)
     with torch.no_grad():
         result = multiplied_by_one_row(row, linear.weight, linear.bias, ONE_ROW[product])
-        added = linear.bias.numpy() if bias else np.zeros(5, np.float32)
-        oracle = linear_oracle(row.numpy(), linear.weight.numpy(), added)
-    assert difference(result.numpy(), oracle.expected["result"]) <= oracle.budget("result", "float32")
+        assert_linear(result, row, linear.weight, linear.bias if bias else np.zeros(5, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -147,9 +145,7 @@ def test_whichever_library_multiplies_one_row_its_result_is_the_same(
     with torch.no_grad():
         if not can_be_packed(row.dtype, "cpu"):
             pytest.skip("oneDNN is not there")
-        product = PackedLinear(linear)(row)
-    oracle = linear_oracle(row.numpy(), linear.weight.detach().numpy(), linear.bias.detach().numpy())
-    assert difference(product.numpy(), oracle.expected["result"]) <= oracle.budget("result", "float32")
+        assert_linear(PackedLinear(linear)(row), row, linear.weight, linear.bias)
 
 
 def test_one_row_is_decoded_by_what_was_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +171,7 @@ def test_numpy_multiplies_all_rows_at_once(shape: tuple[int, ...]) -> None:
     rows = np.random.default_rng(0).normal(size=(*shape, probe.config.embed_dim)).astype(np.float32)
     product = linear({"weight": weight, "bias": bias}, rows)
     assert type(product) is np.ndarray  # a FastWeight if NumPy multiplied
-    assert_linear(product, "head", probe, rows)
+    assert_linear(product, rows, *head_of(probe))
     assert product + bias is product
     assert {type(each) for each in (weight[np.array([1, 2])], weight * 2, np.exp(weight))} == {np.ndarray}
 
@@ -198,9 +194,8 @@ def test_flax_decodes_with_its_kernels_the_other_way_around() -> None:
     assert turned and turned.keys() == own.keys()
     assert all(np.array_equal(turned[path][...], own[path][...].T) for path in own)
     rows = jax.random.normal(jax.random.key(0), (2, 3, probe.config.embed_dim))
-    head = form.model(weights).head
-    assert_linear(head(rows), "head", probe, rows)
-    assert_linear(forward.model.head(rows), "head", probe, rows)
+    for head in (form.model(weights).head, forward.model.head):
+        assert_linear(head(rows), rows, *head_of(probe))
     kept = dump(forward.model)
     assert all(np.array_equal(kept[name], value.astype(np.float32)) for name, value in probe.parameters.items())
 
@@ -214,24 +209,24 @@ def test_flax_learns_by_products_of_matrices() -> None:
     assert own.keys() == others.keys()
     assert all(others[path].get_value() is variable.get_value() for path, variable in own.items())
     rows = jax.random.normal(jax.random.key(0), (2, 3, probe.config.embed_dim))
-    assert_linear(learner.head(rows), "head", probe, rows)
-    assert_linear(model.head(rows), "head", probe, rows)
-    assert axes_multiplied(learner.head, rows) == {2}
-    assert axes_multiplied(model.head, rows) == {2, 3}
+    for head, axes in ((learner.head, {2}), (model.head, {2, 3})):
+        assert_linear(head(rows), rows, *head_of(probe))
+        assert axes_multiplied(head, rows) == axes
 
 
-def assert_linear(actual: Any, name: str, probe: Probe, rows: Any) -> None:
-    """Assert that a float32 product equals x Wᵀ + b of the layer `name`."""
-    weight, bias = (probe.parameters[f"{name}.{part}"] for part in ("weight", "bias"))
-    oracle = linear_oracle(np.asarray(rows), weight, bias)
-    assert difference(np.asarray(actual), oracle.expected["result"]) <= oracle.budget("result", "float32")
+def head_of(probe: Probe) -> tuple[np.ndarray, np.ndarray]:
+    return probe.parameters["head.weight"], probe.parameters["head.bias"]
 
 
-def linear_oracle(rows: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Oracle:
+def assert_linear(actual: Any, rows: Any, weight: Any, bias: Any) -> None:
+    """Assert that a float32 product equals x Wᵀ + b."""
+
     def run(arrays: Arrays, tap: Tap) -> None:
         tap("result", arrays["rows"] @ arrays["weight"].T + arrays["bias"])
 
-    return Oracle(run, {"rows": rows, "weight": weight, "bias": bias})
+    arrays = {"rows": rows, "weight": weight, "bias": bias}
+    oracle = Oracle(run, {name: np.asarray(value) for name, value in arrays.items()})
+    assert difference(np.asarray(actual), oracle.expected["result"]) <= oracle.budget("result", "float32")
 
 
 def axes_multiplied(linear: nnx.Linear, rows: jax.Array) -> set[int]:

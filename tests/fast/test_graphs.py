@@ -125,6 +125,11 @@ def generating_model(max_length: int) -> PytorchForward:
     return forward
 
 
+def assert_replays(replayed: ReplayedGeneration, model: Transformer, **request: Any) -> None:
+    expected = generate(model, max_new_tokens=NEW_TOKENS, **request)
+    assert torch.equal(replayed(model, max_new_tokens=NEW_TOKENS, **request), expected)
+
+
 @pytest.mark.parametrize(
     ("max_length", "recorded"), [(16, [1, 3, 3, 3, 4]), (5, [1, 3, 3, 3, 4]), (2, [0, 0, 0, 0, 0])]
 )
@@ -134,8 +139,7 @@ def test_a_generation_is_replayed_with_its_own_inputs(
     """Use several lengths: the cache is full before the generation ends, or shorter than every prompt."""
     model, replayed, counts = generating_model(max_length).model, ReplayedGeneration(), []
     for request in requests():
-        expected = generate(model, max_new_tokens=NEW_TOKENS, **request)
-        assert torch.equal(replayed(model, max_new_tokens=NEW_TOKENS, **request), expected)
+        assert_replays(replayed, model, **request)
         counts.append(len(recordings))
     assert counts == recorded
 
@@ -143,16 +147,14 @@ def test_a_generation_is_replayed_with_its_own_inputs(
 def test_without_memory_for_a_recording_generations_are_launched(without_memory: list[Callable[[], None]]) -> None:
     model, replayed = generating_model(16).model, ReplayedGeneration()
     for request in requests():
-        expected = generate(model, max_new_tokens=NEW_TOKENS, **request)
-        assert torch.equal(replayed(model, max_new_tokens=NEW_TOKENS, **request), expected)
+        assert_replays(replayed, model, **request)
     assert without_memory
 
 
 def test_a_generation_with_other_sampling_is_not_replayed(recordings: list[Callable[[], None]]) -> None:
     model, replayed, request = generating_model(16).model, ReplayedGeneration(), requests()[0]
     for sampling in (None, Sampling(top_k=1), None, Sampling(temperature=3.0)):
-        expected = generate(model, max_new_tokens=NEW_TOKENS, sampling=sampling, **request)
-        assert torch.equal(replayed(model, max_new_tokens=NEW_TOKENS, sampling=sampling, **request), expected)
+        assert_replays(replayed, model, sampling=sampling, **request)
 
 
 def test_a_replayed_generation_is_not_overwritten_by_the_next(recordings: list[Callable[[], None]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.helpers import LIKE_GPT2, tiny
 from torch import Tensor, nn
 
 from meta.adapting import decoders
@@ -18,20 +19,8 @@ from transparity.config import TransformerConfig
 
 WIDTH, HEADS, PLACES, VOCABULARY = 24, 3, 40, 53
 
-CONFIG = TransformerConfig(
-    architecture="decoder",
-    target_vocab_size=VOCABULARY,
-    max_length=PLACES,
-    embed_dim=WIDTH,
-    num_heads=HEADS,
-    num_decoder_layers=2,
-    feed_forward_dim=40,
-    activation="gelu-tanh",
-    norm_position="pre",
-    final_norm=True,
-    tied_head=True,
-    head_bias=False,
-)
+SIZES = {"target_vocab_size": VOCABULARY, "max_length": PLACES, "embed_dim": WIDTH, "num_heads": HEADS}
+CONFIG = tiny(**SIZES, **LIKE_GPT2, num_decoder_layers=2, feed_forward_dim=40, activation="gelu-tanh")
 
 
 class Decoder(decoders.Decoder):

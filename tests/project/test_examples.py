@@ -109,7 +109,7 @@ def test_the_character_model_runs_and_plots(
     character_model.main(steps=3, out=tmp_path / "new")
     assert (tmp_path / "new" / "character_model.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
-    for said in ("before", "after", "PyTorch", "JAX", "one rounding away"):
+    for said in ("before", "after", "PyTorch", "JAX", "changed by one rounding"):
         assert said in printed
 
 

@@ -64,6 +64,7 @@ def test_links_of_the_readme_hold_on_an_index_and_name_files_of_the_tag(wheel: z
 def test_the_version_is_said_once() -> None:
     assert "version" in PYPROJECT["project"]["dynamic"]
     assert f"## {transparity.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {transparity.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_our_backends_come_through_the_door_that_everyone_uses() -> None:
@@ -87,10 +88,6 @@ def test_every_package_of_an_extra_is_named_with_it_where_it_is_missing() -> Non
     assert all(package in packages[extra] for package, extra in EXTRAS.items())
     frameworks = packages.keys() - {"all", "benchmark", "conformance", "jax"}
     assert set().union(*(packages[extra] for extra in frameworks)) == EXTRAS.keys()
-
-
-def test_the_citation_has_the_version() -> None:
-    assert f"\nversion: {transparity.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_the_workflow_runs_everything_on_every_version_of_python() -> None:

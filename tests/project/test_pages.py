@@ -96,9 +96,9 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def test_the_picture_is_of_the_current_sources() -> None:
-    drawing = script("three_columns")
-    assert read("docs/three-columns.svg") == drawing.picture(), "run python -m docs.three_columns"
+@for_each(("file", "name"), [("docs/three-columns.svg", "three_columns"), ("docs/answer.svg", "answer")])
+def test_a_picture_is_of_the_current_sources(file: str, name: str) -> None:
+    assert read(file) == script(name).picture(), f"run python -m docs.{name}"
 
 
 @for_each("page", ["README.md", "docs/agreement.md"])
@@ -143,11 +143,6 @@ def test_the_exam_of_the_readme_is_that_of_its_page() -> None:
         f" The checker refuses {found[2]} right ports."
     )
     assert says in told
-
-
-def test_the_answer_of_the_readme_is_that_of_the_gallery() -> None:
-    drawing = script("answer")
-    assert read("docs/answer.svg") == drawing.picture(), "run python -m docs.answer"
 
 
 def test_the_page_of_faults_has_the_whole_catalogue() -> None:

@@ -96,8 +96,11 @@ def export(
             names.append(f"past_key_values.{i}.{part}")
             outputs.append(f"present.{i}.{part}")
             axes |= {names[-1]: {0: "batch", 2: "past"}, outputs[-1]: {0: "batch", 2: "total"}}
-    named = {"input_names": names, "output_names": outputs, "dynamic_axes": None if fixed else axes}
-    with warnings.catch_warnings():  # this exporter is deprecated, but quick
-        warnings.simplefilter("ignore")
-        torch.onnx.export(model.eval(), tuple(given), str(path), **named, dynamo=False)
+    return written(model.eval(), given, path, names, outputs, None if fixed else axes)
+
+
+def written(model: Any, given: Any, path: Path, inputs: list[str], outputs: list[str], axes: Any) -> Path:
+    named = {"input_names": inputs, "output_names": outputs, "dynamic_axes": axes}
+    with warnings.catch_warnings(action="ignore"):  # this exporter is deprecated, but quick
+        torch.onnx.export(model, tuple(given), str(path), **named, dynamo=False)
     return path

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from onnxruntime.quantization import quantize_dynamic
-from tests.runtimes.cached_models import export
+from tests.runtimes.cached_models import export, written
 from tests.runtimes.conftest import Check
 
 Hub = Callable[[str], Path]
@@ -136,14 +136,8 @@ def image_graph(folder: Path, path: Path, *, fixed: bool = False, eps: float | N
         def forward(self, pixel_values: torch.Tensor) -> Any:
             return model(pixel_values=pixel_values).pooler_output
 
-    free = {"pixel_values": {0: "batch"}, "pooler_output": {0: "batch"}}
-    named = {"input_names": ["pixel_values"], "output_names": ["pooler_output"]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        axes = None if fixed else free
-        pixels = (torch.zeros(2, 3, 6, 6),)
-        torch.onnx.export(Pooled(), pixels, str(path), **named, dynamic_axes=axes, dynamo=False)  # type: ignore[arg-type]
-    return path
+    axes = None if fixed else {"pixel_values": {0: "batch"}, "pooler_output": {0: "batch"}}
+    return written(Pooled(), [torch.zeros(2, 3, 6, 6)], path, ["pixel_values"], ["pooler_output"], axes)
 
 
 @pytest.mark.parametrize(("fixed", "eps"), [(False, None), (True, 1e-2)])

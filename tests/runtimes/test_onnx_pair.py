@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.runtimes import cached_models
 from tests.runtimes.conftest import Check
 
 Hub = Callable[[str], Path]
@@ -60,10 +60,7 @@ def whisper(checkpoint: Path, fields: dict[str, Any]) -> Any:
 
 def written(part: torch.nn.Module, given: Tensors, names: list[str], output: str, path: Path) -> Path:
     axes = {name: FREE[name] for name in names} | {output: {0: "batch", 1: "length"}}
-    named: dict[str, Any] = {"input_names": names, "output_names": [output], "dynamic_axes": axes, "dynamo": False}
-    with warnings.catch_warnings(action="ignore"):
-        torch.onnx.export(part, given, str(path), **named)
-    return path
+    return cached_models.written(part, given, path, names, [output], axes)
 
 
 def one_graph(checkpoint: Path, path: Path, **fields: Any) -> Path:

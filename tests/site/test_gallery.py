@@ -49,7 +49,7 @@ def test_a_page_shows_the_line_and_the_verdict_and_a_report_names_no_folder(
 
 @pytest.mark.long
 def test_another_cause_than_that_of_the_table_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"the causes found are \['rotary-direction'\], not norm-eps"):
+    with pytest.raises(ValueError, match=r"the checker finds the causes \['rotary-direction'\]; expected norm-eps"):
         checked(dataclasses.replace(QUICK, cause="norm-eps"))
 
 
@@ -119,7 +119,7 @@ def test_without_a_fault_no_bar_is_over_its_budget_and_a_result_that_is_not_fini
 @pytest.mark.long
 def test_a_missing_causal_mask_shows_from_length_2_on(shown: dict[str, list[Run]]) -> None:
     (single,) = (run for run in shown["causal-missing"] if run.probe.name == "one")
-    assert f"| {single.probe.purpose} | {single.share('logits'):.2f}: it does not show |" in section(
+    assert f"| {single.probe.purpose} | {single.share('logits'):.2f}: the fault does not show |" in section(
         shown["causal-missing"]
     )
     by_its_length = at_each_length(shown["causal-missing"])

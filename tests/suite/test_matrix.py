@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from tests.helpers import plain
 from tests.looping import for_each
 
 from transparity_conformance.oracle.backends import backend
@@ -49,17 +48,11 @@ def broken(share: float = 1e5, note: str = NOTE) -> ClaimEvidence:
 
 
 def printed(matrix: Matrix, width: int = 110, not_compared: list[NotCompared] | None = None) -> str:
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(Printout(Agreement(matrix, not_compared=not_compared or [])))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return plain(Printout(Agreement(matrix, not_compared=not_compared or [])), width)
 
 
 def cell(matrix: Matrix) -> str:
-    console = Console(width=110, file=io.StringIO(), color_system=None)
-    console.print(as_table(Agreement(matrix)))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().splitlines()[-1].split(maxsplit=1)[1].strip()
+    return plain(as_table(Agreement(matrix)), 110).splitlines()[-1].split(maxsplit=1)[1].strip()
 
 
 SHARES = {0.0: "0 %", 1e-6: "<0.1 %", 0.004: "0.40 %", 0.0996: "10 %", 0.43: "43 %", 1.0: "100 %", 1.001: "FAILS >1×"}
@@ -203,7 +196,7 @@ def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
     assert not outside
 
 
-def test_names_are_escaped() -> None:
+def test_names_are_escaped_and_are_not_markup() -> None:
     name = "<script>alert(1)</script>"
     nasty = evidence(2.0, f"topic.{name}", BackendSubject(name, name), name, note=name, where=name)
     left_out: list[NotCompared] = [(nasty.claim, nasty.subject, name)]
@@ -211,9 +204,6 @@ def test_names_are_escaped() -> None:
     assert name not in page
     assert page.count("<script") == 2
     assert name in printed(fold([nasty]), width=200)
-
-
-def test_names_are_not_markup_in_the_terminal() -> None:
     assert "[red]case" in printed(fold([evidence(2.0, case="[red]case")]))
 
 

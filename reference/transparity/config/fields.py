@@ -34,7 +34,7 @@ def number(default: float | None, range: Range, *tried: float | None, usual: tup
     Args:
         default: The default value of the field.
         range: The valid numbers.
-        tried: The values that random configurations try, the simplest first. If empty, they use the default.
+        tried: The values that random configurations try, the simplest first. If `tried` is empty, they use `default`.
         usual: The values in published models and ports, the most frequent first.
     """
     return dataclasses.field(default=default, metadata={"range": range, "tried": tried, "usual": usual})

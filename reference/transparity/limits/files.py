@@ -15,7 +15,7 @@ from transparity.text import listed, reason
 LARGEST_HEADER = 16 * 2**20
 """Largest size in bytes of a safetensors header.
 
-It suffices for 10,000 layers, the most that a configuration may have, with 16 tensors of about 100 bytes each.
+A configuration may have 10,000 layers. With 16 tensors each, and about 100 bytes of header for a tensor, they fit.
 """
 
 

@@ -31,10 +31,10 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Inexact[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value, in blocks of queries; a block has the keys up to the last visible one.
+    """softmax(query · keyᵀ · scale) · value, in blocks of queries, each without the keys after its last visible key.
 
     The weighted sum of the values is divided by the sum of the weights. This needs fewer divisions than dividing each
-    weight. A query whose keys are all masked gives equal weights to all keys, so its block keeps every key.
+    weight. A query whose keys are all masked gives equal weights to all keys, so its block uses every key.
     """
     given = [each for each in (query, key, value, bias, sinks) if each is not None]
     result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))

@@ -14,8 +14,9 @@ from transparity_numpy.shapes import Frequencies
 def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
     """features / 2 · log_theta(length / (2π turns)), for the fast and for the slow turns (Peng et al. 2024, §3.2).
 
-    The transition to scaled angles begins and ends at these pairs of features. They make `rotary_fast_turns` and
-    `rotary_slow_turns` in `rotary_original_length` positions. The authors' code rounds to whole pairs.
+    The transition to scaled angles begins at the first of these pairs of features and ends at the second. The first
+    makes `rotary_fast_turns` in `rotary_original_length` positions, and the second `rotary_slow_turns`. The authors'
+    code rounds to whole pairs.
     """
     original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
     fast, slow = config.rotary_fast_turns, config.rotary_slow_turns

@@ -20,7 +20,7 @@ from transparity_numpy.positions.learned import position_ids
 
 OFFSETS = (1, -1, 2, -2, 3, 4)
 EDGES = {"clipped": "", "rolled": ", and positions before or after the table wrap around"}
-"""What becomes of positions that are outside the table."""
+"""Words for the rows that positions outside of the table read: the nearest rows, or rows from the other end."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

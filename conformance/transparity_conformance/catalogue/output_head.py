@@ -41,6 +41,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             is_possible = config.token_inputs and (config.eos_id is not None or name not in OF_END)
             if name != config.pooling and (is_possible or name not in (*OF_END, "largest")):
                 yield fault("pooling", name, words={"right": RIGHT[config.pooling]}, patch=partial(_pooled, pooled))
+        if config.final_norm and config.pooling != "mean":
+            words = {"right": RIGHT[config.pooling]}
+            yield fault("pooling", "mean before the norm", words=words, patch=_pooled_before_norm)
     if site != "logits":
         return
     for name, pooler in POOLERS.items() if config.has_pooler else ():
@@ -156,6 +159,13 @@ def _ends(state: WalkState) -> np.ndarray:
 
 Pooled = tuple[Pooling, bool] | Callable[[WalkState], np.ndarray]
 """(pooling, whether padding is included), or a function that returns the position to use in each row."""
+
+
+def _pooled_before_norm(state: WalkState, site: str, value: Value) -> Value:
+    stack, config = state.config.stacks[-1], dataclasses.replace(state.config, pooling="mean")
+    last = state.taps[f"{stack}.layers.{state.config.stack_num_layers(stack) - 1}.output"]
+    mean = pool(config, last, _visible(state), _tokens(state))
+    return norm(state.config, parameters_of(state, f"{stack}.final_norm"), mean).astype(value.dtype)
 
 
 def _pooled(pooled: Pooled, state: WalkState, site: str, value: Value) -> Value:

@@ -66,10 +66,10 @@ def consistent(
 ) -> list[Divergence]:
     """Drop causes and divergences that may come from wrong matches of activations. To test the causes, run the
     reference with all causes, and with the port's values at unexplained taps. If this run does not compute the port's
-    logits, drop the causes at matched activations and at the logits. Also drop such a cause if the next tap is
-    unexplained. Drop an unexplained divergence directly after another unexplained divergence. If a cause is dropped at
-    a tap that has the same value as another tap, also drop the divergence. Only the cause, such as a missing rotation,
-    justified this match."""
+    logits, drop the causes at matched activations and at the logits. Also drop such a cause if a next tap is
+    unexplained, or if the causes at all next taps are dropped. Drop an unexplained divergence directly after another
+    unexplained divergence. If a cause is dropped at a tap that has the same value as another tap, also drop the
+    divergence. Only the cause, such as a missing rotation, justified this match."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}
@@ -82,7 +82,11 @@ def consistent(
             return False
         return not follows or tap in after or not {*unexplained}.isdisjoint(fed_by(tap, results))
 
-    contradicted = [each.where for each in divergences if each.causes and contradicts(each.where)]
+    contradicted = list[str]()
+    for tap in reversed([each.where for each in divergences if each.causes]):
+        is_unconfirmed = tap in answer.found and {*contradicted} >= fed_by(tap, results) != set()
+        if is_unconfirmed or contradicts(tap):
+            contradicted.append(tap)
     passed = {tap for tap in contradicted if unexplained and _is_passed(tap, results)}
     after |= {each for tap in {*contradicted} & {*answer.found} - passed for each in fed_by(tap, results)}
 

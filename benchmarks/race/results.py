@@ -22,7 +22,7 @@ from meta.page import with_part
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks/NOTES.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 TAKEN = "one interleaved run for each workload"
 

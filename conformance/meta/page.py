@@ -1,4 +1,4 @@
-"""Write tables of measurements into pages of docs/, between two comments."""
+"""Write tables of measurements into pages and notes, between two comments."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
+NOTES = Path(__file__).with_name("NOTES.md")
 
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
@@ -24,6 +25,5 @@ def with_part(page: str, name: str, text: str) -> str:
     return re.sub(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page)
 
 
-def write_part(file: str, name: str, text: str) -> None:
-    path = DOCS / file
+def write_part(path: Path, name: str, text: str) -> None:
     path.write_text(with_part(path.read_text(encoding="utf-8"), name, text), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Measure where the time of a check goes, and how it grows: `python -m meta.timing [--rounds N] [--only WORD …]`.
 
 Every check runs in a new process, through the command line. The rounds are interleaved, and the figures are medians.
-The results are written into docs/timing.json, and tables of them into docs/performance.md.
+The results are written into docs/timing.json, and tables of them into docs/performance.md and NOTES.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.progress import track
 
-from meta.page import DOCS, table, write_part
+from meta.page import DOCS, NOTES, table, write_part
 from transparity import preset
 
 RIGHT = """
@@ -162,8 +162,8 @@ def main() -> None:
     for key, found in rounds.items():
         (kept["checks"] if len(key) == 1 else kept["growth"].setdefault(key[0], {}))[key[-1]] = medians(found)
     path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-    write_part("performance.md", "checks", cases_table(kept["checks"]))
-    write_part("performance.md", "growth of checks", growth_table(kept["growth"]))
+    write_part(DOCS / "performance.md", "checks", cases_table(kept["checks"]))
+    write_part(NOTES, "growth of checks", growth_table(kept["growth"]))
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def section(shown: list[Run]) -> str:
     if len(lengths := at_each_length(shown)) > 1:
         parts += ["The error of the result by length:", f'<div class="plot">{by_length(lengths)}</div>']
     rows = [(each.probe.purpose, _counted(each.share("logits"))) for each in shown]
-    parts.append(table(("inputs", "error of the result, divided by its budget"), rows, numbers=1))
+    parts.append(table(("inputs", "error of the result, divided by its tolerance"), rows, numbers=1))
     return "\n\n".join(parts) + "\n"
 
 

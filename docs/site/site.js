@@ -15,10 +15,19 @@ function stackTables() {
   }
 }
 
-// A line of text or of a command breaks before an option such as `--checkpoint`, but not inside it.
+// A line of text or of a command breaks before an option such as `--checkpoint` or `-m`, but not inside it.
 function keepOptionsWhole() {
   for (const code of document.querySelectorAll(".md-typeset :not(pre) > code, .md-typeset .language-sh code"))
-    code.innerHTML = code.innerHTML.replace(/--\w[\w-]*/g, '<span class="option">$&</span>')
+    code.innerHTML = code.innerHTML.replace(/(?<![\w-])--?[a-z][\w-]*/gi, '<span class="option">$&</span>')
+}
+
+// Each command of a block is an element of its own, so that its second line can be indented.
+function separateCommands() {
+  for (const code of document.querySelectorAll(".md-typeset .language-sh code")) {
+    const lines = code.innerHTML.trimEnd().split("\n")
+    const isWhole = line => line.split("<span").length === line.split("</span").length
+    if (lines.every(isWhole)) code.innerHTML = lines.map(line => `<span class="command">${line}\n</span>`).join("")
+  }
 }
 
 // Elements that scroll sideways can get the focus, so that the keyboard scrolls them, too: code, wide tables, pictures, cells.
@@ -64,3 +73,4 @@ function chooseColumn() {
 
 addEventListener("DOMContentLoaded", chooseColumn)
 addEventListener("DOMContentLoaded", keepOptionsWhole)
+addEventListener("DOMContentLoaded", separateCommands)

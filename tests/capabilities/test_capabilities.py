@@ -27,7 +27,7 @@ def test_the_command_line_has_an_option_for_it(row: Capability) -> None:
 
 @ROWS
 def test_the_pages_have_a_row_for_it(row: Capability) -> None:
-    (offered,) = rows_of("checking.md", f"{row.attribute}(")
+    (offered,) = rows_of("capabilities.md", f"{row.attribute}(")
     assert row.signature.partition("(")[0] == row.attribute
     assert f"`{row.signature.partition(')')[0]})`" in offered
     (written,) = rows_of("bundles.md", f"--{row.name}`")

@@ -3,7 +3,7 @@
 FOLDER is the folder with 8 billion parameters that `meta.streaming.measure` writes, or another Llama. The port is the
 loader of transformers; every layer is checked, and so are the embedding and the head. With `--planted`, mistakes are
 planted in layer N, and only this layer and the layer before it are checked. The results are written into
-docs/by-layer.json and docs/scale.md.
+docs/by-layer.json and conformance/meta/NOTES.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from meta.page import DOCS, table, write_part
+from meta.page import DOCS, NOTES, table, write_part
 from meta.streaming import planted
 from meta.streaming.measure import peak_memory
 from transparity_conformance.checking.checkers import PortCheck
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             found["whole"] = every_piece(options.folder)
     FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    write_part("scale.md", "by layer", page(found))
+    write_part(NOTES, "by layer", page(found))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 Checkpoints are written into FOLDER and kept there. Each size is measured in its own process. The figures are
 processor seconds and peak memory. Both include the import, and the logits in float64 and float32, for 72 and for 8
-positions. The results are written into docs/scale.json, and predictions for other sizes into docs/scale.md.
+positions. The results are written into docs/scale.json, and predictions for other sizes into NOTES.md.
 
 Without FOLDER, the program measures long prompts, each in its own process, and writes the results into
-docs/scale.md. The figures include the logits in float64 and float32, their budget, and the comparison at every
+NOTES.md. The figures include the logits in float64 and float32, their budget, and the comparison at every
 position.
 """
 
@@ -28,7 +28,7 @@ import numpy as np
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from meta.page import DOCS, table, write_part
+from meta.page import DOCS, NOTES, table, write_part
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.checkpoints.examples import example_config
@@ -131,7 +131,7 @@ def write_long_prompts() -> None:
     rows = [in_new_process(measured_prompt, *prompt) for prompt in PROMPTS]
     says = f"The model has {size_of(LONG):,} parameters, {LONG.num_decoder_layers} layers and {LONG.num_heads} heads."
     heads = ("positions", "sliding window", "processor seconds", "peak memory, GB")
-    write_part("scale.md", "long prompts", f"{says}\n\n{table(heads, rows, (0, 2, 3))}")
+    write_part(NOTES, "long prompts", f"{says}\n\n{table(heads, rows, (0, 2, 3))}")
 
 
 def write(config: TransformerConfig, folder: Path) -> None:
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             Console().print_json(json.dumps(rows[-1]), indent=None)
     rows.sort(key=lambda row: (list(SIZES).index(row["size"]), -row["positions"]))
     file.write_text("[\n " + ",\n ".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
-    write_part("scale.md", "sizes", page(rows))
+    write_part(NOTES, "sizes", page(rows))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
         return weights / weights.sum(axis, keepdims=True) if settings["behind"] == "normalised" else weights
     if "added" in settings:
         shown = scores + np.where(mask, 0.0, settings["added"]).astype(value.dtype)
-        if settings.get("inverted"):  # in float32, adding a large number to a score loses the score
+        if settings.get("rounded"):  # in float32, the sum of a score and a large number loses the score
             shown = shown.astype(np.float32).astype(value.dtype)
         return attention_weights(shown, np.ones_like(mask), hidden, sinks)
     if axis == -1:
@@ -90,7 +90,8 @@ PADDING = (
 PADDING_HIDDEN = tuple(_hiding("padding-ignored", "hidden", masks_padding=True))
 INVERTED = (
     *_hiding("mask-polarity", "inverted", inverted=True),
-    _masked("mask-polarity", "inverted, added", inverted=True, added=-1e9),
+    _masked("mask-polarity", "inverted, -1e9 added", inverted=True, added=-1e9, rounded=True),
+    _masked("mask-polarity", "inverted, -1e4 added", inverted=True, added=-1e4),
 )
 DIAGONAL = tuple(_hiding("causal-diagonal", "hides itself", past=lambda m: np.tril(m.square, -1)))
 

@@ -79,7 +79,8 @@ def _documentation(doc: str) -> str:
 
 
 def _arguments(line: re.Match[str]) -> str:
-    names, clauses = line[1].split(", "), [line[2]]
+    names, clauses = line[1].split(", "), [line[2].removesuffix(".")]
     if len(names) > 1:
-        clauses = [clause.removeprefix("and ") for clause in line[2].split("; ")]
+        clauses = [clause.removeprefix("and ") for clause in clauses[0].split("; ")]
+    clauses = [f"{clause[:1].lower()}{clause[1:]}" for clause in clauses]
     return "\n".join(f"- `{name}`: {clause}" for name, clause in zip(names, clauses, strict=True))

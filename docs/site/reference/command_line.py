@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Any
 
@@ -23,6 +24,8 @@ EXIT_CODES = {
 }
 """The meaning of each exit code. For several models, the worst code is returned, in the order 2, 1, 3, 0."""
 
+OPTION = re.compile(r"(?<![\w`-])--[a-z][\w-]*")
+
 
 def page() -> str:
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -37,9 +40,9 @@ def _section(name: str, command: Any) -> str:
     options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
     words = [_argument(each) if each.required else f"[{_argument(each)}]" for each in arguments]
     usage = " ".join(["transparity", name, *words, *(["[OPTIONS]"] if options else [])])
-    rows = [(f"`{_argument(each)}`", cell(each.help or ""), "") for each in arguments]
-    rows += [(_flags(each), cell(each.help or ""), _default(each)) for each in options]
-    listed = table(("argument or option", "meaning", "default"), rows) if rows else ""
+    rows = [(f"`{_argument(each)}`", _meaning(each)) for each in arguments]
+    rows += [(_flags(each), _meaning(each)) for each in options]
+    listed = table(("argument or option", "meaning"), rows) if rows else ""
     return f"## `{name}` {{#{name}}}\n\n{' '.join((command.help or '').split())}\n\n`{usage}`\n\n{listed}\n"
 
 
@@ -60,7 +63,9 @@ def _value(option: Any) -> str:
     return f"`{cell(option.metavar or option.name.upper())}`"
 
 
-def _default(option: Any) -> str:
-    if option.is_flag or option.default is None or option.default == []:
-        return ""
-    return cell(str(getattr(option.default, "value", option.default)))
+def _meaning(parameter: Any) -> str:
+    """Return the help of a parameter, with other options as code, and its default if the help lacks it."""
+    text = OPTION.sub(r"`\g<0>`", cell(parameter.help or ""))
+    default = getattr(parameter.default, "value", parameter.default)
+    is_told = parameter.param_type_name == "argument" or parameter.is_flag or default in (None, []) or "Default" in text
+    return text if is_told else f"{text} Default: `{cell(str(default))}`."

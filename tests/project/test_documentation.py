@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.project.commands import PATHS, prepare, run_cc, run_here, run_program, run_transparity
+from tests.release import documented
 from typer.testing import CliRunner
 
 from transparity_conformance.cli import app
@@ -217,6 +218,19 @@ CHECKS: dict[str, Callable[[str], Any]] = {
 def test_no_block_of_a_page_is_overlooked(page: Path) -> None:
     fences = re.findall(r"(?m)^ *(?:```|~~~+\w*$)", page.read_text(encoding="utf-8"))  # `~~~^~~~` is a caret
     assert len(fences) == 2 * len(list(blocks(page)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_inside_sentences_exist(page: Path) -> None:
+    for command in re.findall(r"`((?:nox|pytest|python -m pip) [^`]+)`", page.read_text(encoding="utf-8")):
+        run_shell(" ".join(command.split()))
+
+
+def test_every_install_line_is_tried_in_an_empty_environment() -> None:
+    for page in documented.PAGES:
+        installs = re.findall(r"pip install .*(?:transparity|\.[\"\[]).*", page.read_text(encoding="utf-8"))
+        tried = [asked for where, _, asked in documented.lines() if where == page]
+        assert len(tried) == len(installs), f"{page.name}: {installs}, of which nox -s installed tries {tried}"
 
 
 def test_an_output_is_held_to_the_page_but_for_measured_figures() -> None:

@@ -32,7 +32,7 @@ for package, extra in EXTRAS.items():
 """
 """Imports the packages for which the checker's messages name the given extras."""
 FENCED = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^\1```$")
-RUNS = re.compile(r"(?:[A-Z_]+=\w+ )?(?:transparity|pytest --benchmark) ")
+RUNS = re.compile(r"(?:[A-Z_]+=\w+ )?(?:transparity|pytest --benchmark|python -m (?:pip install )?pytest)\b")
 MODELS, SYSTEMS = r"[\w./]+\.(?:py|json|onnx|gguf|toml)\b", ("--preset", "--config", "--family", "--checkpoint")
 
 
@@ -150,6 +150,7 @@ def executed(command: str, folder: Path | None = None) -> str:
     )
     if ended.returncode not in ((0, 1) if " check " in command else (0,)):
         sys.exit(f"{command} ends with {ended.returncode}: {ended.stdout}{ended.stderr}")
+    sys.stdout.write(f"        {command}: {ended.stdout.strip().partition(chr(10))[0]}\n")
     return ended.stdout
 
 

@@ -133,6 +133,7 @@ def check_python(arguments: list[str]) -> None:
     elif rest[0] == "pip":
         extras = {extra for word in rest for group in re.findall(r"\[([\w,]+)\]", word) for extra in group.split(",")}
         assert extras <= PYPROJECT["project"]["optional-dependencies"].keys()
+        assert set(re.findall(r"--group (\S+)", " ".join(rest))) <= PYPROJECT["dependency-groups"].keys()
     elif rest[-1] == "--help" or rest[0] == "pytest":
         run_here([sys.executable, *arguments])
     elif rest[0] not in ("venv", "build", "twine"):
@@ -247,6 +248,7 @@ def test_an_output_is_held_to_the_page_but_for_measured_figures() -> None:
         "nox -s no_session",
         "python no/file.py",
         'python -m pip install ".[no_extra]"',
+        "python -m pip install --group no_group",
         "python -m no_module",
         "transparity check port.py:build --no-option",
         "pytest tests/no_test.py",

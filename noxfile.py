@@ -262,7 +262,7 @@ def installed(session: nox.Session) -> None:
     if session.python == "3.13":
         shutil.unpack_archive(archive, "clone")
         (clone,) = Path("clone").resolve().iterdir()
-        documented = [str(script.with_name("documented.py")), str(wheel), str(clone)]
+        documented = [str(script.with_name("documented.py")), str(wheel), str(clone), *session.posargs]
         session.run("python", *documented, env={"PYTHONPATH": ""} | SIDE_BY_SIDE)
 
 

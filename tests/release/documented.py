@@ -33,7 +33,8 @@ for package, extra in EXTRAS.items():
 """Imports the packages for which the checker's messages name the given extras."""
 FENCED = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^\1```$")
 RUNS = re.compile(r"(?:[A-Z_]+=\w+ )?(?:transparity|pytest --benchmark|python -m (?:pip install )?pytest)\b")
-MODELS, SYSTEMS = r"[\w./]+\.(?:py|json|onnx|gguf|toml)\b", ("--preset", "--config", "--family", "--checkpoint")
+FILES = r"[\w./]+\.(?:py|json|onnx|gguf|toml)\b|\./port\b"
+SYSTEMS = ("--preset", "--config", "--family", "--checkpoint")
 
 
 def lines() -> Iterator[tuple[Path, int, str]]:
@@ -127,7 +128,7 @@ def run_command(line: str, clone: Path) -> int:
         command = command.partition("&& ")[2]
     if not RUNS.match(command):
         return 0
-    named = [name for name in re.findall(MODELS, command) if f"--out {name}" not in command]
+    named = [name for name in re.findall(FILES, command) if f"--out {name}" not in command]
     here = all(map(is_there, named)) and not command.startswith("pytest")
     if not here and not all((clone / name).exists() for name in named):
         return 0

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,9 @@ import nox
 
 nox.options.sessions = ["conformance"]
 nox.options.reuse_existing_virtualenvs = True
+# uv installs in half of pip's processor time, but it does not read pip's settings.
+PIP_SETTINGS = {"PIP_CONSTRAINT", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_INDEX_URL"}
+nox.options.default_venv_backend = "virtualenv" if PIP_SETTINGS & os.environ.keys() else "uv|virtualenv"
 # Fail if one of the three versions of Python for the session `installed` is missing.
 nox.options.error_on_missing_interpreters = True
 
@@ -262,7 +266,7 @@ def installed(session: nox.Session) -> None:
     if session.python == "3.13":
         shutil.unpack_archive(archive, "clone")
         (clone,) = Path("clone").resolve().iterdir()
-        documented = [str(script.with_name("documented.py")), str(wheel), str(clone)]
+        documented = [str(script.with_name("documented.py")), str(wheel), str(clone), *session.posargs]
         session.run("python", *documented, env={"PYTHONPATH": ""} | SIDE_BY_SIDE)
 
 

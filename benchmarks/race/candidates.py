@@ -50,7 +50,7 @@ class Candidate:
 
     def why_missing(self) -> str | None:
         missing = [name for name in (*self.needs, *self.also) if find_spec(name.partition(".")[0]) is None]
-        return f"{', '.join(missing)} is not installed" if missing else None
+        return f"{', '.join(missing)} not installed" if missing else None
 
     def why_not(self, workload: Workload, device: str = "cpu") -> str | None:
         longest = max(workload.lengths.values())

@@ -104,7 +104,7 @@ def test_only_conforming_backends_are_timed_and_a_wrong_one_is_never_run_again(t
     for name in ("wrong eager", "drifting eager"):
         assert f"Not timed: {name}, walkthrough-1x32: refused: it differs by 0.001" in output
         assert rows[name].failed.startswith("refused: it differs by 0.001")
-    assert "missing: missing: a_framework_that_is_not_installed is not installed" in output
+    assert "missing: missing: a_framework_that_is_not_installed not installed" in output
     assert output.count("right eager ") == 1 and "Rounds" not in output, "there is one table"
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.project.commands import PATHS, prepare, run_cc, run_here, run_program, run_transparity
+from tests.release import documented
 from typer.testing import CliRunner
 
 from transparity_conformance.cli import app
@@ -132,6 +133,7 @@ def check_python(arguments: list[str]) -> None:
     elif rest[0] == "pip":
         extras = {extra for word in rest for group in re.findall(r"\[([\w,]+)\]", word) for extra in group.split(",")}
         assert extras <= PYPROJECT["project"]["optional-dependencies"].keys()
+        assert set(re.findall(r"--group (\S+)", " ".join(rest))) <= PYPROJECT["dependency-groups"].keys()
     elif rest[-1] == "--help" or rest[0] == "pytest":
         run_here([sys.executable, *arguments])
     elif rest[0] not in ("venv", "build", "twine"):
@@ -219,6 +221,19 @@ def test_no_block_of_a_page_is_overlooked(page: Path) -> None:
     assert len(fences) == 2 * len(list(blocks(page)))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_inside_sentences_exist(page: Path) -> None:
+    for command in re.findall(r"`((?:nox|pytest|python -m pip) [^`]+)`", page.read_text(encoding="utf-8")):
+        run_shell(" ".join(command.split()))
+
+
+def test_every_install_line_is_tried_in_an_empty_environment() -> None:
+    for page in documented.PAGES:
+        installs = re.findall(r"pip install .*(?:transparity|\.[\"\[]).*", page.read_text(encoding="utf-8"))
+        tried = [asked for where, _, asked in documented.lines() if where == page]
+        assert len(tried) == len(installs), f"{page.name}: {installs}, of which nox -s installed tries {tried}"
+
+
 def test_an_output_is_held_to_the_page_but_for_measured_figures() -> None:
     hold("agrees to 6e-07\nand more\n", "agrees to 7e-08\n…")
     with pytest.raises(AssertionError):
@@ -233,6 +248,7 @@ def test_an_output_is_held_to_the_page_but_for_measured_figures() -> None:
         "nox -s no_session",
         "python no/file.py",
         'python -m pip install ".[no_extra]"',
+        "python -m pip install --group no_group",
         "python -m no_module",
         "transparity check port.py:build --no-option",
         "pytest tests/no_test.py",

@@ -32,8 +32,9 @@ for package, extra in EXTRAS.items():
 """
 """Imports the packages for which the checker's messages name the given extras."""
 FENCED = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^\1```$")
-RUNS = re.compile(r"(?:[A-Z_]+=\w+ )?(?:transparity|pytest --benchmark) ")
-MODELS, SYSTEMS = r"[\w./]+\.(?:py|json|onnx|gguf|toml)\b", ("--preset", "--config", "--family", "--checkpoint")
+RUNS = re.compile(r"(?:[A-Z_]+=\w+ )?(?:transparity|pytest --benchmark|python -m (?:pip install )?pytest)\b")
+FILES = r"[\w./]+\.(?:py|json|onnx|gguf|toml)\b|\./port\b"
+SYSTEMS = ("--preset", "--config", "--family", "--checkpoint")
 
 
 def lines() -> Iterator[tuple[Path, int, str]]:
@@ -127,7 +128,7 @@ def run_command(line: str, clone: Path) -> int:
         command = command.partition("&& ")[2]
     if not RUNS.match(command):
         return 0
-    named = [name for name in re.findall(MODELS, command) if f"--out {name}" not in command]
+    named = [name for name in re.findall(FILES, command) if f"--out {name}" not in command]
     here = all(map(is_there, named)) and not command.startswith("pytest")
     if not here and not all((clone / name).exists() for name in named):
         return 0
@@ -150,6 +151,7 @@ def executed(command: str, folder: Path | None = None) -> str:
     )
     if ended.returncode not in ((0, 1) if " check " in command else (0,)):
         sys.exit(f"{command} ends with {ended.returncode}: {ended.stdout}{ended.stderr}")
+    sys.stdout.write(f"        {command}: {ended.stdout.strip().partition(chr(10))[0]}\n")
     return ended.stdout
 
 

@@ -34,7 +34,7 @@ SYSTEMS = {
 FEW = {(row["port"], row["system"]): row for row in reversed(ROWS) if row["system"] in ("bart", "folder")}
 """One quick row of each port; the other rows are `long`."""
 
-TWINS = sorted({(row["port"], row["system"]) for row in ROWS})
+TWINS = sorted({(row["port"], row["system"]) for row in ROWS} | {("Uncropped", "plain")})
 
 
 def marked(values: Any, *, is_short: bool) -> Any:

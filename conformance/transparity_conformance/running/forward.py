@@ -187,7 +187,7 @@ def may_have_no_mask(
 
 
 def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_gradients: Context) -> None:
-    """Add the model's methods `step`, `generate` and `packed` to its forward pass, if their arguments are as expected."""
+    """Add the model's methods `step`, `generate` and `packed` to its forward pass, if their signatures fit."""
 
     def step(tokens: np.ndarray, cache: Any, **named: np.ndarray) -> Any:
         with without_gradients():

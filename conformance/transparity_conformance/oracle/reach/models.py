@@ -155,7 +155,7 @@ class ReachModel:
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
-        """Return the calls, the most informative first. If the model reads a mask, repeat the first with another mask."""
+        """Return the calls, the most informative first; repeat the first call with another mask, if there are masks."""
         repeated = self.calls[:1] if "attention_mask" in self.config.further_inputs else []
         return [self.probe(*call) for call in self.calls] + [self.probe(*call, "another mask") for call in repeated]
 
@@ -221,8 +221,8 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator, masks: int) -> Arrays:
     """Return an attention mask and token types, if the model reads them.
 
-    The sum of batch size, length and `masks` determines which tokens the mask hides. The mask hides no tokens, or padding and
-    one other token, or padding and some first tokens.
+    The sum of batch size, length and `masks` determines what the mask hides: no tokens, or padding and one other token,
+    or padding and some first tokens.
     """
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}

@@ -221,8 +221,8 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator, masks: int) -> Arrays:
     """Return an attention mask and token types, if the model reads them.
 
-    The sum of batch size, length and `masks` determines what the mask hides: no tokens, or padding and one other token,
-    or padding and some first tokens.
+    The sum of batch size, length and `masks` determines what the mask hides. The mask hides no tokens, or padding and
+    one other token, or padding and some first tokens.
     """
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from transparity.errors import TransparityError
 from transparity_conformance import check
+from transparity_conformance.against import check as check_against
+from transparity_conformance.against.ways import way
 
 INPUTS = [{"tokens": np.arange(10).reshape(2, 5)}]
 HIDDEN = torch.arange(8) > 5
@@ -61,6 +63,29 @@ def test_a_reference_that_cannot_be_one_is_refused(name: str) -> None:
 def test_a_request_that_cannot_be_met_is_one_sentence(given: dict[str, Any]) -> None:
     with pytest.raises(TransparityError, match=r"expected|give the inputs"):
         check(Model(same), against=Model(same), **given)
+
+
+def test_a_maker_that_raises_is_named() -> None:
+    def load(folder: str) -> Any:
+        raise ValueError("no such layer")
+
+    for port, reference in ((load, Model(same)), (Model(same), load)):
+        with pytest.raises(TransparityError, match=r"load raised ValueError: no such layer \(.*\)\.$"):
+            check(port, against=reference, checkpoint=".", inputs=INPUTS)
+
+
+def test_a_port_whose_operations_are_not_recorded_differs_without_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_against, "listen_in_full", lambda forward, name, **inputs: (forward(**inputs), []))
+    monkeypatch.setattr(way, "listen_in_full", lambda forward, name, *args, **inputs: (forward(**inputs), []))
+    report = check(Model(torch.tanh), against=Model(same), inputs=INPUTS)
+    assert report.verdict == "diverges"
+    assert [(fault.where, fault.source) for fault in report.faults] == [("answer", None)]
+
+
+def test_frozen_parameters_have_no_gradients_to_compare() -> None:
+    report = check(Model(same).requires_grad_(requires_grad=False), against=Model(same), inputs=INPUTS)
+    assert report.verdict == "agrees"
+    assert any(line.startswith("gradients: the port does not support this") for line in report.not_compared)
 
 
 class WithFurther(Model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ class Masked(Decoder):
         return np.asarray(self.model.logits(tokens=tokens, attention_mask=hidden))
 
     step = generate = None  # type: ignore[assignment]
+
+
+class Uncropped(Decoder):
+    """A decoder that generates from all tokens, also beyond `max_length`."""
+
+    def __init__(self, config: TransformerConfig, parameters: dict[str, np.ndarray]) -> None:
+        super().__init__(dataclasses.replace(config, max_length=2000), parameters)
 
 
 class Learner:
@@ -79,6 +87,14 @@ def load(folder: str) -> Any:
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
             mask = attention_mask
             logits: torch.Tensor = self.inner(input_ids, attention_mask=mask).logits
+            return logits
+
+        def packed(self, tokens: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
+            alike = documents[:, :, None] == documents[:, None, :]
+            positions = alike.tril().sum(-1) - 1
+            logits: torch.Tensor = self.inner(
+                tokens, attention_mask=alike.tril()[:, None], position_ids=positions
+            ).logits
             return logits
 
     model = Model()

@@ -23,6 +23,7 @@ ROWS: list[dict[str, str]] = table(__file__, "kinds.toml")["wrong"]
 
 SYSTEMS = {
     "plain": dataclasses.replace(CASES["llama"], max_length=64, pad_id=None, bos_id=None, eos_id=None),
+    "short": dataclasses.replace(CASES["llama"], max_length=11, pad_id=None, bos_id=None, eos_id=None),
     "window": dataclasses.replace(
         CASES["qwen"], max_length=300, sliding_window=64, pad_id=None, bos_id=None, eos_id=None
     ),
@@ -34,7 +35,7 @@ SYSTEMS = {
 FEW = {(row["port"], row["system"]): row for row in reversed(ROWS) if row["system"] in ("bart", "folder")}
 """One quick row of each port; the other rows are `long`."""
 
-TWINS = sorted({(row["port"], row["system"]) for row in ROWS})
+TWINS = sorted({(row["port"], row["system"]) for row in ROWS} | {("Uncropped", "short")})
 
 
 def marked(values: Any, *, is_short: bool) -> Any:

@@ -130,8 +130,8 @@ def port_check(draw: Draw, folder: Path) -> str:
 
 
 _TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("ports.toml").read_text(encoding="utf-8"))
-SOURCES, HARM, PROGRAMS = (tuple(_TEXTS[name]) for name in ("sources", "harm", "programs"))
-"""Sources of wrong ports, sources that only an isolated process survives, and shell programs."""
+SOURCES, HARM, PROGRAMS, COMMANDS = (tuple(_TEXTS[name]) for name in ("sources", "harm", "programs", "commands"))
+"""Sources of wrong ports, sources that only an isolated process survives, shell programs, and command lines."""
 
 
 def _source(draw: Draw, sources: tuple[str, ...], path: Path) -> Path:
@@ -171,29 +171,16 @@ def command_line(draw: Draw, folder: Path) -> str:
     _, files = right_bundle()
     write(folder, files | {"actual.safetensors": draw(wild.damaged(files["expected.safetensors"]))})
     config, ours, hub = folder / "a.json", folder / "b.json", folder / "hub"
-    config.write_bytes(drawn_text(draw, TINY.as_dict() | {draw(wild.names): draw(wild.json_values)}))
+    changes = draw(st.dictionaries(wild.names, wild.json_values, max_size=1))
+    config.write_bytes(drawn_text(draw, TINY.as_dict() | changes))
     ours.write_text(TINY.to_json())
     hub.mkdir()
     checkpoint = right_checkpoint("llama")
     write(hub, checkpoint | {"model.safetensors": draw(wild.damaged(checkpoint["model.safetensors"]))})
     port = _source(draw, (*SOURCES, *HARM), folder / "port.py")
     name = draw(st.sampled_from([name for name in wild.NAMES if "\0" not in name and "\ud800" not in name]))
-    arguments = (
-        ["check", f"{port}:build", "--config", str(ours)],
-        ["check", f"{port}:build", "--config", str(ours), "--json", str(folder / name)],
-        ["check", f"{port}:{name}", "--config", str(config)],
-        ["check", name, "--preset", name],
-        ["check", "--command", name, "--config", str(ours)],
-        ["compare", str(folder), str(folder / "actual.safetensors")],
-        ["compare", name, name],
-        ["import", str(hub), str(folder / "into")],
-        ["import", name, name],
-        ["describe", str(config)],
-        ["export", str(config), str(folder / "bundle")],
-        ["export", name, name],
-        [name, name],
-    )
-    return _run(draw(st.sampled_from(arguments)), folder)
+    paths = {"port": port, "ours": ours, "config": config, "hub": hub, "folder": folder, "name": name}
+    return _run([part.format(**paths) for part in draw(st.sampled_from(COMMANDS)).split()], folder)
 
 
 def _run(arguments: list[str], folder: Path) -> str:

@@ -36,7 +36,7 @@ from transparity_conformance.against.ways import calls
 from transparity_conformance.against.ways.catalogue import with_names
 from transparity_conformance.against.ways.gradients import compare_gradients
 from transparity_conformance.against.ways.way import Sides, compare_third
-from transparity_conformance.capabilities.port_calls import call_port, signature_of
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.report.parts import Coverage
@@ -163,9 +163,8 @@ class FilledPort:
 def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.ndarray]) -> Callable[..., Any]:
     port, is_filled = asked.port, True
     if _is_maker(port, folder):
-        given = _given_to(port, asked.name, folder)
-        port = call_port(port, *given)
-        is_filled = bool(given) or filled_by_name(port, weights)
+        port, is_given = _called(port, asked.name, folder)
+        is_filled = is_given or filled_by_name(port, weights)
     elif is_instance(port, "torch.nn", "Module"):
         with contextlib.suppress(Exception):  # If the module cannot be copied, call the module itself.
             port = copied(port)
@@ -252,10 +251,20 @@ def _model_of(given: Any, folder: Path | None) -> Any:
     import torch
 
     make = load_port(given, "reference") if isinstance(given, str) else given
-    if make is given and not _is_maker(given, folder):
-        return given
-    torch.manual_seed(0)
-    return call_port(make, *_given_to(make, _name_of(given), folder))
+    model = make
+    if isinstance(given, str) or _is_maker(given, folder):
+        torch.manual_seed(0)
+        model, _ = _called(make, _name_of(given), folder)
+    return model
+
+
+def _called(make: Callable[..., Any], name: str, folder: Path | None) -> tuple[Any, bool]:
+    """Return what `make` returns, and whether `make` was given the folder."""
+    given = _given_to(make, name, folder)
+    try:
+        return call_port(make, *given), bool(given)
+    except PortCallError as error:
+        raise PortError(f"{name} raised {error}.") from error.__cause__
 
 
 def _report(

@@ -222,6 +222,8 @@ def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clo
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
+    if not call.recorded.operations:  # the framework or a compiled program hides them
+        return dataclasses.replace(outcome, faults=[_unlocated(outcome)], notes=_notes(_misshapen(outcome), 0))
     for number, experts in enumerate(reference.experts, 1):
         progress(f"looking for edits that explain the difference on {chosen.probe}", 0, 1)
         departures = call.departures(experts, clock)
@@ -234,6 +236,27 @@ def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clo
     return found
 
 
+def _worst(outcome: Outcome) -> Answer:
+    return max(outcome.wrong, key=lambda each: share(each.error, each.budget))
+
+
+def _misshapen(outcome: Outcome) -> list[Answer]:
+    return [each for each in outcome.wrong if each.is_misshapen]
+
+
+def _notes(misshapen: Sequence[Answer], left_out: int) -> list[str]:
+    notes = [
+        f"the port's result has the shape {one.actual.shape} on {one.probe}; expected {one.shape}"
+        for one in misshapen[:1]
+    ]
+    return notes + [LATER.format(left_out)] * (left_out > 0)
+
+
+def _unlocated(outcome: Outcome) -> Divergence:
+    worst = _worst(outcome)
+    return Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
+
+
 def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     found, now = confirming.found()
     site = next((each.step.site for each in found if each.edit is None), None)
@@ -241,26 +264,16 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
         found = list(map(without_edit, found))
     found, every = without_consequences(found), found
     residual = confirming.departures.comparer.residual(now)
-    worst = max(outcome.wrong, key=lambda each: share(each.error, each.budget))
-    told = [_divergence(each, residual, worst) for each in found]
+    told = [_divergence(each, residual, _worst(outcome)) for each in found]
     faults = list({str((each.where, each.causes, each.source, each.reference_source)): each for each in told}.values())
-    misshapen = [each for each in outcome.wrong if each.is_misshapen]
-    notes = [
-        f"the port's result has the shape {one.actual.shape} on {one.probe}; expected {one.shape}"
-        for one in misshapen[:1]
-    ]
-    if later := len(every) - len(found):
-        notes.append(
-            f"{later} later differences are not listed, because an unexplained difference may cause them: fix the "
-            "listed ones first"
-        )
+    misshapen = _misshapen(outcome)
+    notes = _notes(misshapen, len(every) - len(found))
     for one in [each for each in misshapen if each.is_reshaped][:1]:
         says = f"your port returns a result of the shape {one.actual.shape} instead of {one.shape}"
         causes = (Cause(RESHAPED, says, None, residual, 1.0),) if now.agrees else ()
         faults.append(Divergence("answer", math.inf, one.budget, causes, probe=one.probe, is_misshapen=True))
-    unlocated = Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
-    lost = len(now.lost)
-    outcome = dataclasses.replace(outcome, faults=faults or [unlocated], notes=notes, lost=lost, site=site)
+    lost, faults = len(now.lost), faults or [_unlocated(outcome)]
+    outcome = dataclasses.replace(outcome, faults=faults, notes=notes, lost=lost, site=site)
     if not (found and outcome.is_explained):
         return outcome
     notes = []

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from transparity.errors import shown
-from transparity.text import SENTENCE, VALUE, reason, safe
+from transparity.text import MESSAGE, VALUE, reason, safe
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.files import LARGEST_JSON, BundleError, parse_json, read_bytes
@@ -156,7 +156,7 @@ def _refused(path: Path, error: msgspec.ValidationError) -> BundleError:
     place = where.replace("`", "").replace("$.", "").replace("$", "the whole")
     what = re.sub("`", "'", what[:1].lower() + what[1:])
     at = f" at {place}" if place else ""
-    return BundleError(f"{path} is not valid{at}: {safe(what, SENTENCE)}; export the bundle again.")
+    return BundleError(f"{path} is not valid{at}: {safe(what, MESSAGE)}; export the bundle again.")
 
 
 def _check_digests(folder: Path, manifest: Manifest | Several) -> None:

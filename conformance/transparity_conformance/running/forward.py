@@ -187,7 +187,7 @@ def may_have_no_mask(
 
 
 def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_gradients: Context) -> None:
-    """Add the model's methods `step` and `generate` to its forward pass, if they have the expected signatures."""
+    """Add the model's methods `step`, `generate` and `packed` to its forward pass, if their signatures fit."""
 
     def step(tokens: np.ndarray, cache: Any, **named: np.ndarray) -> Any:
         with without_gradients():
@@ -198,7 +198,11 @@ def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_
         with without_gradients():
             return model.generate(array(prompt), max_new_tokens, **named)
 
-    for name, method in (("step", step), ("generate", generate)):
+    def packed(tokens: np.ndarray, documents: np.ndarray) -> Any:
+        with without_gradients():
+            return model.packed(array(tokens), array(documents))
+
+    for name, method in (("step", step), ("generate", generate), ("packed", packed)):
         takes = signature_of(getattr(model, name)) if has_method(model, name) else None
         # The first two arguments distinguish the method from others, such as the `generate` of transformers.
         if takes is not None and list(takes.parameters)[:2] == list(inspect.signature(method).parameters)[:2]:

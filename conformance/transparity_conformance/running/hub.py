@@ -53,17 +53,18 @@ class HubBuild:
     ) -> Callable[..., Any]:
         if isinstance(parameters, str) and self.edit is None:
             return self._loaded(Path(parameters), config, options)
-        folder = Path(tempfile.mkdtemp(dir=self.root))
+        parent = tempfile.mkdtemp(dir=self.root)
+        folder = Path(parent, "model")  # a loader may not keep models by the names of folders
         try:
             if isinstance(parameters, str):
-                shutil.copytree(parameters, folder, dirs_exist_ok=True)
+                shutil.copytree(parameters, folder)
             else:
                 export_checkpoint(self.model_type, config, parameters, folder)
         except TransparityError as error:
             raise PortError(f"No folder can be written for load(folder): {error}") from None
         forward = self._loaded(folder, config, options)
         # keep the folder as long as the model, which may read its weights late
-        weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)
+        weakref.finalize(forward, shutil.rmtree, parent, ignore_errors=True)
         return forward
 
     def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:

@@ -154,8 +154,9 @@ def _learned(module: Any) -> dict[str, Any]:
     return {name: value for name, value in module.named_parameters() if value.requires_grad}
 
 
-def _is_module(model: Any) -> bool:
-    return module_in(model) is not None
+def _is_trainable(model: Any) -> bool:
+    module = module_in(model)
+    return module is not None and bool(_learned(module))
 
 
 def _differentiation(model: Any, inputs: Tensors) -> tuple[Any, Callable[[], Any], Callable[[Any], Sequence[Any]]]:
@@ -178,13 +179,14 @@ def _differentiation(model: Any, inputs: Tensors) -> tuple[Any, Callable[[], Any
 
 
 WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
-    "in_steps": (in_steps, lambda model: bool(cache_name(model))),
+    "in_steps": (in_steps, lambda model: bool(cache_name(model)) and not is_instance(model, "mlx.nn", "Module")),
     "loss": (loss, lambda model: LABELS in _names(model)),
     "generated": (generated, lambda model: has_method(model, "generate")),
-    "gradients": (gradients, _is_module),
-    "backward": (backward, _is_module),
+    "gradients": (gradients, _is_trainable),
+    "backward": (backward, _is_trainable),
 }
-"""The ways to call a model. Each way has a function that makes the call, and a function that tests for its support."""
+"""The ways to call a model. Each way has a function that makes the call, and a function that tests for its support. The
+callers of MLX modules make the caches, and the modules do not return them."""
 
 
 def offers(model: Any, way: str) -> bool:

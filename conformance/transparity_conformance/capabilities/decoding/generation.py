@@ -17,6 +17,7 @@ from transparity_conformance.capabilities.capability import (
     BuiltPort,
     Capability,
     ForwardPass,
+    Judged,
     Probes,
     Requests,
     Shapes,
@@ -94,10 +95,7 @@ def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
     given = [(request, answers[f"{key}/tokens"], answers.get(f"{key}/scores")) for key, request in requests.items()]
     dtype = forward.dtype
-    found = [
-        judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)
-        for request, tokens, scores in given
-    ]
+    found = [_judged(*each, dtype) for each in given]
     notes = tuple(f"{way.claim}: {near}" for item in found for near in item.near)
     worst = next((item for item in found if item.share > 1), max(found, key=lambda item: item.share))
 
@@ -106,6 +104,26 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
         return [cause_of(fault, worst.error) for fault in faults]
 
     return result(way.claim, worst, explain, probe=first_of(forward.probes)[1].name, notes=notes)
+
+
+def _judged(request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str) -> Judged:
+    """Judge generated tokens. A model without a table of positions may read more than `max_length` tokens."""
+
+    def judge(request: Request) -> Judged:
+        return judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)
+
+    found, length = judge(request), tokens.shape[-1]
+    if found.share <= 1 or length <= request.config.max_length or not _is_unlimited(request.config):
+        return found
+    longer: TransformerConfig = dataclasses.replace(request.config, max_length=length)
+    whole = judge(dataclasses.replace(request, config=longer))
+    read = f"{request.name}: the port reads more than max_length tokens"
+    return dataclasses.replace(whole, near=(*whole.near, read)) if whole.share <= 1 else found
+
+
+def _is_unlimited(config: TransformerConfig) -> bool:
+    has_table = config.positions in ("learned", "sinusoidal")
+    return config.architecture == "decoder" and not has_table and not config.angle_limits
 
 
 def _explains(

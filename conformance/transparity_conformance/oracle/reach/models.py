@@ -154,16 +154,16 @@ class ReachModel:
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
-        """The calls as probes, the most informative first."""
-        return [self.probe(batch, lengths) for batch, lengths in self.calls]
+        """The calls, the most informative first; if there are masks, also the first call with another mask."""
+        repeated = self.calls[:1] if "attention_mask" in self.config.further_inputs else []
+        return [self.probe(*call) for call in self.calls] + [self.probe(*call, "another mask") for call in repeated]
 
-    def probe(self, batch: int, lengths: tuple[int, ...]) -> ReachProbe:
-        inputs = reach_inputs(self.config, batch, lengths)
+    def probe(self, batch: int, lengths: tuple[int, ...], variant: str = "") -> ReachProbe:
+        inputs = reach_inputs(self.config, batch, lengths, bool(variant))
         said = f"length {lengths[0]}" if len(set(lengths)) == 1 else f"lengths {' and '.join(map(str, lengths))}"
         model = "" if self.name == ITSELF else f"{self.name}, "
-        return ReachProbe(
-            self.name, f"{model}{said}, batch {batch}", PURPOSE, self.config, self.parameters, inputs, model=self
-        )
+        name = ", ".join(filter(None, (f"{model}{said}", f"batch {batch}", variant)))
+        return ReachProbe(self.name, name, PURPOSE, self.config, self.parameters, inputs, model=self)
 
     def typical_noise(self, dtype: str) -> float:
         """Return the reference's largest error in the logits of short calls."""
@@ -173,11 +173,11 @@ class ReachModel:
         return self._noise[dtype]
 
 
-def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]) -> Arrays:
+def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...], masks: int = 0) -> Arrays:
     """Draw random inputs whose tokens include the first and last tokens of the vocabulary.
 
     Some rows have padding on the right, other rows have padding inside, and no row starts with padding. Inputs of the
-    same model have different patterns of padding.
+    same model have different patterns of padding. Another number `masks` gives another attention mask.
     """
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, batch, batch)}
@@ -197,7 +197,7 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
             places[...] = np.resize(np.roll(edges, number - length), places.shape)
         _pad(config, tokens, number)
         inputs[name] = tokens
-    return inputs | _further(config, inputs, random)
+    return inputs | _further(config, inputs, random, masks)
 
 
 def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
@@ -217,10 +217,10 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
         tokens[row, slice(length - run, None) if (row + phase) % 2 else inside] = config.pad_id
 
 
-def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
+def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator, masks: int) -> Arrays:
     """Return an attention mask and token types, if the model reads them.
 
-    The sum of batch size and length determines which tokens the mask hides. The mask hides no tokens, or padding and
+    The sum of batch size, length and `masks` determines what the mask hides. The mask hides no tokens, or padding and
     one other token, or padding and some first tokens.
     """
     tokens = inputs[config.input_names[0]]
@@ -228,9 +228,10 @@ def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Genera
     if "attention_mask" in config.further_inputs:
         mask = tokens != (-1 if config.pad_id is None else config.pad_id)
         batch, length = mask.shape
-        if (batch + length) % 3 == 0:
+        kind = (batch + length + masks) % 3
+        if kind == 0:
             mask[:] = True
-        elif (batch + length) % 3 == 1:
+        elif kind == 1:
             mask[:, 1 + length // 3 : 2 + length // 3] = False
         else:
             mask &= np.arange(length) >= np.arange(batch)[:, None] % max(1, length // 2)

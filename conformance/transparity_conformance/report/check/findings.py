@@ -106,8 +106,9 @@ class Finding:
     @property
     def unexplained(self) -> str:
         if not math.isfinite(self.worst.error):
-            is_misshapen = self.worst.is_misshapen
-            return "its shape is wrong (see the notes)" if is_misshapen else "has values that are not finite"
+            if self.worst.where.startswith("generate"):
+                return "has tokens at wrong places (see the notes)"
+            return "its shape is wrong (see the notes)" if self.worst.is_misshapen else "has values that are not finite"
         where = "; ".join(self.spread)
         return f"wrong by {format_share(self.worst.share)} its tolerance" + (f" in {where}" if where else "")
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, PortProcessError
 from transparity_conformance.capabilities.sharding import Sharding
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.exporting import Edit
@@ -199,7 +199,10 @@ class IsolatedBuild(_Described):
         """
         what = "load(folder)" if folder is not None else "building the module"
         number, _ = self.process.loaded()
-        made, signature, is_filled = self.process.answer(what, "model", number, folder, weights)
+        try:
+            made, signature, is_filled = self.process.answer(what, "model", number, folder, weights)
+        except PortCallError as error:
+            raise PortError(f"{self.process.spec if folder is None else what} raised {error}.") from error.__cause__
         forward = RemotePort(self.process, self.process.handle(made), None, signature)
         forward.is_filled = bool(is_filled)
         return forward

@@ -82,10 +82,12 @@ COMMAND_HELP = (
 )
 BUDGET_HELP = "Time limit for each search for causes. By default, the work of a search is limited, not its time."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
-AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists such findings."
-RANKS_HELP = "Run PORT on N ranks, as torchrun does. The results are compared with one rank and with the reference."
+AUDIT_HELP = (
+    "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists what PORT ignores."
+)
+RANKS_HELP = "Run PORT on N ranks, as torchrun does, and compare the results with one rank and with the reference."
 BY_LAYER_HELP = (
-    "Check each layer as a separate model, with the memory for only one layer. Needs --checkpoint and load(folder)."
+    "Check each layer as a separate model, so that only one layer is in memory. Needs --checkpoint and load(folder)."
 )
 QUICK_HELP = "Compare only the forward pass. If it agrees, the verdict is inconclusive (exit code 3)."
 LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint, --config, or --family with --set. Repeatable."
@@ -98,8 +100,8 @@ INPUTS_HELP = (
     "to arrays."
 )
 HEAD_HELP = (
-    "Output to compare, for an encoder-only checkpoint or family. Default: the first that exists of classes, pooled, "
-    "logits and hidden."
+    "Output to compare, for an encoder-only checkpoint or family. Default: the first output that the model has, in the "
+    "order classes, pooled, logits, hidden."
 )
 AS_HUB_HELP = "With --family: write a small model with random weights, as a Hugging Face folder."
 EXPORTED_HELP = (
@@ -247,7 +249,8 @@ def check(
 
 
 def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], Mapping[str, list[str]]]:
-    """Check the selected configurations. Return the reports, and the names of configurations by error message."""
+    """Check the selected configurations. Return the reports; for each error message, also return the names of the
+    configurations that could not be checked."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 
@@ -526,11 +529,12 @@ def _complain_of_ours(error: BaseException) -> None:
         with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as report:
             report.write(f"{shlex.join(sys.argv)}\n{''.join(traceback.format_exception(error))}")
     enclosed = f" and attach {file}, which has the traceback" if file else ""
-    _complain(f"transparity itself failed, so there is no verdict ({failed}): please report it{enclosed}.")
+    _complain(f"transparity itself failed ({failed}), so there is no verdict; please report this bug{enclosed}.")
 
 
 def _flushed() -> bool:
-    """Flush the output; return False if standard output is closed. Redirect a closed stream to avoid exit errors."""
+    """Flush the output; return False if standard output is closed. Redirect a closed stream to the null device, because
+    Python would report an error at exit."""
     complete = True
     for stream in (sys.stdout, sys.stderr):
         try:

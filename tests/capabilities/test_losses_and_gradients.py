@@ -272,7 +272,7 @@ def test_dropout_masks_that_a_seed_determines_agree(wrong: str, listed: tuple[st
     [
         ("recomputed", "dropout-redrawn", "recomputation draws another dropout mask than the first forward pass"),
         ("again", "dropout-redrawn", "two runs with the same seed draw different dropout masks"),
-        ("inactive", "dropout-inactive", "with a seed, the gradients are those without dropout"),
+        ("inactive", "dropout-inactive", "with a seed, the gradients equal the gradients without dropout"),
         ("missing", "gradient-missing", NO_GRADIENT),
         ("missing once", "gradient-missing", NO_GRADIENT),
     ],

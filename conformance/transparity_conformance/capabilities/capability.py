@@ -143,7 +143,7 @@ class Way:
     keywords: tuple[str, ...] = ()
     """Keyword arguments that the port's method must accept."""
     is_optional: bool = False
-    """Whether the port's signature must name the `keywords`; bundles omit the claim."""
+    """Whether the claim is compared only if the port's signature names the `keywords`. Bundles omit optional claims."""
     is_listed: Callable[[TransformerConfig], bool] = lambda config: True
     """Whether reports list the claim as not compared if the port's method does not accept the `keywords`."""
     requires: str = ""

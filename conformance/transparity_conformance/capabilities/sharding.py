@@ -29,7 +29,7 @@ from transparity_conformance.report.comparison import gap
 PADDING = -1
 """The index of a padding entry."""
 
-WORDS = "expected replicated, partial, sharded:AXIS or rank:NUMBER, and padded:AXIS after it"
+WORDS = "expected replicated, partial, sharded:AXIS or rank:NUMBER, optionally followed by padded:AXIS"
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _check_shapes(name: str, values: Sequence[np.ndarray], placement: Placement)
             ours[axis] = theirs[axis] = 0
         if ours != theirs:
             raise PortError(
-                f"Ranks 0 and {rank} return {name} of the shapes {first.shape} and {value.shape}, which contradict "
+                f"Ranks 0 and {rank} return {name} of the shapes {first.shape} and {value.shape}, but the placement is "
                 f"{placement}; correct the shapes or the placement."
             )
 

@@ -36,7 +36,7 @@ MOST_NAMED = 100
 
 
 class InFolder(dict[str, Any]):
-    """All parameters of a checkpoint, with its folder. A dictionary with changed parameters has no folder.
+    """All parameters of a checkpoint, and the folder that contains them.
 
     Args:
         is_ours: Whether `export_checkpoint` wrote the folder.
@@ -314,7 +314,7 @@ def parameters_from(
 
 
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
-    """For a folder with these fields and tensors, return the tensors without which the import fails."""
+    """Return the tensors without which a folder with the fields `given` and the tensors `names` cannot be imported."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
     known: dict[TransformerConfig, tuple[Shapes, dict[str, list[Part]]]] = {}
     found = set()

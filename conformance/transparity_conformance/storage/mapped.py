@@ -13,7 +13,7 @@ from safetensors import safe_open
 from transparity.limits.lazy import InBlocks
 
 BLOCK = 2**23
-"""The number of elements in a block; they take 64 MB in float64."""
+"""The number of elements in a block. A block takes 64 MB in float64."""
 
 LARGE = 5_000_000
 """The matrices of a model with at least this number of parameters stay in their files."""

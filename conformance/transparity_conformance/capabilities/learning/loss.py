@@ -102,7 +102,7 @@ def judge_losses(
 
 
 def _grown(given: Numbers, right: Numbers, budgets: Mapping[str, float]) -> dict[str, float]:
-    """Return the tolerances. They grow for losses that are too large, because a sum rounds more than a mean."""
+    """Return the tolerances, which grow in proportion to a loss that is too large, such as a sum instead of a mean."""
     sizes = {key: abs(float(given[key] / right[key])) for key in given}
     return {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
 

@@ -37,7 +37,7 @@ Layers = list[np.ndarray]
 """The logits (tokens, experts) of each layer's router."""
 
 Rule = Callable[[Layers, int], np.ndarray]
-"""Returns the auxiliary loss; the second argument is the number of experts that each token chooses."""
+"""A function that returns the auxiliary loss. Its second argument is the number of experts that each token chooses."""
 
 
 def load_balancing_loss(layers: Layers, count: int) -> np.ndarray:
@@ -71,8 +71,8 @@ def no_loss(layers: Layers, count: int) -> np.ndarray:
 
 OTHERS: dict[str, Rule] = {
     "the auxiliary loss is missing": no_loss,
-    "each layer has an auxiliary loss of its own; these losses are added": functools.partial(_by_layer, np.sum),
-    "each layer has an auxiliary loss of its own; their mean counts": functools.partial(_by_layer, np.mean),
+    "the auxiliary loss is the sum of one loss per layer": functools.partial(_by_layer, np.sum),
+    "the auxiliary loss is the mean of one loss per layer": functools.partial(_by_layer, np.mean),
     "only the first choice of each token counts": lambda layers, count: load_balancing_loss(layers, 1),
     "the factor of the auxiliary loss, the number of experts, is missing": _over_experts,
 }

@@ -61,7 +61,7 @@ STACKS = (
 
 UNNEEDED = (
     *("activation_dropout", "attention_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop"),
-    *("num_hidden_layers", "extra_pos_embeddings"),  # aliases of the fields above
+    *("num_hidden_layers", "extra_pos_embeddings"),  # other fields determine these values
 )
 
 ONLY: dict[str, tuple[Any, ...]] = {

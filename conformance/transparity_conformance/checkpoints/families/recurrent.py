@@ -46,7 +46,7 @@ def convolution(widths: Mapping[str, int]) -> StoredTensor:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the fused projections. Recurrences interleave theirs by groups of heads that share a key."""
+    """Return the fused projections. In a recurrence, the rows are interleaved by groups of heads that share a key."""
     groups = config.recurrent_key_heads
     shares = config.recurrent_heads // groups
     rows = {"query": config.recurrent_key_dim, "key": config.recurrent_key_dim}

@@ -78,7 +78,7 @@ def check_window(fields: Fields, kinds: Any) -> None:
 
 
 def windows_in_turn(window: int) -> FieldRow:
-    """Return the row for windows. If config.json does not list them, layers 0, 2, 4, … have a window."""
+    """Return the row for windows. If config.json has no `layer_types`, layers 0, 2, 4, … have a window."""
 
     def read(fields: Fields) -> dict[str, Any]:
         return windows(kinds_every(fields, 2), fields["sliding_window"], row.as_layers(fields))

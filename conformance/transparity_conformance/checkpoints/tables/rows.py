@@ -93,7 +93,8 @@ def as_head_width(
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
-    """Return the first candidate that is `right`, or else a nearby float; this inverts a conversion that rounds."""
+    """Invert a conversion that rounds: return the first candidate that is `right`, or else the first such float near
+    the last candidate. If no float is `right`, return the last candidate."""
     last = candidates[-1]
     near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]
     return next((each for each in (*candidates, *near) if each and right(each)), last)

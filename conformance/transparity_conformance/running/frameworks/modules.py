@@ -129,7 +129,8 @@ def widened(module: Any) -> Callable[[], None]:
 
 
 def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
-    """Return a function that restores a module's current tensors; `copies` has copies of their values by `id`."""
+    """Return a function that restores a module's current tensors. `copies` maps the `id` of a tensor to a copy of its
+    values; other tensors are restored without a copy."""
     parameters = [(value, copies.get(id(value), value.data)) for value in module.parameters()]
     buffers = [
         (each, name, copies.get(id(value), value)) for each in module.modules() for name, value in each._buffers.items()
@@ -175,7 +176,7 @@ def buffers_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
-    """Return the tensors of the first model in `contents_of` a function. If it uses no model, return an empty dict."""
+    """Return the tensors of the first model that a function uses; an empty dict if the function uses no model."""
     return next((tensors for node in contents_of(function) if (tensors := tensors_of(node))), {})
 
 

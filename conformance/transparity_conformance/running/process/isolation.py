@@ -134,7 +134,7 @@ class IsolatedModel(RemotePort):
     def _arrays(self, what: str) -> dict[str, np.ndarray]:
         answer = self.asked(what)
         if not (isinstance(answer, Mapping) and all(isinstance(value, np.ndarray) for value in answer.values())):
-            raise PortProcessError(f"The port's process returned {what}, but not all of them are arrays.")
+            raise PortProcessError(f"The port's process returned {what} that are not arrays; expected only arrays.")
         return {str(name): value for name, value in answer.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
@@ -225,7 +225,8 @@ class IsolatedBuild(_Described):
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
     """Call a method of a built port.
 
-    A function makes the call, because a `RemotePort` that stores its own bound method would never be freed.
+    This is not a method, because a `RemotePort` that stored its own bound method would refer to itself. Python frees
+    such objects late.
     """
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
@@ -240,7 +241,8 @@ def _keep_track(process: ProcessGroup, value: Any) -> None:
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of the unsent item of a method's result, such as a cache; None if all items are sent."""
+    """Return the index of the item of a method's result that stays in the port's process, such as a cache. Return None
+    if all items are sent."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

@@ -1,4 +1,4 @@
-"""Join the answers of all ranks to one answer. Arrays are joined by their placements; other values must be equal.
+"""Join the answers of all ranks into one answer. Arrays are joined by their placements; other values must be equal.
 
 Recorded operations are kept only if their values are equal on all ranks, because a shard might look like another
 activation.
@@ -58,7 +58,7 @@ class RankHandle(Handle):
 
 def joined(name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes, differing: Differing) -> Any:
     """Join the answers of all ranks to one request; `name` is an activation, a parameter, or the called method. Add
-    values that should be equal, but are not, to `differing`. Raise `PortError` for inconsistent answers."""
+    values that should be equal on all ranks but differ to `differing`. Raise `PortError` for inconsistent answers."""
     placed = sharding.of(name)
     given = [answer for answer in answers if answer is not None]
     if given and all(isinstance(answer, Mapping) for answer in given):

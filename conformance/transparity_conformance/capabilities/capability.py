@@ -37,8 +37,8 @@ R = TypeVar("R")
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function in its argument at `position`. Python then frees results and argument together.
-    The results must not refer to this argument, because Python frees such cycles late."""
+    """Cache the results of a function as an attribute of its argument at `position`. Python then frees both together.
+    The results must not refer to this argument, because Python frees reference cycles late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -71,7 +71,7 @@ class BuiltPort:
     """The ports that were built for calls with other lengths or sizes than the probes, by their parameters' `id`."""
 
     def of(self, probe: Probe) -> Any:
-        """Return the port with the model of a probe; the probes of the forward pass share one model."""
+        """Return the port that was built with a probe's model. All probes of the forward pass share one model."""
         return self.built_for(probe.config, probe.parameters) if isinstance(probe, ReachProbe) else self.forward
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
@@ -95,7 +95,7 @@ class ForwardPass:
     dtype: str
     sharding: Sharding = ALONE
     reached: Sequence[ReachProbe] = ()
-    """The calls with other lengths or sizes than the probes in which the port agrees with the reference."""
+    """Calls with other lengths or sizes than the probes. In these calls, the port agrees with the reference."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,8 @@ class Capability:
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
     """A function that returns a request's tensors: integers, and floats that float32 represents exactly."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """A function that puts a bundle's values into a request; another machine may have rounded them differently."""
+    """A function that replaces a request's values by a bundle's values, which another machine may have rounded
+    differently."""
     free_fields: tuple[str, ...] = ()
     """The fields of the manifest's entry that `received` reads."""
     stays: int | None = None

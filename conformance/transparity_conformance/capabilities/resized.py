@@ -21,7 +21,7 @@ from transparity_numpy.transformer import transformer
 ROWS, TABLE = 2, "encoder.position_embedding.weight"
 
 Resampling = Callable[[int, int], np.ndarray]
-"""Returns the matrix (new, old) that interpolates an axis with `old` entries at `new` places."""
+"""A function that returns the matrix (new, old), which interpolates an axis with `old` entries at `new` places."""
 
 
 def cubic(a: float, x: np.ndarray) -> np.ndarray:

@@ -62,7 +62,8 @@ class Sharding:
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def of(self, name: str) -> Placement:
-        """Return the placement of a tap, parameter or method: the first whose pattern matches the name."""
+        """Return the placement of a tap, parameter or method. An entry with exactly this name takes precedence over
+        patterns; the first matching pattern counts."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, Placement())
 
@@ -204,7 +205,7 @@ def _unpadded(name: str, value: np.ndarray, placement: Placement, shape: Any) ->
 
 
 def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any, ranks: int) -> None:
-    """Raise `PortError` if the size of the combined value shows that a placement is missing."""
+    """Raise `PortError` if the size of the combined value shows that a placement or its padding is not declared."""
     if shape is None or len(shape) != value.ndim or value.shape == tuple(shape):
         return
     off = [axis for axis in range(value.ndim) if value.shape[axis] != shape[axis]]

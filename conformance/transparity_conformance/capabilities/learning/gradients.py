@@ -114,7 +114,7 @@ def judge_gradients(
     # The backward pass runs in reverse, so the last wrong parameter in forward order is the first wrong gradient.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
     causes = (*found.of_ranks(forward.sharding.ranks, by_rank), *found.causes(actual))[:1]
-    says = f"{claim}: {len(wrong)} of {len(shares)} gradients are wrong; the backward pass first computes {first}"
+    says = f"{claim}: {len(wrong)} of {len(shares)} are wrong; in the backward pass, {first} is the first wrong one"
     result = ClaimResult(claim, "diverges", errors[worst], budgets[worst], worst)
     where = f"{'gradient' if claim == 'gradients' else claim}.{first}"
     fault = Divergence(where, errors[first], budgets[first], causes, probe=probe.name)

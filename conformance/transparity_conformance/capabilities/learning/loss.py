@@ -108,8 +108,8 @@ def _grown(given: Numbers, right: Numbers, budgets: Mapping[str, float]) -> dict
 
 
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:
-    """Yield a cause if label smoothing or a common factor explains the losses of at least two probes. `even` has the
-    losses for targets that are uniform over the vocabulary."""
+    """Yield a cause if label smoothing or a common factor explains the losses of all probes; there must be at least two
+    probes. `even` has the losses for targets that are uniform over the vocabulary."""
     if len(given) < 2:
         return
     said, true, uniform, allowed = (np.array([of[key] for key in given]) for of in (given, right, even, budgets))

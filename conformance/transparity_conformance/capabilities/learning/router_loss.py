@@ -41,7 +41,7 @@ Rule = Callable[[Layers, int], np.ndarray]
 
 
 def load_balancing_loss(layers: Layers, count: int) -> np.ndarray:
-    """E · Σ_e f_e · P_e, with the tokens of all layers together."""
+    """Return E · Σ_e f_e · P_e, where the means f_e and P_e are over the tokens of all layers together."""
     probabilities = softmax(upcast(np.concatenate(layers)))
     often = highest(probabilities.real, count).mean(axis=0)
     return np.asarray((often * probabilities.mean(axis=0)).sum() * often.dtype.type(len(often)))

@@ -31,8 +31,8 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
     """Return the `TransformerConfig` fields for layers of several kinds. `kinds` lists the kind of each layer, and
     `facts` has the fields of each kind (see `config.PER_LAYER`).
 
-    The model as a whole gets the fields of the first kind. The window and the positions of the whole model come from
-    the first kind that has a window or positions.
+    The model as a whole gets the fields of the first kind in `facts` that occurs in `kinds`. The window and the
+    positions of the model come from the first kind that has a window or positions.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:

@@ -134,7 +134,8 @@ def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
 
 
 def _yarn_factor(given: Fields) -> float:
-    """Return YaRN's factor, 0.1 · ln(factor) + 1, or the ratio of the scales of `mscale` and `mscale_all_dim`."""
+    """Return YaRN's attention factor: 0.1 · ln(factor) + 1 or, with `mscale` and `mscale_all_dim`, the ratio of the two
+    scales."""
     scales = [row.as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
     return _ratio(row.as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
 

@@ -52,7 +52,7 @@ def module_in(function: Any) -> Any:
 
 
 def contents_of(function: Any) -> Iterator[Any]:
-    """Yield a function, and all objects to which it refers directly or indirectly, the nearest first."""
+    """Yield a function, and the objects that it uses through closures, attributes and globals, the nearest first."""
     waiting, seen = [function], set()
     while waiting:
         node = waiting.pop(0)

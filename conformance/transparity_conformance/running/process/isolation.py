@@ -38,7 +38,7 @@ def isolated_build(
     If `adapter` is empty, the model keeps its own weights. The process loads the port in the background; if the port
     does not exist, the first use raises `LoadError`. A call raises `PortCallError` if the port raises an exception, and
     `PortProcessError` if the process ends or gives no answer within `timeout` seconds. Set `is_small` if all models are
-    small, so that JAX compiles without slow passes.
+    small: the process then uses one thread, and JAX compiles without slow passes.
     """
     seconds, is_launched = checked_timeout(timeout), ranks > 1
     return IsolatedBuild(ProcessGroup(spec, seconds, adapter, ranks, is_launched=is_launched, is_small=is_small))

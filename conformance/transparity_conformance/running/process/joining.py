@@ -33,9 +33,10 @@ class Replicas:
 
 @dataclass
 class Differing:
-    """All values that should be equal on all ranks, but are not bitwise equal."""
+    """Values that should be equal on all ranks, but are not bitwise equal."""
 
     worst: dict[str, Replicas] = field(default_factory=dict)
+    """The largest relative difference in any call, by the name of the value."""
     last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """The differing values of the last call by name: one array per rank."""
 
@@ -100,7 +101,8 @@ Names = tuple[str, ...]
 class Whole:
     """Selects the operations whose values are equal on all ranks.
 
-    The first call of each port decides for all later calls, because shards of a short input may be equal by chance.
+    A port's first call decides for all later calls with the same operations, because shards of a shorter input may be
+    equal by chance.
     """
 
     def __init__(self) -> None:

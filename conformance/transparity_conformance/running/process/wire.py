@@ -155,7 +155,7 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
 
     answer = _decoded(text, fill, OnDisk if size > LARGEST_IN_MEMORY else dict)
     if left:
-        raise ValueError(f"its arrays have less than {size:,} bytes")
+        raise ValueError(f"its arrays have fewer than {size:,} bytes")
     return answer
 
 

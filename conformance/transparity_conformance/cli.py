@@ -273,15 +273,15 @@ def _compared(asked: Options, screen: TerminalOutput) -> Report:
 
 @app.command()
 def presets() -> None:
-    """List the presets, with their differences from the paper."""
+    """List the presets, with their differences from "Attention Is All You Need"."""
     from transparity.presets import PRESETS, departures
 
     for name, system in PRESETS.items():
         differs = "; ".join(departures(system.config)) or "nothing"
         print_line(f"{name}  (document {system.document})")
-        print_line(f"as the document prints it; differences from the paper: {differs}", indent=4)
+        print_line(f'the values of the document; differences from "Attention Is All You Need": {differs}', indent=4)
         if system.decided:
-            print_line(f"decided: {system.decided}", indent=4)
+            print_line(f"our decisions where the document is silent: {system.decided}", indent=4)
 
 
 @app.command()

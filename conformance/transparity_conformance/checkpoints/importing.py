@@ -132,7 +132,7 @@ class Opened:
                 name = called(ours, family.table(self.config))
                 raise CheckpointError(
                     f"{folder} has no tensor {name!r}; expected it for {ours} of the shape {shape}: a file is "
-                    "missing, or the checkpoint is of another model."
+                    "missing, or the checkpoint contains another model."
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
         in_place = [name for name, found in parts.items() if is_large and all(each in AS_THEY_ARE for _, each in found)]

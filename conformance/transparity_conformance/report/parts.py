@@ -100,10 +100,10 @@ class RanksComparison(Compared):
             return f"1 rank and {self.count} ranks of the same code agree. "
         if self.one_rank == "inconclusive":
             return f"{self.count} ranks were run; one rank of the same code could not be compared with them. "
-        by = f"{self.error:.2g} ({format_share(self.share)} its tolerance)"
+        how = f"by {self.error:.2g} ({format_share(self.share)} its tolerance)"
         if not math.isfinite(self.error):
-            by = "its shape or infinite values"
-        return f"The output on {self.count} ranks differs from the output on 1 rank by {by} at {self.where}:  "
+            how = "in its shape, or in values that are not finite,"
+        return f"The output on {self.count} ranks differs from the output on 1 rank {how} at {self.where}:  "
 
 
 @dataclass(frozen=True)

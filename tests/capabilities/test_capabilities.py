@@ -9,7 +9,7 @@ import pytest
 
 from transparity_conformance.capabilities.capability import Capability
 from transparity_conformance.capabilities.table import CAPABILITIES
-from transparity_conformance.cli import check, export
+from transparity_conformance.cli import SECTIONS, check, export
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROWS = pytest.mark.parametrize("row", CAPABILITIES.values(), ids=lambda row: row.name)
@@ -17,12 +17,6 @@ ROWS = pytest.mark.parametrize("row", CAPABILITIES.values(), ids=lambda row: row
 
 def rows_of(page: str, begins: str) -> list[str]:
     return [line for line in (DOCS / page).read_text().splitlines() if line.startswith(f"| `{begins}")]
-
-
-@ROWS
-def test_the_command_line_has_an_option_for_it(row: Capability) -> None:
-    for command in (check, export):
-        assert row.name in inspect.signature(command).parameters
 
 
 @ROWS
@@ -42,6 +36,6 @@ def test_no_way_and_no_file_comes_twice() -> None:
 
 
 def test_every_capability_has_an_option() -> None:
-    from transparity_conformance.cli import SECTIONS
-
     assert list(SECTIONS) == list(CAPABILITIES)
+    for command in (check, export):
+        assert inspect.signature(command).parameters.keys() >= SECTIONS.keys()

@@ -519,7 +519,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _complain_of_ours(error: BaseException) -> None:
     if hasattr(error, "show"):  # typer's usage errors print their own message
         if isinstance(message := getattr(error, "message", None), str):
-            error.message = message.removeprefix("Value error, ")  # type: ignore[attr-defined] # not part of a sentence
+            error.message = message.removeprefix("Value error, ")  # type: ignore[attr-defined] # leaves one sentence
         with contextlib.suppress(OSError, ValueError):
             error.show()
         return

@@ -184,7 +184,8 @@ PACKED_FAULTS = {
     "positions continue from one document to the next": (("Context(mask,", f"Context(mask & {SAME},"),),
     "documents in a row see each other, and positions continue from one document to the next": (),
 }
-"""Edits of the reference's forward pass, by the sentence about the fault. The edited function takes packed rows."""
+"""Edits of the reference's forward pass. Each key is the sentence about the fault. The edited function takes packed
+rows."""
 
 RECURRENT_FAULTS = {
     "the state of a recurrence continues from one document to the next": (

@@ -60,7 +60,7 @@ OTHERS: dict[str, Resampling] = {
         functools.partial(resampling, functools.partial(cubic, -0.75), True)
     ),
 }
-"""Other interpolations, by the sentence about the fault."""
+"""Other interpolations that a port may compute. Each key is the sentence about the fault."""
 
 
 def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICUBIC) -> Arrays:

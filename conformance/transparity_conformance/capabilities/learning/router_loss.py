@@ -76,7 +76,7 @@ OTHERS: dict[str, Rule] = {
     "only the first choice of each token counts": lambda layers, count: load_balancing_loss(layers, 1),
     "the factor of the auxiliary loss, the number of experts, is missing": _over_experts,
 }
-"""Other auxiliary losses, by the sentence about the fault."""
+"""Other auxiliary losses that a port may compute. Each key is the sentence about the fault."""
 
 WITHOUT_GRADIENTS = (SimulatedFault("router-loss", "the gradients do not contain the auxiliary loss", no_loss),)
 

@@ -111,7 +111,8 @@ def sparse(fields: Fields) -> dict[str, Any]:
 
 
 def write_sparse(config: TransformerConfig) -> dict[str, Any]:
-    """Return fields of config.json, for which `sparse` returns `config`. List all layers without experts explicitly."""
+    """Return the fields of config.json from which `sparse` computes the layers of `config`. The field `mlp_only_layers`
+    lists all layers without experts."""
     own = layers.own_layers(config) or [config]
     widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
     return _written_count(config) | {

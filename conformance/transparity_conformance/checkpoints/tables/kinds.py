@@ -15,7 +15,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def full_attention_every(layers: int) -> dict[str, Any]:
-    """Return the fields of a model in which each `layers`-th layer has no window; with 2, both kinds alternate."""
+    """Return the fields of a model in which each `layers`-th layer has no window, and all other layers have one."""
     types = (SLIDING,) * (layers - 1) + (FULL,)
     return {"layer_types": types, "layer_overrides": {FULL: {"sliding_window": None}}}
 

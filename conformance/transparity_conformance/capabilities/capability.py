@@ -231,6 +231,4 @@ class Capability:
         return reasons.get(verdict, "") if self.if_forward_diverges else ""
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        if reason := self.why_not(probe, dtype):
-            return reason
-        return "" if dtype in self.dtypes else self.not_in.format(dtype)
+        return self.why_not(probe, dtype) or ("" if dtype in self.dtypes else self.not_in.format(dtype))

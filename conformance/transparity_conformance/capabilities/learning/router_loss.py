@@ -47,22 +47,17 @@ def load_balancing_loss(layers: Layers, count: int) -> np.ndarray:
     return np.asarray((often * probabilities.mean(axis=0)).sum() * often.dtype.type(len(often)))
 
 
-def _per_choice(layers: Layers, count: int) -> np.ndarray:
+def _divided(by: Callable[[Layers, int], int], layers: Layers, count: int) -> np.ndarray:
     loss = load_balancing_loss(layers, count)
-    return loss / loss.real.dtype.type(count)
+    return loss / loss.real.dtype.type(by(layers, count))
 
 
 def _by_layer(combine: Callable[..., Any], layers: Layers, count: int) -> np.ndarray:
     return np.asarray(combine([load_balancing_loss([layer], count) for layer in layers], axis=0))
 
 
-def _over_experts(layers: Layers, count: int) -> np.ndarray:
-    loss = load_balancing_loss(layers, count)
-    return loss / loss.real.dtype.type(layers[0].shape[-1])
-
-
-ACCEPTED: tuple[Rule, ...] = (load_balancing_loss, _per_choice)
-"""The loss, and the loss divided by the number of choices per token. Both are in use, and they differ by a constant."""
+ACCEPTED: tuple[Rule, ...] = (load_balancing_loss, functools.partial(_divided, lambda layers, count: count))
+"""The loss, and the loss divided by the number of choices per token. Both are in use; they differ by a constant factor."""
 
 
 def no_loss(layers: Layers, count: int) -> np.ndarray:
@@ -74,7 +69,9 @@ OTHERS: dict[str, Rule] = {
     "the auxiliary loss is the sum of one loss per layer": functools.partial(_by_layer, np.sum),
     "the auxiliary loss is the mean of one loss per layer": functools.partial(_by_layer, np.mean),
     "only the first choice of each token counts": lambda layers, count: load_balancing_loss(layers, 1),
-    "the factor of the auxiliary loss, the number of experts, is missing": _over_experts,
+    "the factor of the auxiliary loss, the number of experts, is missing": functools.partial(
+        _divided, lambda layers, count: layers[0].shape[-1]
+    ),
 }
 """Other auxiliary losses that a port may compute. Each key is the sentence about the fault."""
 

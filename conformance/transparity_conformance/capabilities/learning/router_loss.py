@@ -57,7 +57,7 @@ def _by_layer(combine: Callable[..., Any], layers: Layers, count: int) -> np.nda
 
 
 ACCEPTED: tuple[Rule, ...] = (load_balancing_loss, functools.partial(_divided, lambda layers, count: count))
-"""The loss, and the loss divided by the number of choices per token. Both are in use; they differ by a constant factor."""
+"""The loss, and the loss divided by the number of choices per token: both are in use."""
 
 
 def no_loss(layers: Layers, count: int) -> np.ndarray:

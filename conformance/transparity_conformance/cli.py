@@ -82,9 +82,7 @@ COMMAND_HELP = (
 )
 BUDGET_HELP = "Time limit for each search for causes. By default, the work of a search is limited, not its time."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
-AUDIT_HELP = (
-    "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists what PORT ignores."
-)
+AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists such findings."
 RANKS_HELP = "Run PORT on N ranks, as torchrun does, and compare the results with one rank and with the reference."
 BY_LAYER_HELP = (
     "Check each layer as a separate model, so that only one layer is in memory. Needs --checkpoint and load(folder)."
@@ -249,8 +247,7 @@ def check(
 
 
 def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], Mapping[str, list[str]]]:
-    """Check the selected configurations. Return the reports; for each error message, also return the names of the
-    configurations that could not be checked."""
+    """Check the selected configurations. Return the reports, and the names of unchecked configurations by message."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 
@@ -533,8 +530,7 @@ def _complain_of_ours(error: BaseException) -> None:
 
 
 def _flushed() -> bool:
-    """Flush the output; return False if standard output is closed. Redirect a closed stream to the null device, because
-    Python would report an error at exit."""
+    """Flush the output; return False if standard output is closed. Redirect closed streams, to avoid errors at exit."""
     complete = True
     for stream in (sys.stdout, sys.stderr):
         try:

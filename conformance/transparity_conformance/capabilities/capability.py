@@ -199,8 +199,7 @@ class Capability:
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
     """A function that returns a request's tensors: integers, and floats that float32 represents exactly."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """A function that replaces a request's values by a bundle's values, which another machine may have rounded
-    differently."""
+    """A function that replaces a request's values by a bundle's values, which another machine may have rounded."""
     free_fields: tuple[str, ...] = ()
     """The fields of the manifest's entry that `received` reads."""
     stays: int | None = None

@@ -159,8 +159,7 @@ def _document_inputs(config: TransformerConfig, tokens: np.ndarray) -> Arrays:
 
 @kept_in(0)
 def _packed(probe: Probe, length: int, rows: int) -> LogitsRequest:
-    """Return a request in which half of the rows contain three documents, and the other rows two documents. One of the
-    three documents is a single token."""
+    """Return a request. Half of the rows have three documents, one of them a single token; the others have two."""
     config = probe.config
     size, pad = config.vocab_size, -1 if config.pad_id is None else config.pad_id
     tokens = np.random.default_rng(length).integers(0, size - 1, (rows, length))
@@ -184,8 +183,7 @@ PACKED_FAULTS = {
     "positions continue from one document to the next": (("Context(mask,", f"Context(mask & {SAME},"),),
     "documents in a row see each other, and positions continue from one document to the next": (),
 }
-"""Edits of the reference's forward pass. Each key is the sentence about the fault. The edited function takes packed
-rows."""
+"""Edits of the reference, after which it takes packed rows. Each key is the sentence about the fault."""
 
 RECURRENT_FAULTS = {
     "the state of a recurrence continues from one document to the next": (
@@ -238,14 +236,12 @@ PACKED = Capability(
 # LoRA adapters
 
 RANK, ALPHA, UNIT = 3, 2.0, 64
-"""The adapters' rank and α, and the denominator of their elements. The rank is not 1, because α / rank must differ from
-α / √rank."""
+"""The adapters' rank and α, and the denominator of their elements. For a rank of 1, α / rank would be α / √rank."""
 
 
 @kept_in(0)
 def adapters_of(probe: Probe) -> Arrays:
-    """Draw A (rank, in) and B (out, rank) for each linear map in a layer. All elements are multiples of 1/64, which
-    every dtype represents exactly."""
+    """Draw A (rank, in) and B (out, rank) for each linear map in a layer, in multiples of 1/64 that every dtype has."""
     random, drawn = np.random.default_rng(31), {}
     for name, value in probe.parameters.items():
         base = name.removesuffix(".weight")

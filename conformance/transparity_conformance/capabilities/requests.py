@@ -46,8 +46,7 @@ FURTHER_SAMPLINGS = (Sampling(0.25), Sampling(1.5, top_p=0.9))
 EXTREMES = (0.0, 2**-24, 0.9995, 1 - 2**-24)
 """Random numbers that select the first or the last token that can be sampled."""
 
-# Powers of the length penalty. They are so large that a port returns other beams if it does not penalize ended
-# continuations.
+# Powers of the length penalty, so large that a port that does not penalize ended continuations returns other beams.
 PENALTIES = (2.0, 4.0)
 
 

@@ -107,16 +107,14 @@ def drafted(model_type: str, family: Family, config: TransformerConfig) -> dict[
 
 
 def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Return the configuration that `import_checkpoint` would find in a folder whose config.json has `fields`. The
-    folder contains all tensors of a model with the configuration `config`."""
+    """Return the configuration that an import finds in a folder with these `fields` and all tensors of `config`."""
     zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
     tensors = tensors_in(family, config, zeros, with_computed=False)
     return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})
 
 
 def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
-    """Return a function that tests whether the family `model_type` can express a configuration. Without a `model_type`,
-    the function accepts every configuration."""
+    """Return a function that tests whether a family can express a configuration; without a family, always true."""
     if model_type is None:
         return lambda config: True
     family = family_called(model_type)

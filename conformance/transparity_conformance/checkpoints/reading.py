@@ -69,8 +69,7 @@ def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
-    """Return the fields of config.json. Raise `CheckpointError` if this file is missing, and `BundleError` if it is not
-    JSON."""
+    """Return the fields of config.json. Raise `CheckpointError` for a missing file, `BundleError` for invalid JSON."""
     if not is_folder(folder):
         if folder.suffix in PICKLES and is_file(folder):
             raise _pickled(folder)

@@ -26,8 +26,7 @@ class Meaning:
     """Public issues about this fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """The sentence in reports about each variant of a fault in the forward pass. The package `catalogue` composes the
-    sentences about other faults."""
+    """The sentences about variants of a fault in the forward pass; `catalogue` composes sentences on other faults."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]

@@ -29,11 +29,9 @@ class Coverage:
     calls: int = 0
     """The number of calls of the port's object, each compared with the same call of a new object."""
     features: tuple[str, ...] = ()
-    """The configuration fields that at least one compared call exercises. Another value of such a field would change
-    the call's result."""
+    """The configuration fields for which another value would change the result of at least one compared call."""
     untested: tuple[str, ...] = ()
-    """Fields and probes that no compared call exercises, with reasons. Unless this is empty, the verdict is not
-    `agrees`."""
+    """Fields and probes that no compared call exercises, with reasons; with any, the verdict is not `agrees`."""
     sizes: tuple[str, ...] = ()
     """The ranges of the models' sizes, such as `head_dim 8 to 34`."""
 

@@ -232,8 +232,7 @@ def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarr
 
     If a single given tensor has the same rows or columns in the same order, the wanted tensor is read from the given
     tensor. Otherwise, each row or column must occur exactly once in all given tensors together. Leave out tensors that
-    are not found.
-    """
+    are not found."""
     vectors = {value.size for value in wanted.values() if value.ndim == 1}
     every = [lines for name, value in given.items() for lines in _lines(name, value, vectors)]
     if not every:

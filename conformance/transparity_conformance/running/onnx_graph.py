@@ -95,8 +95,7 @@ QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInt
 
 
 def weights_dtype(path: Path) -> str:
-    """Return `int8` for a graph with quantized values. Otherwise, return the dtype of most floating-point weights, or
-    an empty text if there are none."""
+    """Return `int8` for quantized values, the dtype of most floating-point weights, or "" if the graph has none."""
     graph = onnx.load(path, load_external_data=False).graph
     if any(QUANTISED.search(node.op_type) for node in graph.node):
         return "int8"

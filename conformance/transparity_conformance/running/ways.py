@@ -50,8 +50,7 @@ def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
 
 
 def _cache_in(returned: Any, name: str) -> Any:
-    """Return the cache in a model's result: the attribute or key `name`, or the second item of a tuple. Raise
-    `TypeError` if the result has no cache."""
+    """Return the cache in a result: the attribute or key `name`, or the second item. Raise `TypeError` without one."""
     found = returned.get(name) if isinstance(returned, Mapping) else getattr(returned, name, None)
     if found is None and isinstance(returned, tuple | list) and len(returned) > 1:
         found = returned[1]
@@ -185,8 +184,7 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "gradients": (gradients, _is_module),
     "backward": (backward, _is_module),
 }
-"""The ways to call a model: for each way, the function that makes the call, and a function that returns whether a model
-supports the way."""
+"""The ways to call a model: a function that makes the call, and a function that tests whether a model supports it."""
 
 
 def offers(model: Any, way: str) -> bool:

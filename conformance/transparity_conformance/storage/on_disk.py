@@ -36,8 +36,7 @@ class _Room:
 
 
 class OnDisk(Lazy, MutableMapping[str, np.ndarray]):
-    """A mapping of arrays in a temporary file in `TMPDIR`. A copy of the mapping reads the same file, but writes to
-    another file. A broadcast scalar stays in memory."""
+    """Arrays in a temporary file in `TMPDIR`, which copies of the mapping also read; broadcast scalars are in memory."""
 
     def __init__(self) -> None:
         self.room, self.places = _Room(), {}

@@ -159,8 +159,7 @@ class Disagreement:
         return max(errors.values()) if fits else math.inf
 
     def of_ranks(self, ranks: int, by_rank: Gradients) -> Iterator[Cause]:
-        """Yield faults on several ranks: gradients that come from only one rank, or that are multiplied or divided by
-        the number of ranks."""
+        """Yield faults on several ranks: gradients of only one rank, or off by a factor of the number of ranks."""
         if ranks == 1:
             return
         for how, put_together in (("sum", np.sum), ("mean", np.mean)):
@@ -339,8 +338,7 @@ def _judge_loss(way: Way, key: str, answers: Answers, forward: ForwardPass) -> t
 
 
 OPTIONS = {"micro_batches": 2, "checkpointing": True, ROUTERS: 1.0}
-"""The keyword arguments of `loss_and_gradients`, with the values that the checker passes. Only the last argument
-changes the gradients."""
+"""Arguments of `loss_and_gradients`, with the values that the checker passes. Only the last changes the gradients."""
 
 
 def _way(claim: str, **further: Any) -> Way:

@@ -111,8 +111,7 @@ def sparse(fields: Fields) -> dict[str, Any]:
 
 
 def write_sparse(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of config.json from which `sparse` computes the layers of `config`. The field `mlp_only_layers`
-    lists all layers without experts."""
+    """Invert `sparse`: return fields of config.json, with all layers without experts in `mlp_only_layers`."""
     own = layers.own_layers(config) or [config]
     widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
     return _written_count(config) | {

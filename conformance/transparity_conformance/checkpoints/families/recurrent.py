@@ -46,8 +46,7 @@ def convolution(widths: Mapping[str, int]) -> StoredTensor:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the table entries for fused tensors. In a recurrence, heads that share a key form a group, and the file
-    interleaves the projections by group."""
+    """Return the table entries for fused tensors. In a recurrence, a group consists of the heads that share a key."""
     groups = config.recurrent_key_heads
     shares = config.recurrent_heads // groups
     rows = {"query": config.recurrent_key_dim, "key": config.recurrent_key_dim}

@@ -129,8 +129,7 @@ def widened(module: Any) -> Callable[[], None]:
 
 
 def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
-    """Return a function that restores a module's current tensors. `copies` maps the `id` of a tensor to a copy of its
-    values; other tensors are restored without a copy."""
+    """Return a function that restores a module's current tensors, by `id` from `copies` if they contain a copy."""
     parameters = [(value, copies.get(id(value), value.data)) for value in module.parameters()]
     buffers = [
         (each, name, copies.get(id(value), value)) for each in module.modules() for name, value in each._buffers.items()

@@ -225,8 +225,7 @@ class IsolatedBuild(_Described):
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
     """Call a method of a built port.
 
-    This is not a method, because a `RemotePort` that stored its own bound method would refer to itself. Python frees
-    such objects late.
+    This is not a method: Python would free a `RemotePort` late if it referred to itself by a bound method.
     """
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
@@ -241,8 +240,7 @@ def _keep_track(process: ProcessGroup, value: Any) -> None:
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of the item of a method's result that stays in the port's process, such as a cache. Return None
-    if all items are sent."""
+    """Return the index of the item in a method's result that stays in the port's process, such as a cache, or None."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

@@ -59,9 +59,8 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return the argument `parameters` for a port, usually copies of the parameters. An exported model gets an empty
-    dict, because it has its own weights. A loader gets the path of the checkpoint's own folder if no copy can be
-    written."""
+    """Return the argument `parameters` for a port, usually copies of the parameters. An exported model gets `{}`,
+    because it has its own weights. A loader gets the path of the checkpoint's own folder if no copy can be written."""
     if getattr(isolated_of(build), "has_own_weights", False):
         return {}
     if not is_loader(build) and not hasattr(isolated_of(build), "process"):

@@ -182,8 +182,7 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return the largest size of an answer in bytes, an eighth of the machine's memory. The checker needs more memory
-    than the answer, because it converts float32 to float64."""
+    """Return an eighth of the machine's memory, because the checker converts the float32 of an answer to float64."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 

@@ -241,7 +241,7 @@ RANK, ALPHA, UNIT = 3, 2.0, 64
 
 @kept_in(0)
 def adapters_of(probe: Probe) -> Arrays:
-    """Draw A (rank, in) and B (out, rank) for each linear map in a layer, in multiples of 1/64 that every dtype has."""
+    """Draw A (rank, in) and B (out, rank) for each linear map in a layer: multiples of 1/64, exact in every dtype."""
     random, drawn = np.random.default_rng(31), {}
     for name, value in probe.parameters.items():
         base = name.removesuffix(".weight")

@@ -49,7 +49,7 @@ def stacked(rows: Mapping[str, int]) -> StoredTensor:
 
 
 def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
-    """Return the entry for parameters that the file interleaves by group; `rows` has the rows of each per group."""
+    """Return the entry for parameters that the file interleaves by group; `rows` has their rows per group."""
     ends = itertools.accumulate(rows.values(), initial=0)
     cuts = zip(rows, itertools.pairwise(ends), strict=True)
 

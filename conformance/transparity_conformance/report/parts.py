@@ -31,7 +31,7 @@ class Coverage:
     features: tuple[str, ...] = ()
     """The configuration fields for which another value would change the result of at least one compared call."""
     untested: tuple[str, ...] = ()
-    """Fields and probes that no compared call exercises, with reasons; with any, the verdict is not `agrees`."""
+    """Untested fields and probes, with the reasons. If there are any, the verdict is not `agrees`."""
     sizes: tuple[str, ...] = ()
     """The ranges of the models' sizes, such as `head_dim 8 to 34`."""
 

@@ -154,7 +154,7 @@ def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
 def completed(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> Callable[..., Any]:
-    """Return a forward pass that adds settings to its inputs and, if the model needs targets, the first input."""
+    """Return a forward pass that also passes settings and, if the model needs targets, the first input as targets."""
     settings, is_target = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 
     def forward(*args: Any, **named: Any) -> Any:

@@ -134,7 +134,7 @@ def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
 
 
 def _yarn_factor(given: Fields) -> float:
-    """Return YaRN's attention factor: 0.1 · ln(factor) + 1 or, if given, the ratio of the scales of both `mscale`."""
+    """Return YaRN's attention factor, 0.1 · ln(factor) + 1; with two `mscale` keys, the ratio of their two scales."""
     scales = [row.as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
     return _ratio(row.as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
 

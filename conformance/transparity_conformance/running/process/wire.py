@@ -182,7 +182,7 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return an eighth of the machine's memory, because the checker converts the float32 of an answer to float64."""
+    """Return the largest size of an answer, an eighth of the memory, because the checker converts it to float64."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 

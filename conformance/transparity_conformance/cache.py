@@ -1,6 +1,6 @@
 """A cache of results in the user's cache folder. The key of a result is a hash of everything that affects the result.
 
-Only the command uses the cache. In other processes, a port's code may have changed the reference.
+Only the command uses the cache. Before a call of the function `check`, other code may have changed the reference.
 """
 
 from __future__ import annotations

@@ -83,9 +83,9 @@ COMMAND_HELP = (
 BUDGET_HELP = "Time limit for each search for causes. By default, the work of a search is limited, not its time."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
 AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists such findings."
-RANKS_HELP = "Run PORT on N ranks, as torchrun does. The results are compared with one rank and with the reference."
+RANKS_HELP = "Run PORT on N ranks, as torchrun does, and compare the results with one rank and with the reference."
 BY_LAYER_HELP = (
-    "Check each layer as a separate model, with the memory for only one layer. Needs --checkpoint and load(folder)."
+    "Check each layer as a separate model, so that only one layer is in memory. Needs --checkpoint and load(folder)."
 )
 QUICK_HELP = "Compare only the forward pass. If it agrees, the verdict is inconclusive (exit code 3)."
 LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint, --config, or --family with --set. Repeatable."
@@ -98,8 +98,8 @@ INPUTS_HELP = (
     "to arrays."
 )
 HEAD_HELP = (
-    "Output to compare, for an encoder-only checkpoint or family. Default: the first that exists of classes, pooled, "
-    "logits and hidden."
+    "Output to compare, for an encoder-only checkpoint or family. Default: the first output that the model has, in the "
+    "order classes, pooled, logits, hidden."
 )
 AS_HUB_HELP = "With --family: write a small model with random weights, as a Hugging Face folder."
 EXPORTED_HELP = (
@@ -247,7 +247,7 @@ def check(
 
 
 def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], Mapping[str, list[str]]]:
-    """Check the selected configurations. Return the reports, and the names of configurations by error message."""
+    """Check the selected configurations. Return the reports, and the names of unchecked configurations by message."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 
@@ -270,15 +270,15 @@ def _compared(asked: Options, screen: TerminalOutput) -> Report:
 
 @app.command()
 def presets() -> None:
-    """List the presets, with their differences from the paper."""
+    """List the presets, with their differences from "Attention Is All You Need"."""
     from transparity.presets import PRESETS, departures
 
     for name, system in PRESETS.items():
         differs = "; ".join(departures(system.config)) or "nothing"
         print_line(f"{name}  (document {system.document})")
-        print_line(f"as the document prints it; differences from the paper: {differs}", indent=4)
+        print_line(f'the values of the document; differences from "Attention Is All You Need": {differs}', indent=4)
         if system.decided:
-            print_line(f"decided: {system.decided}", indent=4)
+            print_line(f"our decisions where the document is silent: {system.decided}", indent=4)
 
 
 @app.command()
@@ -516,7 +516,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _complain_of_ours(error: BaseException) -> None:
     if hasattr(error, "show"):  # typer's usage errors print their own message
         if isinstance(message := getattr(error, "message", None), str):
-            error.message = message.removeprefix("Value error, ")  # type: ignore[attr-defined] # not part of a sentence
+            error.message = message.removeprefix("Value error, ")  # type: ignore[attr-defined] # leaves one sentence
         with contextlib.suppress(OSError, ValueError):
             error.show()
         return
@@ -526,11 +526,11 @@ def _complain_of_ours(error: BaseException) -> None:
         with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as report:
             report.write(f"{shlex.join(sys.argv)}\n{''.join(traceback.format_exception(error))}")
     enclosed = f" and attach {file}, which has the traceback" if file else ""
-    _complain(f"transparity itself failed, so there is no verdict ({failed}): please report it{enclosed}.")
+    _complain(f"transparity itself failed ({failed}), so there is no verdict; please report this bug{enclosed}.")
 
 
 def _flushed() -> bool:
-    """Flush the output; return False if standard output is closed. Redirect a closed stream to avoid exit errors."""
+    """Flush the output; return False if standard output is closed. Redirect closed streams, to avoid errors at exit."""
     complete = True
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,4 +1,4 @@
-"""The number of threads with which the checker and the port compute small models; imports no NumPy.
+"""Limit the checker and the port to one thread while they compute small models. This module does not import NumPy.
 
 The threads of a small matrix product would wait for each other in busy loops. With two threads, checks of small models
 take 1.3 times as much processor time as with one thread. On a busy machine, they take four times as much.
@@ -16,7 +16,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB
 
 
 def variables() -> dict[str, str]:
-    """Return environment variables for one thread; none if the user chose a number."""
+    """Return the environment variables that limit a process to one thread; empty if the user chose a number."""
     return {} if any(os.environ.get(name) for name in THREADS) else {THREADS[0]: "1"}
 
 
@@ -24,7 +24,7 @@ def variables() -> dict[str, str]:
 def one_thread_from_the_start() -> Iterator[None]:
     """Use one thread in a process that has not yet imported NumPy, and in the processes that it starts."""
     added = variables()
-    before = {name: os.environ[name] for name in added if name in os.environ}  # an empty number
+    before = {name: os.environ[name] for name in added if name in os.environ}  # set, but empty
     os.environ.update(added)
     try:
         yield
@@ -35,7 +35,7 @@ def one_thread_from_the_start() -> Iterator[None]:
 
 
 class _Limit:
-    """The limit of this process, which all overlapping calls share: the last call restores the former number."""
+    """A limit of one thread, which overlapping contexts share. The last context to end restores the former limit."""
 
     def __init__(self) -> None:
         self.lock, self.calls, self.limit = threading.Lock(), 0, contextlib.ExitStack()
@@ -59,6 +59,6 @@ _LIMIT = _Limit()
 
 
 def one_thread(is_wanted: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Return a context with one thread, in a process that has imported NumPy, unless the user chose a number. A
-    framework that is imported within the context keeps its own number."""
+    """Return a context that limits imported libraries, such as NumPy, to one thread, unless the user chose a number.
+    The limit does not affect a library that is first imported within the context."""
     return _LIMIT if is_wanted and variables() else contextlib.nullcontext()

@@ -1,6 +1,6 @@
 """Count the work of a search, so that fast and slow computers search equally far.
 
-The unit of work is one second of the computer on which the costs below were measured.
+One unit of work takes about one second on the computer on which the costs below were measured.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NUMBER = 2.2e-9
 """The work of each element of a result."""
 
 PRODUCT = 2.2e-10
-"""The work of each product in the sum that gives an element of a result.
+"""The work of one multiplication and addition in a matrix product.
 
 The three costs are fitted to 28 walks of nine models. The walks took 0.6 to 3.6 times their work in seconds; the
 slowest model's weights exceed the processor's cache.
@@ -24,7 +24,7 @@ _counted = threading.local()
 
 
 def count(numbers: int, products: int = 0) -> None:
-    """Count the work of a result with this many `numbers` (elements), each a sum of this many `products`."""
+    """Add the work of a result with `numbers` elements, each of which is a sum of `products` products."""
     _counted.work = done() + OPERATION + numbers * (NUMBER + PRODUCT * products)
 
 

@@ -272,7 +272,7 @@ def test_dropout_masks_that_a_seed_determines_agree(wrong: str, listed: tuple[st
     [
         ("recomputed", "dropout-redrawn", "recomputation draws another dropout mask than the first forward pass"),
         ("again", "dropout-redrawn", "two runs with the same seed draw different dropout masks"),
-        ("inactive", "dropout-inactive", "with a seed, the gradients are those without dropout"),
+        ("inactive", "dropout-inactive", "with a seed, the gradients equal the gradients without dropout"),
         ("missing", "gradient-missing", NO_GRADIENT),
         ("missing once", "gradient-missing", NO_GRADIENT),
     ],
@@ -333,7 +333,7 @@ def test_the_auxiliary_loss_of_transformers_agrees(divisor: int) -> None:
     [
         (lambda layers, count: torch.zeros(()), "the auxiliary loss is missing"),
         (lambda layers, count: of_transformers(layers, count).detach(), "the gradients do not contain the auxiliary"),
-        (lambda layers, count: sum(of_transformers([each], count) for each in layers), "each layer has an auxiliary"),
+        (lambda layers, count: sum(of_transformers([each], count) for each in layers), "the auxiliary loss is the sum"),
         (lambda layers, count: of_transformers(layers, 1), "only the first choice of each token counts"),
     ],
     ids=["no loss", "a loss without gradients", "a loss for each layer", "first choices"],

@@ -59,7 +59,7 @@ def test_presets_lists_departures_from_the_paper() -> None:
     text = plain(result.stdout)
     for name, system in PRESETS.items():
         assert f"{name} (document {system.document})" in text
-        assert f"as the document prints it; differences from the paper: {'; '.join(departures(system.config))}" in text
+        assert f'differences from "Attention Is All You Need": {"; ".join(departures(system.config))}' in text
 
 
 def test_describe_shows_parameters_and_taps() -> None:

@@ -323,7 +323,7 @@ def test_tensors_that_do_not_fit_are_refused(saved: Callable[[str], Path], tmp_p
 
 def test_folders_without_a_checkpoint_are_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    with refused(CheckpointError, f"{nowhere} is no folder; expected one with config.json"):
+    with refused(CheckpointError, f"{nowhere} is not a folder; expected a folder with config.json"):
         import_checkpoint(nowhere)
     with refused(CheckpointError, f"{tmp_path} has no config.json; expected"):
         import_checkpoint(tmp_path)

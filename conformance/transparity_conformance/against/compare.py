@@ -249,7 +249,8 @@ def _notes(misshapen: Sequence[Answer], left_out: int) -> list[str]:
         f"the port's result has the shape {one.actual.shape} on {one.probe}; expected {one.shape}"
         for one in misshapen[:1]
     ]
-    return notes + [LATER.format(left_out)] * (left_out > 0)
+    later = f"{left_out} later differences are not listed, because an unexplained difference may cause them"
+    return notes + [f"{later}: fix the listed ones first"] * (left_out > 0)
 
 
 def _unlocated(outcome: Outcome) -> Divergence:

@@ -37,8 +37,8 @@ R = TypeVar("R")
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function in its argument at `position`. Python then frees results and argument together.
-    The results must not refer to this argument, because Python frees such cycles late."""
+    """Cache the results of a function as an attribute of its argument at `position`. Python then frees both together.
+    The results must not refer to this argument, because Python frees reference cycles late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -71,7 +71,7 @@ class BuiltPort:
     """The ports that were built for calls with other lengths or sizes than the probes, by their parameters' `id`."""
 
     def of(self, probe: Probe) -> Any:
-        """Return the port with the model of a probe; the probes of the forward pass share one model."""
+        """Return the port that was built with a probe's model. All probes of the forward pass share one model."""
         return self.built_for(probe.config, probe.parameters) if isinstance(probe, ReachProbe) else self.forward
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
@@ -95,7 +95,7 @@ class ForwardPass:
     dtype: str
     sharding: Sharding = ALONE
     reached: Sequence[ReachProbe] = ()
-    """The calls with other lengths or sizes than the probes in which the port agrees with the reference."""
+    """Calls with other lengths or sizes than the probes. In these calls, the port agrees with the reference."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Way:
     keywords: tuple[str, ...] = ()
     """Keyword arguments that the port's method must accept."""
     is_optional: bool = False
-    """Whether the port's signature must name the `keywords`; bundles omit the claim."""
+    """Whether the claim is compared only if the port's signature names the `keywords`. Bundles omit optional claims."""
     is_listed: Callable[[TransformerConfig], bool] = lambda config: True
     """Whether reports list the claim as not compared if the port's method does not accept the `keywords`."""
     requires: str = ""
@@ -199,7 +199,7 @@ class Capability:
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
     """A function that returns a request's tensors: integers, and floats that float32 represents exactly."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """A function that puts a bundle's values into a request; another machine may have rounded them differently."""
+    """A function that replaces a request's values by a bundle's values, which another machine may have rounded."""
     free_fields: tuple[str, ...] = ()
     """The fields of the manifest's entry that `received` reads."""
     stays: int | None = None
@@ -230,6 +230,4 @@ class Capability:
         return reasons.get(verdict, "") if self.if_forward_diverges else ""
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        if reason := self.why_not(probe, dtype):
-            return reason
-        return "" if dtype in self.dtypes else self.not_in.format(dtype)
+        return self.why_not(probe, dtype) or ("" if dtype in self.dtypes else self.not_in.format(dtype))

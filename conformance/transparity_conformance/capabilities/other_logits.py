@@ -75,7 +75,7 @@ class LogitsRequest:
         return max(part.probe.budget(dtype) for part in self.parts)
 
     def is_judged(self, logits: np.ndarray, dtype: str) -> np.ndarray:
-        """Return a mask of the positions to judge, with the axes of the logits but the last."""
+        """Return a mask of the positions to judge. The mask has the shape of the logits without their last axis."""
         if self.probe.config.reads_pixels:  # an image has no padding
             return np.ones(self.shape[:-1], bool)
         found = np.zeros(self.shape[:-1], bool)
@@ -159,7 +159,7 @@ def _document_inputs(config: TransformerConfig, tokens: np.ndarray) -> Arrays:
 
 @kept_in(0)
 def _packed(probe: Probe, length: int, rows: int) -> LogitsRequest:
-    """Divide half of the rows into three documents, of which one has a single token, and the others into two."""
+    """Return a request. Half of the rows have three documents, one of them a single token; the others have two."""
     config = probe.config
     size, pad = config.vocab_size, -1 if config.pad_id is None else config.pad_id
     tokens = np.random.default_rng(length).integers(0, size - 1, (rows, length))
@@ -183,7 +183,7 @@ PACKED_FAULTS = {
     "positions continue from one document to the next": (("Context(mask,", f"Context(mask & {SAME},"),),
     "documents in a row see each other, and positions continue from one document to the next": (),
 }
-"""Edits of the reference's forward pass, which computes a packed row in one call, by the sentence about the fault."""
+"""Edits of the reference, after which it takes packed rows. Each key is the sentence about the fault."""
 
 RECURRENT_FAULTS = {
     "the state of a recurrence continues from one document to the next": (
@@ -236,12 +236,12 @@ PACKED = Capability(
 # LoRA adapters
 
 RANK, ALPHA, UNIT = 3, 2.0, 64
-"""The adapters' rank, which differs from its square root, their α, and the denominator of their numbers."""
+"""The adapters' rank and α, and the denominator of their elements. For a rank of 1, α / rank would be α / √rank."""
 
 
 @kept_in(0)
 def adapters_of(probe: Probe) -> Arrays:
-    """Draw A (rank, in) and B (out, rank) of each linear map in a layer: multiples of 1/64, exact in every dtype."""
+    """Draw A (rank, in) and B (out, rank) for each linear map in a layer: multiples of 1/64, exact in every dtype."""
     random, drawn = np.random.default_rng(31), {}
     for name, value in probe.parameters.items():
         base = name.removesuffix(".weight")
@@ -254,7 +254,7 @@ def adapters_of(probe: Probe) -> Arrays:
 
 
 def _merged(probe: Probe, scale: float) -> Arrays:
-    """W + scale · B A for every adapted weight W, in float64."""
+    """Return the parameters in float64, with W + scale · B A in place of each weight W that has adapters."""
     adapters, exact = adapters_of(probe), dict(probe.exact)
     for name in [name.removesuffix(".lora_A") for name in adapters if name.endswith(".lora_A")]:
         up, down = (adapters[f"{name}.lora_{part}"].astype(np.float64) for part in "BA")

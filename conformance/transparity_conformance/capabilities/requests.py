@@ -33,20 +33,20 @@ SEARCHED = 6
 
 BEAMS = 4
 COMPETING = 0.7
-"""Beam search adds this number of standard deviations to the end token's logit. Then some continuations end, and
-compete with longer continuations."""
+"""Requests for beam search raise the end token's bias by this number of standard deviations of the logits. Some
+continuations then end early, and compete with longer continuations."""
 
-# With these settings, each option changes the sampled tokens. The order of the options changes them, too, because
-# `top_k` often keeps more tokens than `top_p`.
+# With these settings, each option changes the sampled tokens. The order in which a port applies the options also
+# changes the tokens, because `top_k` often keeps more tokens than `top_p`.
 SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
 
-# Settings with few options. They keep other tokens than `SAMPLINGS`.
+# Settings with only one or two options. The options keep other tokens than the options of `SAMPLINGS`.
 FURTHER_SAMPLINGS = (Sampling(0.25), Sampling(1.5, top_p=0.9))
 
 EXTREMES = (0.0, 2**-24, 0.9995, 1 - 2**-24)
 """Random numbers that select the first or the last token that can be sampled."""
 
-# With such large powers, a port that does not penalize ended continuations returns other beams.
+# Powers of the length penalty, so large that a port that does not penalize ended continuations returns other beams.
 PENALTIES = (2.0, 4.0)
 
 
@@ -169,7 +169,7 @@ def _ending(beyond: Request) -> tuple[Request, ...]:
 
 @kept_in(0)
 def given_requests(probe: Probe) -> Asked:
-    """Continue prompts with the probe's own model, up to the number of positions of the probe."""
+    """Continue prompts with the probe's own model. All rows together have at most about as many tokens as the probe."""
     config = probe.config
     width = min(probe.inputs[config.input_names[-1]].size // MANY, config.max_length)
     prompt = _prompt(config, 5, MANY, max(1, width - PROMPT))

@@ -21,11 +21,11 @@ from transparity_numpy.transformer import transformer
 ROWS, TABLE = 2, "encoder.position_embedding.weight"
 
 Resampling = Callable[[int, int], np.ndarray]
-"""Returns the matrix (new, old) that interpolates an axis with `old` entries at `new` places."""
+"""A function that returns the matrix (new, old), which interpolates an axis with `old` entries at `new` places."""
 
 
 def cubic(a: float, x: np.ndarray) -> np.ndarray:
-    """The kernel of bicubic interpolation (Keys 1981, eq. 4, with −½ replaced by a)."""
+    """Return the kernel of bicubic interpolation at `x` (Keys 1981, eq. 4, with −½ replaced by `a`)."""
     x = np.abs(x)
     near, far = (a + 2) * x**3 - (a + 3) * x**2 + 1, a * (x**3 - 5 * x**2 + 8 * x - 4)
     return np.where(x <= 1, near, np.where(x < 2, far, 0))
@@ -36,9 +36,9 @@ def linear(x: np.ndarray) -> np.ndarray:
 
 
 def resampling(kernel: Callable[[np.ndarray], np.ndarray], corners: bool, new: int, old: int) -> np.ndarray:
-    """Return the matrix of a kernel; beyond the borders, the outermost entry is repeated.
+    """Return the matrix (new, old) that interpolates with `kernel`. Beyond a border, the outermost entry is repeated.
 
-    The centers of the first and last entries coincide with `corners`, and the outer edges otherwise.
+    With `corners`, the centers of the first and last entries stay in place; otherwise, their outer edges do.
     """
     index, matrix = np.arange(new), np.zeros((new, old))
     at = index * (old - 1) / (new - 1) if corners else (index + 0.5) * old / new - 0.5
@@ -60,7 +60,7 @@ OTHERS: dict[str, Resampling] = {
         functools.partial(resampling, functools.partial(cubic, -0.75), True)
     ),
 }
-"""Other interpolations, by the sentence about the fault."""
+"""Other interpolations that a port may compute. Each key is the sentence about the fault."""
 
 
 def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICUBIC) -> Arrays:
@@ -75,8 +75,8 @@ def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICU
 def _grids(config: TransformerConfig) -> list[tuple[int, int]]:
     """Return two grids that are larger than the model's in both directions and not square.
 
-    Their number of patches is a square number, for which the reference has a configuration. A port that takes the
-    square root of this number is wrong.
+    The number of patches is a square, because the reference has configurations only for squares. A port that takes the
+    square root of this number to find the height and width returns wrong results.
     """
     low = math.isqrt(math.isqrt(config.max_length - config.class_token) - 1) + 1
     return [(low**2, (low + 1) ** 2), ((low + 1) ** 2, low**2)]

@@ -29,7 +29,7 @@ from transparity_conformance.report.comparison import gap
 PADDING = -1
 """The index of a padding entry."""
 
-WORDS = "expected replicated, partial, sharded:AXIS or rank:NUMBER, and padded:AXIS after it"
+WORDS = "expected replicated, partial, sharded:AXIS or rank:NUMBER, optionally followed by padded:AXIS"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Sharding:
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def of(self, name: str) -> Placement:
-        """Return the placement of a tap, parameter or method: the first whose pattern matches the name."""
+        """Return the placement of a tap, parameter or method: of the same name or, if none, of the first pattern."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, Placement())
 
@@ -149,7 +149,7 @@ def _check_shapes(name: str, values: Sequence[np.ndarray], placement: Placement)
             ours[axis] = theirs[axis] = 0
         if ours != theirs:
             raise PortError(
-                f"Ranks 0 and {rank} return {name} of the shapes {first.shape} and {value.shape}, which contradict "
+                f"Ranks 0 and {rank} return {name} of the shapes {first.shape} and {value.shape}, but the placement is "
                 f"{placement}; correct the shapes or the placement."
             )
 
@@ -204,7 +204,7 @@ def _unpadded(name: str, value: np.ndarray, placement: Placement, shape: Any) ->
 
 
 def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any, ranks: int) -> None:
-    """Raise `PortError` if the size of the combined value shows that a placement is missing."""
+    """Raise `PortError` if the size of the combined value shows that a placement or its padding is not declared."""
     if shape is None or len(shape) != value.ndim or value.shape == tuple(shape):
         return
     off = [axis for axis in range(value.ndim) if value.shape[axis] != shape[axis]]

@@ -78,10 +78,10 @@ def compare_capabilities(
 def compare_capability(
     row: Capability, port: BuiltPort, forward: ForwardPass, verdict: Verdict = "agrees"
 ) -> CapabilityResult:
-    reason = row.reason(first_of(forward.probes)[1], forward.dtype)
-    if reason := reason or row.after(verdict):
+    _, probe = first_of(forward.probes)
+    config = probe.config
+    if reason := row.reason(probe, forward.dtype) or row.after(verdict):
         return not_compared(f"{row.attribute}: {reason}")
-    config = first_of(forward.probes)[1].config
     far = row.is_long and config.max_length > LONGEST
     too_far = f"{row.attribute}: calls longer than max_length ({config.max_length:,} tokens) would take too long"
     found = not_compared(*[too_far] * far)
@@ -97,7 +97,7 @@ def compare_capability(
 
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
     if way.requires and verdicts.get(way.requires) != "agrees":
-        return "greedy generation is wrong, and this depends on it"
+        return "this claim depends on greedy generation, which is wrong"
     if way.is_optional and any(verdict == "diverges" and "." not in claim for claim, verdict in verdicts.items()):
         return "the result without this option is wrong"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)

@@ -107,14 +107,14 @@ def drafted(model_type: str, family: Family, config: TransformerConfig) -> dict[
 
 
 def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Return the configuration of a folder whose config.json has `fields`, with all tensors of the model `config`."""
+    """Return the configuration that an import finds in a folder with these `fields` and all tensors of `config`."""
     zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
     tensors = tensors_in(family, config, zeros, with_computed=False)
     return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})
 
 
 def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
-    """Return a function that says whether a port accepts a configuration, because its family can express it."""
+    """Return a function that tests whether a family can express a configuration; without a family, always true."""
     if model_type is None:
         return lambda config: True
     family = family_called(model_type)

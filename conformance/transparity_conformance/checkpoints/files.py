@@ -1,4 +1,4 @@
-"""Reading untrusted files: check the size before reading, and accept only strict JSON."""
+"""Read untrusted files: check the size before reading, and accept only strict JSON."""
 
 from __future__ import annotations
 

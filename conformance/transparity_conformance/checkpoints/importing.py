@@ -36,7 +36,7 @@ MOST_NAMED = 100
 
 
 class InFolder(dict[str, Any]):
-    """All parameters of a checkpoint, with its folder. A dictionary with changed parameters has no folder.
+    """All parameters of a checkpoint, and the folder that contains them.
 
     Args:
         is_ours: Whether `export_checkpoint` wrote the folder.
@@ -132,7 +132,7 @@ class Opened:
                 name = called(ours, family.table(self.config))
                 raise CheckpointError(
                     f"{folder} has no tensor {name!r}; expected it for {ours} of the shape {shape}: a file is "
-                    "missing, or the checkpoint is of another model."
+                    "missing, or the checkpoint contains another model."
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
         in_place = [name for name, found in parts.items() if is_large and all(each in AS_THEY_ARE for _, each in found)]
@@ -212,7 +212,7 @@ STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Return the fields without `quantization_config`, and its value. Keep a `quantization_config` of unknown form."""
+    """Return the fields without `quantization_config`, and its value; for an unknown form, all fields and None."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -314,7 +314,7 @@ def parameters_from(
 
 
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
-    """For a folder with these fields and tensors, return the tensors without which the import fails."""
+    """Return the tensors without which a folder with the fields `given` and the tensors `names` cannot be imported."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
     known: dict[TransformerConfig, tuple[Shapes, dict[str, list[Part]]]] = {}
     found = set()

@@ -102,7 +102,7 @@ def _stack(config: TransformerConfig) -> str:
 
 
 def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: object) -> TransformerConfig:
-    """Return the configuration with other numbers of layers and tokens, and only special tokens below `vocabulary`."""
+    """Return `config` for other numbers of layers and tokens, without special tokens outside the vocabulary."""
     stack = _stack(config)
     side = "source" if stack == "encoder" else "target"
     special = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}

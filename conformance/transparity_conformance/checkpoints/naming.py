@@ -44,12 +44,12 @@ def flat(name: str) -> StoredTensor:
 
 
 def stacked(rows: Mapping[str, int]) -> StoredTensor:
-    """Return the entry for parameters that the file stacks along the first axis, each with its number of rows."""
+    """Return the entry for parameters that the file stacks along the first axis; `rows` has their numbers of rows."""
     return by_group(rows, 1)
 
 
 def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
-    """Return the entry for parameters that the file interleaves by head group, each with its rows per group."""
+    """Return the entry for parameters that the file interleaves by group; `rows` has their rows per group."""
     ends = itertools.accumulate(rows.values(), initial=0)
     cuts = zip(rows, itertools.pairwise(ends), strict=True)
 

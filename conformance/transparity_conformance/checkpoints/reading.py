@@ -1,6 +1,6 @@
-"""Reading a Hugging Face folder: config.json, and the tensors in one or several safetensors files.
+"""Read a Hugging Face folder: config.json, and the tensors in one or several safetensors files.
 
-A file stores MXFP4 experts as two tensors of bytes; `load_experts` combines them.
+A file stores experts in MXFP4 as two tensors of bytes, which `load_experts` combines.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
-    """Return the fields of config.json. Raise `CheckpointError` if it is missing, `BundleError` if it is no JSON."""
+    """Return the fields of config.json. Raise `CheckpointError` for a missing file, `BundleError` for invalid JSON."""
     if not is_folder(folder):
         if folder.suffix in PICKLES and is_file(folder):
             raise _pickled(folder)
-        raise CheckpointError(f"{folder} is no folder; expected one with {CONFIG} and {WEIGHTS}.")
+        raise CheckpointError(f"{folder} is not a folder; expected a folder with {CONFIG} and {WEIGHTS}.")
     path = folder / CONFIG
     if not is_file(path):
         raise CheckpointError(f"{folder} has no {CONFIG}; expected a Hugging Face folder.")

@@ -117,7 +117,7 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return the section with the bundle's requests, after `check_section`. Only parameters may differ, by rounding."""
+    """Return a checked section with the requests of the bundle, whose parameters may have been rounded elsewhere."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
             raise BundleError(

@@ -149,8 +149,8 @@ def in_ranges(names: Collection[str]) -> Iterator[str]:
 def _judge_section(
     section: Section, answers: Answers, forward: ForwardPass, verdict: Verdict, *, stopped: bool
 ) -> CapabilityResult:
-    row, found = section.row, CapabilityResult()
-    if reason := _why_none(section, verdict):
+    row, found, reasons = section.row, CapabilityResult(), {*section.reasons.values()}
+    if reason := (reasons.pop() if len(reasons) == 1 else "") or row.after(verdict):
         return not_compared(f"{row.ways[0].claim}: {reason}")
     for way in (way for way in row.ways if way.claim in section.reasons):
         verdicts = {claim.id: claim.verdict for claim in found.claims}
@@ -166,14 +166,6 @@ def _judge_section(
                 f"The section {row.name} of the bundle has values that overflow, so {claim.id} has no finite tolerance."
             )
     return found
-
-
-def _why_none(section: Section, verdict: Verdict) -> str:
-    """Return why no part of a section is compared; empty if at least one part is compared."""
-    of_all = set(section.reasons.values())
-    if len(of_all) == 1 and (reason := of_all.pop()):
-        return reason
-    return section.row.after(verdict)
 
 
 def _judge_way(

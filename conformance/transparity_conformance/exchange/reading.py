@@ -1,6 +1,7 @@
 """Read bundles and results from untrusted sources.
 
-Before anything is loaded, sizes are compared with the configuration and the files. Expected values are computed anew.
+The checker compares all sizes with the configuration and the files before it loads a tensor. It computes expected
+values anew, and refuses a bundle whose values differ by more than rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading untrusted safetensors files: check names, shapes and dtypes before reading any data."""
+"""Read untrusted safetensors files: check names, shapes and dtypes before reading any data."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def opened(path: Path, most: int = LARGEST_HEADER) -> Any:
 def read_tensors(
     path: Path, expected: Shapes, dtypes: Collection[str], *, optional: bool = False, integers: Collection[str] = ()
 ) -> Lazy:
-    """Return the tensors of a file; each is loaded when it is used. Tensors in float16 or bfloat16 become float32.
+    """Return the tensors of a file; a tensor is loaded when it is used. Tensors in float16 or bfloat16 become float32.
 
     Args:
         path: The file.

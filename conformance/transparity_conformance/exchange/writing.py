@@ -45,7 +45,7 @@ def export_bundle(
     dtype: str = "float32",
     sections: Collection[str] = (),
 ) -> Bundle:
-    """Write a bundle that contains its weights; raise `BundleError` if the folder contains other files."""
+    """Write a bundle that contains the model's weights; raise `BundleError` if the folder contains other files."""
     check_name(name, config)
     check_dtype(dtype)
     chosen = dict(bundle_probes(name, config) if probes is None else probes)

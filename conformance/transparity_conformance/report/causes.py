@@ -26,7 +26,7 @@ class Meaning:
     """Public issues about this fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """The sentence of a report for each variant of a fault in the forward pass; `catalogue` composes the others."""
+    """The sentences about variants of a fault in the forward pass; `catalogue` composes sentences on other faults."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]

@@ -149,7 +149,7 @@ def dtype_name(value: Any) -> str:
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return actual − ours: 0 where both are NaN or the same infinity, infinite where only one is."""
+    """Return actual − ours: 0 where both are NaN or the same infinity, infinite at all other NaNs and infinities."""
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):

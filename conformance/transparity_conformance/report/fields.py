@@ -78,7 +78,7 @@ def lines() -> Iterator[tuple[str, str]]:
 
 
 def described(config: TransformerConfig) -> dict[str, Any]:
-    """Return JSON values. A word such as `batch` stands for each unknown size."""
+    """Describe a configuration as JSON values, in which a word such as `batch` stands for an unknown size."""
     return {
         "config": config.as_dict(),
         "departures": departures(config),

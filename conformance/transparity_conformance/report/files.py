@@ -36,9 +36,10 @@ def check_writable(*paths: Path | None) -> None:
             )
         if problem := _unwritable(path):
             raise OutputError(f"{path} cannot be written: {problem}; choose another path.")
-    if len({os.path.realpath(path) for path in given}) < len(given):
+    places = [os.path.realpath(path) for path in given]
+    if twice := [path for path, place in zip(given, places, strict=True) if places.count(place) > 1]:
         raise OutputError(
-            f"{given[0]} is given for two files, so the second would replace the first; give two different paths."
+            f"{twice[0]} is given for two files, so the second would replace the first; give two different paths."
         )
 
 

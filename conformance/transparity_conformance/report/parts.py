@@ -29,9 +29,9 @@ class Coverage:
     calls: int = 0
     """The number of calls of the port's object, each compared with the same call of a new object."""
     features: tuple[str, ...] = ()
-    """The configuration fields that at least one compared call exercises: another value would change its result."""
+    """The configuration fields for which another value would change the result of at least one compared call."""
     untested: tuple[str, ...] = ()
-    """Fields and probes that no compared call exercises, with reasons. If any exist, the verdict is not `agrees`."""
+    """Untested fields and probes, with the reasons. If there are any, the verdict is not `agrees`."""
     sizes: tuple[str, ...] = ()
     """The ranges of the models' sizes, such as `head_dim 8 to 34`."""
 
@@ -98,10 +98,10 @@ class RanksComparison(Compared):
             return f"1 rank and {self.count} ranks of the same code agree. "
         if self.one_rank == "inconclusive":
             return f"{self.count} ranks were run; one rank of the same code could not be compared with them. "
-        by = f"{self.error:.2g} ({format_share(self.share)} its tolerance)"
+        how = f"by {self.error:.2g} ({format_share(self.share)} its tolerance)"
         if not math.isfinite(self.error):
-            by = "its shape or infinite values"
-        return f"The output on {self.count} ranks differs from the output on 1 rank by {by} at {self.where}:  "
+            how = "in its shape, or in values that are not finite,"
+        return f"The output on {self.count} ranks differs from the output on 1 rank {how} at {self.where}:  "
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ ANSWERS = {
     "pooled": ("pooled states", "row", ""),
     "classes": ("logits", "row", ", the predicted class of {}"),
 }
-"""For each `head`: the name of the model's output, what has one such output, and words on predictions that change."""
+"""For each `head`: the name of the model's output, the unit with one output, and a phrase on changed predictions."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class Impact:
 
     A model with a pooled state has one output per row, so `positions` then counts rows."""
     argmax_changes: int
-    """The number of positions other than padding at which the largest element of the output is another one. For a
-    language model, this element belongs to the most likely token."""
+    """The number of positions other than padding at which another element of the output is the largest. In a language
+    model, the largest element belongs to the most likely token."""
     at_padding_only: bool
     head: str = "logits"
     """The field `head` of the configuration, which says what the model returns."""
@@ -139,7 +139,8 @@ def largest_impact(impacts: Iterable[Impact | None]) -> Impact | None:
 
 @dataclass(frozen=True)
 class Divergence(Compared):
-    """A wrong step of a port. A step computes one activation from earlier ones; this step is wrong for right inputs."""
+    """A wrong step of a port, which computes one activation from earlier activations. From the same earlier
+    activations, the reference computes another value."""
 
     where: str
     """The activation that the step computes."""

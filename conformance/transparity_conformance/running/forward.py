@@ -33,7 +33,7 @@ from transparity_conformance.running.ways import COTANGENT, add_ways
 
 
 def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Return a forward pass that takes the reference's names of inputs, and the model's own name of each input."""
+    """Return a forward pass that takes inputs by the reference's names; also return the model's name of each input."""
     names = input_names(takes_of(model))
     _, array, without_gradients, whole = _prepared(model, framework)
 
@@ -175,9 +175,9 @@ def may_have_no_mask(
     config: TransformerConfig,
     takes: inspect.Signature | None,
 ) -> bool:
-    """Return whether to omit the attention mask, so that calls without a mask are tested, too.
+    """Return whether to omit the attention mask, so that the checker also tests calls without a mask.
 
-    A third of the calls omit the mask, if the mask hides nothing and is an optional argument of the model.
+    If the mask hides nothing and is an optional argument, omit the mask for every third length (2, 5, 8 …).
     """
     mask = named.get("attention_mask")
     if mask is None or mask.shape[1] % 3 != 2 or not mask.all():

@@ -87,8 +87,8 @@ class HubBuild:
     def reported(self, folder: str, names: Sequence[str]) -> list[str]:
         """Load a copy of `folder` without the tensors `names`, and return the tensors that the loader reports.
 
-        Messages count if the loader returns a model, and so does the exception of PyTorch's strict `load_state_dict`. A
-        loader may raise another exception because of one tensor, and list tensors that may be missing, too.
+        If the loader returns a model, search its messages for the names. If the loader raises an exception, search only
+        the exception of PyTorch's strict `load_state_dict`. Other exceptions may list tensors that are not missing.
         """
         with tempfile.TemporaryDirectory(dir=self.root) as copy, recorded_messages() as said:
             shutil.copytree(folder, copy, dirs_exist_ok=True)

@@ -154,7 +154,7 @@ def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
 def completed(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> Callable[..., Any]:
-    """Return a forward pass that takes only inputs. It adds settings, and targets if `needs_targets`."""
+    """Return a forward pass that also passes settings and, if the model needs targets, the first input as targets."""
     settings, is_target = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 
     def forward(*args: Any, **named: Any) -> Any:
@@ -167,7 +167,7 @@ def completed(
 def needs_targets(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> bool:
-    """Return whether the model needs targets to return the logits of all positions, and not only of the last."""
+    """Return whether the model returns only the last position's logits unless it gets targets."""
     if takes is None or TARGETS not in takes.parameters:
         return False
     try:

@@ -20,7 +20,7 @@ from transparity_conformance.running.loading import LoadError
 
 TOKENS, IMAGES, FRAMES = ("input_ids", "decoder_input_ids"), "pixel_values", "input_features"
 READS = {IMAGES: "images", FRAMES: "frames of audio"}
-"""For models without token ids, the data in each input, by the input's name."""
+"""For models that read images or audio: the kind of data, by the name of the input."""
 
 OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch")
 """Other names of inputs in exported graphs. The names of a cache's inputs start with `past`, and the names of the
@@ -77,9 +77,9 @@ def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph
             f"{', '.join((TOKENS[1], *OTHERS))} and {PAST}…, or {IMAGES} with four axes, or {FRAMES} with three axes "
             f"and {TOKENS[1]}."
         )
-    shapes = [len(named[name].shape or ()) for name in TOKENS if name in named]
-    if set(shapes) != {2}:
-        raise LoadError(f"{path} takes token ids with {shapes[0]} axes; expected two, (batch, length).")
+    ranks = [len(named[name].shape or ()) for name in TOKENS if name in named]
+    if wrong := [rank for rank in ranks if rank != 2]:
+        raise LoadError(f"{path} takes token ids with {wrong[0]} axes; expected two, (batch, length).")
     return Graph(path, named, renamed, [each.name for each in outputs])
 
 
@@ -95,7 +95,7 @@ QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInt
 
 
 def weights_dtype(path: Path) -> str:
-    """Return the dtype of most weights, `int8` for a graph with quantized values, or "" if both are missing."""
+    """Return `int8` for quantized values, the dtype of most floating-point weights, or "" if the graph has none."""
     graph = onnx.load(path, load_external_data=False).graph
     if any(QUANTISED.search(node.op_type) for node in graph.node):
         return "int8"

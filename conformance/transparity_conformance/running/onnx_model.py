@@ -197,7 +197,7 @@ TAKEN = {
     ENCODER: {"input_ids": "source", FRAMES: "source", "attention_mask": "attention_mask"},
     DECODER: {"input_ids": "target", "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
 }
-"""For each of the two graphs, its inputs, each with the name of the value that is passed to it."""
+"""For each of the two graphs, the name of the value that is passed to each input."""
 
 
 class OnnxPair:

@@ -50,7 +50,7 @@ def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
 
 
 def _cache_in(returned: Any, name: str) -> Any:
-    """Return the attribute or key `name`, or the second item. Raise `TypeError` if the result has no cache."""
+    """Return the cache in a result: the attribute or key `name`, or the second item. Raise `TypeError` without one."""
     found = returned.get(name) if isinstance(returned, Mapping) else getattr(returned, name, None)
     if found is None and isinstance(returned, tuple | list) and len(returned) > 1:
         found = returned[1]
@@ -185,8 +185,10 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "gradients": (gradients, _is_trainable),
     "backward": (backward, _is_trainable),
 }
-"""The ways to call a model. Each way has a function that makes the call, and a function that tests for its support. The
-callers of MLX modules make the caches, and the modules do not return them."""
+"""The ways to call a model: a function that makes the call, and a function that tests whether a model supports it.
+
+An MLX module takes a cache that its caller makes, and does not return it.
+"""
 
 
 def offers(model: Any, way: str) -> bool:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from transparity.limits.lazy import InBlocks
 
 BLOCK = 2**23
-"""The number of elements in a block; they take 64 MB in float64."""
+"""The number of elements in a block. A block takes 64 MB in float64."""
 
 LARGE = 5_000_000
 """The matrices of a model with at least this number of parameters stay in their files."""
@@ -156,7 +156,7 @@ class Mapped(NDArrayOperatorsMixin, InBlocks):
         return getattr(ufunc, method)(*arrays, **options)
 
     def _times_rows(self, x: np.ndarray) -> np.ndarray:
-        """Return x @ self as one product for the whole batch, or some columns at a time if the tensor is transposed."""
+        """Return x @ self, with one product for the whole batch or, if the tensor is transposed, for each block."""
         rows = x.reshape(-1, x.shape[-1])
         if not self.is_transposed:
             return (rows @ np.asarray(self)).reshape(*x.shape[:-1], -1)

@@ -16,7 +16,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class _Room:
-    """A temporary file without a name that is only appended to, and is closed with this object."""
+    """A temporary file without a name, to which arrays are appended. The file is closed when this object is freed."""
 
     def __init__(self) -> None:
         self.file: Any = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed below
@@ -36,7 +36,7 @@ class _Room:
 
 
 class OnDisk(Lazy, MutableMapping[str, np.ndarray]):
-    """Arrays in a temporary file in `TMPDIR`, which copies of the mapping share; a broadcast number stays in memory."""
+    """Arrays in a temporary file in `TMPDIR`. A copy reads the same file. Broadcast scalars stay in memory."""
 
     def __init__(self) -> None:
         self.room, self.places = _Room(), {}

@@ -1,4 +1,4 @@
-"""Whether an untrusted path is a file or a folder."""
+"""Test whether an untrusted path is a file or a folder."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def _tensors(request: Request, probe: Probe) -> Arrays:
 
 
 def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> Request:
-    """Replace the end token and the parameters by the bundle's, which may have been rounded on another machine."""
+    """Replace the request's end token and parameters by the bundle's values, which another machine may have rounded."""
     changed = {name.removeprefix("parameters/"): value for name, value in tensors.items() if "parameters/" in name}
     parameters = {name: changed.get(name, value) for name, value in request.parameters.items()}
     config: TransformerConfig = dataclasses.replace(request.config, eos_id=fields["eos_id"])
@@ -273,7 +273,7 @@ GENERATION_OF_GIVEN = dataclasses.replace(
     why_not=why_no_decoder,
     is_long=False,
 )
-"""Generation with the weights of a checkpoint. It takes about as long as the first probe."""
+"""Generation with the weights of a checkpoint. The requests are as short as the first probe."""
 
 BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.given_beam_requests),), is_long=False)
 

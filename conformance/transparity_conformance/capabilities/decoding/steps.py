@@ -69,8 +69,8 @@ def step_requests(probes: Probes) -> dict[str, StepRequest]:
 
 
 def _with_kept_angles(config: TransformerConfig, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return step sizes with which no cached key changes. If rotary angles change beyond a length that the steps
-    exceed, the first step also exceeds this length."""
+    """Return `sizes`, with the first steps merged so that no cached key changes later. If rotary angles change once the
+    text exceeds a length, the first step must exceed this length."""
     limit, ends = max((each for each in config.angle_limits if each < sum(sizes)), default=0), list(accumulate(sizes))
     first = next(index for index, end in enumerate(ends) if end > limit)
     return (max(ends[first], limit + 1), *sizes[first + 1 :])

@@ -1,6 +1,7 @@
 """Teacher forcing: compare each token of a port with the reference's logits, given the port's own earlier tokens.
 
-A token is right if it is the best token within rounding. Therefore one wrong token does not make later tokens wrong.
+A greedy token is right if it has the largest logit, within rounding. A sampled token is right if its random number
+selects this token, within rounding. A wrong token does not make later tokens wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transparity_numpy.decoding.generation import filter_logits
 
 
 def new_tokens(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """Return the new tokens (batch, steps), up to the longest row."""
+    """Return the new tokens (batch, steps) of all rows; `steps` is the number of new tokens in the longest row."""
     steps = max(0, min(request.steps, tokens.shape[1] - request.prompt.shape[1]))
     return np.take_along_axis(tokens, request.begins[:, None] + np.arange(steps), axis=1)
 
@@ -59,8 +60,7 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
     """Judge generated tokens by the first wrong token. Without a wrong token, use the token with the largest error. A
-    wrong prompt, padding or length has an infinite error. If a history repeats the same tokens, return the same result.
-    """
+    wrong prompt, padding or length has an infinite error. The result is cached, because histories repeat calls."""
     return _judged(request, tokens.astype(np.int64).tobytes(), tokens.shape, dtype)
 
 

@@ -277,7 +277,7 @@ MICRO_BATCH_FAULTS = (
         for rows in ("rows", "interleaved rows")
     ),
 )
-"""Faults of two micro-batches."""
+"""Known faults in the loss of two micro-batches."""
 
 FAULTS = {
     "beams": BEAM_FAULTS,

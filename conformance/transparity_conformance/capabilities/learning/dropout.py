@@ -51,7 +51,7 @@ def judge_dropout(
         return max((compared(each, other) for each in expected), key=lambda judged: judged.share)
 
     if off(expected).share <= 1:
-        says = "with a seed, the gradients are those without dropout"
+        says = "with a seed, the gradients equal the gradients without dropout"
         return result(CLAIM, Judged(np.inf, 0.0, name), lambda: [Cause("dropout-inactive", says)], probe=name)
     again, recomputed = off(found[AGAIN]), off(found[RECOMPUTED])
     says = "recomputation draws another dropout mask than the first forward pass"

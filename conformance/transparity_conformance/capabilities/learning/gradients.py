@@ -1,7 +1,7 @@
-"""The capability `gradients`, compared with complex-step derivatives if the forward pass is right.
+"""The capability `gradients`: compare gradients with complex-step derivatives, if the forward pass is right.
 
-Two kinds of gradients depend on a convention and are left out. They belong to rows where a query sees no key, and to
-the padding token's embedding, which PyTorch's `padding_idx` excludes from learning.
+The checker leaves out rows in which a query sees no key, because their gradients depend on a convention. It also leaves
+out the gradient of the padding token's embedding, which PyTorch's `padding_idx` excludes from learning.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def judge_gradients(
     # The backward pass runs in reverse, so the last wrong parameter in forward order is the first wrong gradient.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
     causes = (*found.of_ranks(forward.sharding.ranks, by_rank), *found.causes(actual))[:1]
-    says = f"{claim}: {len(wrong)} of {len(shares)} are wrong; {first} is the first one in the backward pass"
+    says = f"{claim}: {len(wrong)} of {len(shares)} are wrong; in the backward pass, {first} is the first wrong one"
     result = ClaimResult(claim, "diverges", errors[worst], budgets[worst], worst)
     where = f"{'gradient' if claim == 'gradients' else claim}.{first}"
     fault = Divergence(where, errors[first], budgets[first], causes, probe=probe.name)
@@ -159,7 +159,7 @@ class Disagreement:
         return max(errors.values()) if fits else math.inf
 
     def of_ranks(self, ranks: int, by_rank: Gradients) -> Iterator[Cause]:
-        """Yield faults on several ranks: gradients of replicas that are not summed over ranks, or summed twice."""
+        """Yield faults on several ranks: gradients of only one rank, or off by a factor of the number of ranks."""
         if ranks == 1:
             return
         for how, put_together in (("sum", np.sum), ("mean", np.mean)):
@@ -207,7 +207,7 @@ def _factors(ours: Derivatives) -> dict[float, str]:
         targets.size: "this is the number of positions",
         len(targets): "this is the number of rows",
         counted / targets.size: "the loss is divided by the number of all positions, including padding",
-        -1: "their sign is flipped",
+        -1: "the sign is flipped",
     }
 
 
@@ -283,7 +283,7 @@ def _judge_one(
     forward = _passed(key, probe, forward)
     unknown, listed = _left_out(way, answers, [key])
     is_plain, loss, rule = not way.is_optional, None, None
-    is_own = is_plain or way.keywords == (ROUTERS,)  # the other options lack the same gradients
+    is_own = is_plain or way.keywords == (ROUTERS,)  # the other options leave out gradients that are already listed
     found = listed if is_own else not_compared()
     if set(unknown) >= set(filter(is_learned, probe.parameters)):
         return found
@@ -291,7 +291,7 @@ def _judge_one(
         of_loss, rule = judge_router_loss(probe, answers.get(f"{key}/loss_and_gradients"), forward.dtype)
         found += of_loss
     elif key not in forward.probes and f"{key}/loss_and_gradients" in answers:
-        says = "its loss is not compared, because the model is large; only the result of `loss` is"
+        says = "its loss is not compared, because the model is large; the result of `loss` is compared"
         found += not_compared(*[f"loss_and_gradients: {says}"] * is_plain)
     elif f"{key}/loss_and_gradients" in answers:
         of_loss, loss = _judge_loss(way, key, answers, forward)
@@ -338,7 +338,7 @@ def _judge_loss(way: Way, key: str, answers: Answers, forward: ForwardPass) -> t
 
 
 OPTIONS = {"micro_batches": 2, "checkpointing": True, ROUTERS: 1.0}
-"""Keyword arguments of ports, with the compared value. Only the last one changes the gradients."""
+"""Arguments of `loss_and_gradients`, with the values that the checker passes. Only the last changes the gradients."""
 
 
 def _way(claim: str, **further: Any) -> Way:

@@ -102,14 +102,14 @@ def judge_losses(
 
 
 def _grown(given: Numbers, right: Numbers, budgets: Mapping[str, float]) -> dict[str, float]:
-    """Return the tolerances. They grow for losses that are too large, because a sum rounds more than a mean."""
+    """Return the tolerances, which grow in proportion to a loss that is too large, such as a sum instead of a mean."""
     sizes = {key: abs(float(given[key] / right[key])) for key in given}
     return {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
 
 
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:
-    """Yield a cause if label smoothing or a common factor explains the losses of at least two probes. `even` has the
-    losses for targets that are uniform over the vocabulary."""
+    """Yield a cause if label smoothing or a common factor explains the losses of all probes; there must be at least two
+    probes. `even` has the losses for targets that are uniform over the vocabulary."""
     if len(given) < 2:
         return
     said, true, uniform, allowed = (np.array([of[key] for key in given]) for of in (given, right, even, budgets))

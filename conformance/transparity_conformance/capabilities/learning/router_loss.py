@@ -37,32 +37,27 @@ Layers = list[np.ndarray]
 """The logits (tokens, experts) of each layer's router."""
 
 Rule = Callable[[Layers, int], np.ndarray]
-"""Returns the auxiliary loss; the second argument is the number of experts that each token chooses."""
+"""A function that returns the auxiliary loss. Its second argument is the number of experts that each token chooses."""
 
 
 def load_balancing_loss(layers: Layers, count: int) -> np.ndarray:
-    """E · Σ_e f_e · P_e, with the tokens of all layers together."""
+    """Return E · Σ_e f_e · P_e, where the means f_e and P_e are over the tokens of all layers together."""
     probabilities = softmax(upcast(np.concatenate(layers)))
     often = highest(probabilities.real, count).mean(axis=0)
     return np.asarray((often * probabilities.mean(axis=0)).sum() * often.dtype.type(len(often)))
 
 
-def _per_choice(layers: Layers, count: int) -> np.ndarray:
+def _divided(by: Callable[[Layers, int], int], layers: Layers, count: int) -> np.ndarray:
     loss = load_balancing_loss(layers, count)
-    return loss / loss.real.dtype.type(count)
+    return loss / loss.real.dtype.type(by(layers, count))
 
 
 def _by_layer(combine: Callable[..., Any], layers: Layers, count: int) -> np.ndarray:
     return np.asarray(combine([load_balancing_loss([layer], count) for layer in layers], axis=0))
 
 
-def _over_experts(layers: Layers, count: int) -> np.ndarray:
-    loss = load_balancing_loss(layers, count)
-    return loss / loss.real.dtype.type(layers[0].shape[-1])
-
-
-ACCEPTED: tuple[Rule, ...] = (load_balancing_loss, _per_choice)
-"""The loss, and the loss divided by the number of choices per token. Both are in use, and they differ by a constant."""
+ACCEPTED: tuple[Rule, ...] = (load_balancing_loss, functools.partial(_divided, lambda layers, count: count))
+"""The loss, and the loss divided by the number of choices per token: both are in use."""
 
 
 def no_loss(layers: Layers, count: int) -> np.ndarray:
@@ -71,12 +66,14 @@ def no_loss(layers: Layers, count: int) -> np.ndarray:
 
 OTHERS: dict[str, Rule] = {
     "the auxiliary loss is missing": no_loss,
-    "each layer has an auxiliary loss of its own; these losses are added": functools.partial(_by_layer, np.sum),
-    "each layer has an auxiliary loss of its own; their mean counts": functools.partial(_by_layer, np.mean),
+    "the auxiliary loss is the sum of one loss per layer": functools.partial(_by_layer, np.sum),
+    "the auxiliary loss is the mean of one loss per layer": functools.partial(_by_layer, np.mean),
     "only the first choice of each token counts": lambda layers, count: load_balancing_loss(layers, 1),
-    "the factor of the auxiliary loss, the number of experts, is missing": _over_experts,
+    "the factor of the auxiliary loss, the number of experts, is missing": functools.partial(
+        _divided, lambda layers, count: layers[0].shape[-1]
+    ),
 }
-"""Other auxiliary losses, by the sentence about the fault."""
+"""Other auxiliary losses that a port may compute. Each key is the sentence about the fault."""
 
 WITHOUT_GRADIENTS = (SimulatedFault("router-loss", "the gradients do not contain the auxiliary loss", no_loss),)
 

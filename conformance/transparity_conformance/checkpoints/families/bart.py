@@ -20,7 +20,7 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 
 
 def stack_names(stack: str) -> dict[str, str | StoredTensor]:
-    """Return the names of a stack's linear layers and norms, including cross-attention (which an encoder lacks)."""
+    """Return the table entries for a stack's linear layers and norms, including cross-attention (only in decoders)."""
     layer = f"{stack}.layers.{{i}}"
     attentions = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
     names = linears({"layernorm_embedding": "embedding_norm"}, stack, stack)
@@ -61,7 +61,7 @@ STACKS = (
 
 UNNEEDED = (
     *("activation_dropout", "attention_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop"),
-    *("num_hidden_layers", "extra_pos_embeddings"),  # aliases of the fields above
+    *("num_hidden_layers", "extra_pos_embeddings"),  # other fields determine these values
 )
 
 ONLY: dict[str, tuple[Any, ...]] = {

@@ -22,7 +22,7 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 def _activation(fields: Fields) -> dict[str, Any]:
     name = "hidden_act" if fields["hidden_activation"] is None else "hidden_activation"
     found = row.as_activation(fields, name)
-    return {"activation": "gelu-tanh" if found == "gelu" else found}  # older files of Gemma write `gelu` for it
+    return {"activation": "gelu-tanh" if found == "gelu" else found}  # `gelu` in older files means the approximation
 
 
 def _write_activation(config: TransformerConfig) -> dict[str, Any]:
@@ -77,8 +77,7 @@ GEMMA2 = GEMMA.variant(
 
 
 def _layers3(fields: Fields) -> dict[str, Any]:
-    # transformers 4 also reads the kind of scaling from the key `type`, and so do we; transformers 5 ignores such a
-    # scaling.
+    # The kind of scaling may have the key `type`, as in transformers 4. transformers 5 ignores a scaling with this key.
     of_sliding = {"rope_theta": fields["rope_local_base_freq"], "rope_scaling": None}
     rotated = rotary_by_kind(fields, {SLIDING: of_sliding, FULL: {}})
     facts = {SLIDING: {"sliding_window": fields["sliding_window"]}, FULL: {"sliding_window": None}}

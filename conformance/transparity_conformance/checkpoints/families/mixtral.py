@@ -111,7 +111,7 @@ def sparse(fields: Fields) -> dict[str, Any]:
 
 
 def write_sparse(config: TransformerConfig) -> dict[str, Any]:
-    """Return fields of config.json, for which `sparse` returns `config`. List all layers without experts explicitly."""
+    """Invert `sparse`: return fields of config.json, with all layers without experts in `mlp_only_layers`."""
     own = layers.own_layers(config) or [config]
     widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
     return _written_count(config) | {
@@ -203,7 +203,7 @@ YARN |= {"original_max_position_embeddings": 4096}
 
 
 def _part(expert: int, first: int, step: int, tensor: np.ndarray) -> np.ndarray:
-    """Return the weight or bias of one expert: every `step`-th output feature, starting with `first`."""
+    """Return the weight or bias of a part of one expert: every `step`-th output feature, starting with `first`."""
     return tensor[expert, ..., first::step].T
 
 
@@ -214,7 +214,7 @@ def _gates_and_ups(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the tensors that contain all experts, as (experts, in, out)."""
+    """Return the table entries for tensors that contain all experts, as (experts, in, out)."""
     found: dict[str, str | StoredTensor] = {}
     for ending, leaf in (("", "weight"), ("_bias", "bias")):
         experts = [(f"{FEED}.experts.{expert}", expert) for expert in range(config.num_experts)]

@@ -46,7 +46,7 @@ def convolution(widths: Mapping[str, int]) -> StoredTensor:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the fused projections. Recurrences interleave theirs by groups of heads that share a key."""
+    """Return the table entries for fused tensors. In a recurrence, a group consists of the heads that share a key."""
     groups = config.recurrent_key_heads
     shares = config.recurrent_heads // groups
     rows = {"query": config.recurrent_key_dim, "key": config.recurrent_key_dim}
@@ -151,7 +151,7 @@ def _limits(fields: Fields) -> dict[str, Any]:
 
 
 def _write_limits(config: TransformerConfig) -> dict[str, Any]:
-    """Return the bounds, and a `chunk_size` (a power of two below the length), which changes only the rounding."""
+    """Return the bounds, and a `chunk_size` that is about a quarter of the length. The size changes only rounding."""
     return {
         "time_step_limit": [config.time_step_min, config.time_step_max or LARGEST],
         "chunk_size": min(LONGEST_CHUNK, 1 << max(1, config.max_length // 4).bit_length() - 1),

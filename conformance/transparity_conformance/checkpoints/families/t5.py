@@ -15,7 +15,7 @@ GATED = "gated-"
 
 
 def _stack(stack: str, *, last: int) -> Table:
-    """Return the names of a stack's tensors; `last` is the index of the feed-forward in each block."""
+    """Return the table entries for a stack's tensors; `last` is the index of the feed-forward in each block."""
     block, layer = f"{stack}.block.{{i}}.layer", f"{stack}.layers.{{i}}"
     sublayers = [("SelfAttention", "self_attention"), ("EncDecAttention", "cross_attention")][:last]
     names: dict[str, str | StoredTensor] = {
@@ -59,7 +59,7 @@ def _decoder(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Return whether the head is tied to the embedding, and whether hidden states are scaled before the head.
+    """Return whether the head is tied to the embedding, and the scale of hidden states before the head.
 
     `transformers` 4 scales hidden states if `tie_word_embeddings` is true. In `transformers` 5, `tie_word_embeddings`
     is always true, and `scale_decoder_outputs` decides about the scale. If a file has `scale_decoder_outputs`,

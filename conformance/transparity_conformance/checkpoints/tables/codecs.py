@@ -120,7 +120,7 @@ class Family:
     always: Fields
     """The `TransformerConfig` fields that are equal in all models of the family."""
     rows: Sequence[FieldRow]
-    """The rows for the fields of config.json. If two rows set the same value, the later row counts."""
+    """The rows for the fields of config.json. If rows set the same value, the last row without `ours` counts."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """For fields of config.json that are only partly supported, the supported values."""
     unneeded: Collection[str] = ()

@@ -15,7 +15,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def full_attention_every(layers: int) -> dict[str, Any]:
-    """Return the fields of a model in which each `layers`-th layer has no window; with 2, both kinds alternate."""
+    """Return the fields of a model in which each `layers`-th layer has no window, and all other layers have one."""
     types = (SLIDING,) * (layers - 1) + (FULL,)
     return {"layer_types": types, "layer_overrides": {FULL: {"sliding_window": None}}}
 
@@ -31,8 +31,8 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
     """Return the `TransformerConfig` fields for layers of several kinds. `kinds` lists the kind of each layer, and
     `facts` has the fields of each kind (see `config.PER_LAYER`).
 
-    The model as a whole gets the fields of the first kind. The window and the positions of the whole model come from
-    the first kind that has a window or positions.
+    The model as a whole gets the fields of the first kind in `facts` that occurs in `kinds`. The window and the
+    positions of the model come from the first kind that has a window or positions.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:
@@ -78,7 +78,7 @@ def check_window(fields: Fields, kinds: Any) -> None:
 
 
 def windows_in_turn(window: int) -> FieldRow:
-    """Return the row for windows. If config.json does not list them, layers 0, 2, 4, … have a window."""
+    """Return the row for windows. If config.json has no `layer_types`, layers 0, 2, 4, … have a window."""
 
     def read(fields: Fields) -> dict[str, Any]:
         return windows(kinds_every(fields, 2), fields["sliding_window"], row.as_layers(fields))

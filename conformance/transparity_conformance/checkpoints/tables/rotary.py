@@ -134,7 +134,7 @@ def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
 
 
 def _yarn_factor(given: Fields) -> float:
-    """Return YaRN's factor, 0.1 · ln(factor) + 1, or the ratio of the scales of `mscale` and `mscale_all_dim`."""
+    """Return YaRN's attention factor, 0.1 · ln(factor) + 1; with two `mscale` keys, the ratio of their two scales."""
     scales = [row.as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
     return _ratio(row.as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
 
@@ -149,7 +149,7 @@ def _ratio(factor: float, mscale: float, mscale_all_dim: float) -> float:
 
 
 def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
-    """Return the `mscale` that results, together with `mscale_all_dim`, in exactly the attention factor."""
+    """Return the `mscale` for which `_ratio` is exactly the configuration's attention factor."""
     factor, right = config.rotary_factor, config.rotary_attention_factor
     found = (right * yarn_scale(factor, mscale_all_dim) - 1) / (0.1 * math.log(factor))
     return row.nearest(round(found, 6), found, right=lambda each: _ratio(factor, each, mscale_all_dim) == right)

@@ -93,7 +93,7 @@ def as_head_width(
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
-    """Return the first candidate that is `right`, or else a nearby float; this inverts a conversion that rounds."""
+    """Invert a conversion that rounds: return the first candidate, or else a float near the last, that is `right`."""
     last = candidates[-1]
     near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]
     return next((each for each in (*candidates, *near) if each and right(each)), last)

@@ -144,7 +144,7 @@ def _blocks(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     is_known = bool(remedy(view.report))
     most = len(view.findings) if verbose else MOST_FINDINGS if is_known else MOST_OPEN
     if len(view.findings) > 1 and not is_known:
-        yield Text("Fix the first fault first: the later ones may be its consequences.")
+        yield Text("Fix the first fault first; the later faults may be its consequences.")
     for finding in view.findings[:most]:
         yield Group(*_block(view, finding))
     if view.findings[most:]:

@@ -52,7 +52,7 @@ def module_in(function: Any) -> Any:
 
 
 def contents_of(function: Any) -> Iterator[Any]:
-    """Yield a function, and all objects to which it refers directly or indirectly, the nearest first."""
+    """Yield a function, and the objects that it uses through closures, attributes and globals, the nearest first."""
     waiting, seen = [function], set()
     while waiting:
         node = waiting.pop(0)
@@ -129,7 +129,7 @@ def widened(module: Any) -> Callable[[], None]:
 
 
 def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
-    """Return a function that restores a module's current tensors; `copies` has copies of their values by `id`."""
+    """Return a function that restores a module's current tensors; `copies` has copies of values by tensor `id`."""
     parameters = [(value, copies.get(id(value), value.data)) for value in module.parameters()]
     buffers = [
         (each, name, copies.get(id(value), value)) for each in module.modules() for name, value in each._buffers.items()
@@ -175,7 +175,7 @@ def buffers_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
-    """Return the tensors of the first model in `contents_of` a function. If it uses no model, return an empty dict."""
+    """Return the tensors of the first model that a function uses; an empty dict if the function uses no model."""
     return next((tensors for node in contents_of(function) if (tensors := tensors_of(node))), {})
 
 

@@ -38,7 +38,7 @@ def isolated_build(
     If `adapter` is empty, the model keeps its own weights. The process loads the port in the background; if the port
     does not exist, the first use raises `LoadError`. A call raises `PortCallError` if the port raises an exception, and
     `PortProcessError` if the process ends or gives no answer within `timeout` seconds. Set `is_small` if all models are
-    small, so that JAX compiles without slow passes.
+    small: the process then uses one thread, and JAX compiles without slow passes.
     """
     seconds, is_launched = checked_timeout(timeout), ranks > 1
     return IsolatedBuild(ProcessGroup(spec, seconds, adapter, ranks, is_launched=is_launched, is_small=is_small))
@@ -134,7 +134,7 @@ class IsolatedModel(RemotePort):
     def _arrays(self, what: str) -> dict[str, np.ndarray]:
         answer = self.asked(what)
         if not (isinstance(answer, Mapping) and all(isinstance(value, np.ndarray) for value in answer.values())):
-            raise PortProcessError(f"The port's process returned {what}, but not all of them are arrays.")
+            raise PortProcessError(f"The port's process returned {what} that are not arrays; expected only arrays.")
         return {str(name): value for name, value in answer.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
@@ -228,7 +228,7 @@ class IsolatedBuild(_Described):
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
     """Call a method of a built port.
 
-    A function makes the call, because a `RemotePort` that stores its own bound method would never be freed.
+    This is not a method: Python would free a `RemotePort` late if it referred to itself by a bound method.
     """
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
@@ -243,7 +243,7 @@ def _keep_track(process: ProcessGroup, value: Any) -> None:
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of the unsent item of a method's result, such as a cache; None if all items are sent."""
+    """Return the index of the item in a method's result that stays in the port's process, such as a cache, or None."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

@@ -1,4 +1,4 @@
-"""Join the answers of all ranks to one answer. Arrays are joined by their placements; other values must be equal.
+"""Join the answers of all ranks into one answer. Arrays are joined by their placements; other values must be equal.
 
 Recorded operations are kept only if their values are equal on all ranks, because a shard might look like another
 activation.
@@ -33,9 +33,10 @@ class Replicas:
 
 @dataclass
 class Differing:
-    """All values that should be equal on all ranks, but are not bitwise equal."""
+    """Values that should be equal on all ranks, but are not bitwise equal."""
 
     worst: dict[str, Replicas] = field(default_factory=dict)
+    """The largest relative difference in any call, by the name of the value."""
     last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """The differing values of the last call by name: one array per rank."""
 
@@ -58,7 +59,7 @@ class RankHandle(Handle):
 
 def joined(name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes, differing: Differing) -> Any:
     """Join the answers of all ranks to one request; `name` is an activation, a parameter, or the called method. Add
-    values that should be equal, but are not, to `differing`. Raise `PortError` for inconsistent answers."""
+    values that should be equal on all ranks but differ to `differing`. Raise `PortError` for inconsistent answers."""
     placed = sharding.of(name)
     given = [answer for answer in answers if answer is not None]
     if given and all(isinstance(answer, Mapping) for answer in given):
@@ -100,7 +101,8 @@ Names = tuple[str, ...]
 class Whole:
     """Selects the operations whose values are equal on all ranks.
 
-    The first call of each port decides for all later calls, because shards of a short input may be equal by chance.
+    A port's first call decides for all later calls with the same operations, because shards of a shorter input may be
+    equal by chance.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class ProcessGroup:
         ranks: The number of processes.
         is_launched: Whether the port is distributed: each process gets the environment variables of a rank, and answers
             are joined. If false, there is one process.
-        is_small: Whether all models are small, so that XLA compiles them without its slow passes.
+        is_small: Whether all models are small, so that the processes use one thread, and XLA skips its slow passes.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def in_precision(build: Port, dtype: str) -> Port:
     if signature is None:
         return build
     parameter = signature.parameters.get("dtype")
-    # If the default is no string, the annotation may show that the port takes a name.
+    # If the default is not a string, the annotation may show that the port takes a name.
     takes_names = parameter is not None and (isinstance(parameter.default, str) or "str" in str(parameter.annotation))
     return functools.partial(build, dtype=str(dtype)) if takes_names else build
 
@@ -59,7 +59,7 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return the argument `parameters` for a port, usually copies of the parameters. An exported model gets nothing,
+    """Return the argument `parameters` for a port, usually copies of the parameters. An exported model gets `{}`,
     because it has its own weights. A loader gets the path of the checkpoint's own folder if no copy can be written."""
     if getattr(isolated_of(build), "has_own_weights", False):
         return {}

@@ -155,7 +155,7 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
 
     answer = _decoded(text, fill, OnDisk if size > LARGEST_IN_MEMORY else dict)
     if left:
-        raise ValueError(f"its arrays have less than {size:,} bytes")
+        raise ValueError(f"its arrays have fewer than {size:,} bytes")
     return answer
 
 
@@ -182,7 +182,7 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return an eighth of the machine's memory, because the checker converts an answer's float32 to float64."""
+    """Return the largest size of an answer, an eighth of the memory, because the checker converts it to float64."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 

@@ -143,8 +143,8 @@ class Worker:
         return HubBuild(self.objects[number], model_type, root).reported(folder, names)
 
     def model(self, number: int, folder: str | None, weights: Mapping[str, np.ndarray] | None) -> Any:
-        """Load a folder, or build a module. If its tensors have the names and shapes of `weights`, fill it with
-        `weights`.
+        """Load a folder, or build a module. If the module's tensors have the names and shapes of `weights`, fill the
+        module with `weights`.
 
         Return the number and the signature of the forward pass, and whether the module contains the weights. The
         forward pass takes inputs by the model's own names.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
+import re
 import textwrap
 import tomllib
 from collections import defaultdict
@@ -104,7 +105,8 @@ def edit(text: str, old: str, new: str) -> str:
     start = text.rfind("\n", 0, text.index(old)) + 1
     right = text[start : text.find("\n", text.index(old) + len(old)) % (len(text) + 1)]
     wrong, right = (textwrap.dedent(each) for each in (right.replace(old, new), right))
-    return "\n".join(line.rstrip() for line in difflib.ndiff(wrong.splitlines(), right.splitlines()) if line[0] != "?")
+    lines = difflib.ndiff(wrong.splitlines(), right.splitlines())
+    return "\n".join(re.sub(r"# noqa.*", "", line).rstrip() for line in lines if line[0] != "?")
 
 
 @functools.cache

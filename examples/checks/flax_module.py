@@ -1,4 +1,7 @@
-"""Check a Flax module, a small GPT in nnx. `python examples/checks/flax_module.py` ends with the check's exit code."""
+"""Check a Flax module: a small GPT in nnx.
+
+`python examples/checks/flax_module.py` prints the verdict and ends with its exit code.
+"""
 
 from __future__ import annotations
 

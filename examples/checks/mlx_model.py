@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""Check a model in MLX, a small GPT. MLX also runs on Linux without a GPU.
+"""Check an MLX model: a small GPT.
 
-`python examples/checks/mlx_model.py` prints the verdict and ends with its exit code.
+MLX also runs on Linux without a GPU. `python examples/checks/mlx_model.py` prints the verdict and ends with its exit code.
 """
 
 from __future__ import annotations

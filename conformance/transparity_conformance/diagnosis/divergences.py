@@ -59,19 +59,16 @@ def explain_all(
 
 
 def consistent(
-    answer: Answer,
-    results: Results,
-    divergences: Sequence[Divergence],
-    explanations: Mapping[str, Explanation],
+    answer: Answer, results: Results, divergences: Sequence[Divergence], explained: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop causes and divergences that may come from wrong matches of activations. To test the causes, run the
-    reference with all causes, and with the port's values at unexplained taps. If this run does not compute the port's
-    logits, drop the causes at matched activations and at the logits. Also drop such a cause if a next tap is
+    """Drop causes and divergences that may come from wrong matches of activations.
+
+    Run the reference with all causes, and with the port's values at unexplained taps. If this run does not compute the
+    port's logits, drop the causes at matched activations and at the logits. Also drop such a cause if a next tap is
     unexplained, or if the causes at all next taps are dropped. Drop an unexplained divergence directly after another
-    unexplained divergence. If a cause is dropped at a tap that has the same value as another tap, also drop the
-    divergence. Only the cause, such as a missing rotation, justified this match."""
+    one, and a divergence that only a dropped cause, such as a missing rotation, matched with another tap's value."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
-    told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
+    told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}
     given = [tap for tap in unexplained if tap not in after]  # later values would hide the effects of the causes
     end = _before_logits(answer, results) if "logits" in unexplained else "logits"
@@ -82,13 +79,12 @@ def consistent(
             return False
         return not follows or tap in after or not {*unexplained}.isdisjoint(fed_by(tap, results))
 
-    contradicted = list[str]()
+    contradicted = set[str]()
     for tap in reversed([each.where for each in divergences if each.causes]):
-        is_unconfirmed = tap in answer.found and {*contradicted} >= fed_by(tap, results) != set()
-        if is_unconfirmed or contradicts(tap):
-            contradicted.append(tap)
+        is_unconfirmed = tap in answer.found and contradicted >= fed_by(tap, results) != set()
+        contradicted |= {tap} if is_unconfirmed or contradicts(tap) else set()
     passed = {tap for tap in contradicted if unexplained and _is_passed(tap, results)}
-    after |= {each for tap in {*contradicted} & {*answer.found} - passed for each in fed_by(tap, results)}
+    after |= {each for tap in (contradicted & {*answer.found}) - passed for each in fed_by(tap, results)}
 
     def is_told(each: Divergence) -> bool:
         if not each.causes:
@@ -97,9 +93,9 @@ def consistent(
             return each.where not in answer.found or bool(fed_by(each.where, results, told))
         return True
 
-    rest = [each for each in divergences if each.where not in passed and is_told(each)]
+    rest = (each for each in divergences if each.where not in passed and is_told(each))
     kept = [each.unexplained if each.where in contradicted else each for each in rest]
-    return _of_first_layer(answer, results, kept, explanations)
+    return _of_first_layer(answer, results, kept, explained)
 
 
 def _before_logits(answer: Answer, results: Results) -> str:

@@ -1,7 +1,8 @@
 # mypy: ignore-errors
 """Check an MLX model: a small GPT.
 
-MLX also runs on Linux without a GPU. `python examples/checks/mlx_model.py` prints the verdict and ends with its exit code.
+`python examples/checks/mlx_model.py` prints the verdict and ends with its exit code. MLX also runs on Linux without a
+GPU.
 """
 
 from __future__ import annotations

@@ -71,10 +71,10 @@ def check(
         build: `build(config, parameters)`, which returns `forward(**tokens)`; `load(folder)`; or `file.py:NAME`.
         preset, family: The preset, which the checker makes small; and the family of the folders that a loader reads.
         config, parameters: A configuration in place of a preset; and its parameters (random if omitted).
-        dtype, logits_only, quick: The precision; whether to compare only logits; and only the forward pass.
+        dtype, logits_only, quick: The precision; compare only logits; compare only the forward pass.
         isolated, ranks, timeout: Whether to use a separate process; the number of ranks; and the seconds for a reply.
         budget, name, lengths: The seconds for the search for causes; the port's name; and lengths of long prompts.
-        audit, progress, located: Whether an ignored field is a failure; receivers of progress and of the first report.
+        audit, progress, located: Whether ignored fields fail; a function for progress; a function for the first report.
     """
     if other:
         return _check_against(dict(locals()))

@@ -121,7 +121,7 @@ def test_a_model_that_the_family_cannot_express_is_refused(tmp_path: Path) -> No
 def test_a_folder_lives_as_long_as_its_model(tmp_path: Path) -> None:
     config = example_config("llama")
     forward = HubBuild(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("*/model")
     assert import_checkpoint(folder).config.embed_dim == config.embed_dim
     del forward
     assert list(tmp_path.iterdir()) == []

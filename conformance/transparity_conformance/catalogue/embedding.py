@@ -19,8 +19,12 @@ from transparity_numpy.inputs.patches import embed_patches
 from transparity_numpy.positions.learned import position_ids
 
 OFFSETS = (1, -1, 2, -2, 3, 4)
-EDGES = {"clipped": "", "rolled": ", and positions before or after the table wrap around"}
-"""Words for the rows that positions outside of the table read: the nearest rows, or rows from the other end."""
+EDGES = {
+    "clipped": "",
+    "rolled": ", and positions before or after the table wrap around",
+    "kept": ", but padding keeps its position",
+}
+"""Words for positions outside of the table, which read the nearest rows or rows from the other end, and for padding."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -60,9 +64,10 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
             patch = partial(_replaced, {"offset": offset})
             yield fault("position-offset", f"{offset}", says=begins, patch=patch, value=offset)
             continue
-        for edge, beyond in EDGES.items():
-            change = partial(_moved, offset, edge)
-            yield fault("position-offset", f"{offset} {edge}", says=f"{begins}{beyond}", patch=change, value=offset)
+        for edge, words in EDGES.items():
+            if edge != "kept" or config.position_count == "visible":
+                change = partial(_moved, offset, edge)
+                yield fault("position-offset", f"{offset} {edge}", says=f"{begins}{words}", patch=change, value=offset)
 
 
 def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -148,7 +153,8 @@ def position_table(state: WalkState, site: str) -> np.ndarray:
 
 
 def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) -> Value:
-    table, moved = position_table(state, site), right_ids(state, site) + offset
+    table, ids = position_table(state, site), right_ids(state, site)
+    moved = np.where(padding_at(state, site)[:, 0, 0] | (edge != "kept"), ids + offset, ids)
     rows = moved % len(table) if edge == "rolled" else np.clip(moved, 0, len(table) - 1)
     return value - right_positions(state, site) + table[rows]
 

@@ -171,6 +171,7 @@ def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fau
     yield _masked("window-missing", "missing", words={"which": which}, window=lambda m: None)
     if kind == "sliding" and not causal:
         yield _masked("window-size", "half", window=lambda m: m.layer_window // 2 + 1)
+        yield _masked("window-size", "twice", window=lambda m: 2 * m.layer_window - 1)
     yield _masked("window-kind", other, words={"window": window}, window_kind=lambda m: other)
     for name, begin in {"early": 1, "late": window - 1}.items() if kind == "chunked" and window > 1 else ():
         if name == "early" or window > 2:

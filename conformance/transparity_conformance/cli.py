@@ -291,7 +291,7 @@ def describe(
         _option("--fields", None, "Without PRESET: list the fields of configurations, with their possible values."),
     ] = False,
     json_file: Annotated[
-        Path | None, _option("--json", "FILE", "Write the fields of the configuration as JSON; - is standard output.")
+        Path | None, _option("--json", "FILE", "Write the description as JSON; - is standard output.")
     ] = None,
 ) -> None:
     """List the parameters and the activations of a model."""

@@ -104,7 +104,7 @@ def _first_other_answer(build: Backend, case: str) -> str:
 
 @functools.cache
 def budgets(case: str) -> dict[str, float]:
-    """Return the float64 budget of each answer computed by summation. All other answers must be exactly equal."""
+    """Return the float64 budgets of activations, the loss and beams' scores. Other answers must be exactly equal."""
     oracle = probes(case)["mixed"].oracle
     found = {name: oracle.budget(name, "float64") for name in oracle.expected}
     found |= {"logits by the fast path": found["logits"], "loss": 2 * found["logits"]}

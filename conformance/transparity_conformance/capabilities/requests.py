@@ -29,7 +29,7 @@ LONG_PROMPT = 64
 """The length of a long prompt, unless a test of a threshold needs a longer prompt."""
 
 SEARCHED = 6
-"""The number of new tokens in a beam search."""
+"""The largest number of new tokens in a beam search."""
 
 BEAMS = 4
 COMPETING = 0.7

@@ -271,8 +271,9 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
     found = family.read(given, names)
     if head is not None:
         if "head" not in found:
+            other = " or 'classes'" if family.classifier else ""
             raise CheckpointError(
-                f"the head {head!r} was requested; expected no head, because this model always returns logits."
+                f"the head '{head}' was requested; expected no head{other}, because this model returns logits."
             )
         if head == "logits" and "head_transform" not in found:
             raise CheckpointError(

@@ -66,7 +66,7 @@ def consistent(
     Run the reference with all causes, and with the port's values at unexplained taps. If this run does not compute the
     port's logits, drop the causes at matched activations and at the logits. Also drop such a cause if a next tap is
     unexplained, or if the causes at all next taps are dropped. Drop an unexplained divergence directly after another
-    one, and a divergence that only a dropped cause, such as a missing rotation, matched with another tap's value."""
+    one. Also drop a divergence whose tap has the value of another tap: only the dropped cause justified this match."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}

@@ -193,9 +193,8 @@ def _check_positions(config: Any) -> None:
     both = config.positions in added and config.has_encoder and config.has_decoder
     if config.encoder_positions != "as-decoder" and not both:
         raise ConfigError(
-            f"encoder_positions is {config.encoder_positions!r}, but only an encoder-decoder with learned or "
-            f"sinusoidal positions (here {config.architecture!r}, {config.positions!r}) has other positions in the "
-            "encoder: 'as-decoder' would be right."
+            f"encoder_positions is {config.encoder_positions!r}; expected 'as-decoder', because architecture is "
+            f"{config.architecture!r} and positions is {config.positions!r}."
         )
     sinusoidal = "sinusoidal" in (config.positions, config.encoder_positions)
     if sinusoidal and config.sinusoidal_timescales == "inclusive" and config.embed_dim < 4:

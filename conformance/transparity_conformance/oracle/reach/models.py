@@ -327,7 +327,8 @@ def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: Tru
 
 
 def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
-    """Yield the kinds of a deep model's layers in several orders, because a family cannot express each order."""
+    """Yield several orders of the kinds of layers in a deep model. Some families allow only some orders, so the caller
+    uses the first order that the port accepts."""
     kinds = tuple(config.layer_kinds) if config.layer_types else ()
     depth = max(DEPTH, 2 * len(kinds))
     if not kinds:

@@ -87,7 +87,7 @@ def experts_in(
         made = next(_readings(one, count, operations[one.at + 1 :], one.at + 1, left), None)
         if made is None:
             raise ForeignError(
-                f"{_router(one)}: no operation computes the sum of the outputs of experts without biases."
+                f"{_router(one)}: no operation computes the sum of experts that fit knows, which have no biases."
             )
         own = {one.name, *made.names}
         if beside := [each.name for each in maps if each.name not in own and is_same(each.given, one.given)]:

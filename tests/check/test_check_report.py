@@ -53,6 +53,8 @@ def flat(text: str) -> str:
 
 
 HALF = Cause("attention-scale", SAYS, None, 0.6, 0.37)
+COMPUTED = Cause("attention-scale", SAYS, None, 2e-16, 1.0)
+STEPS = "step: the forward pass diverges, so cached steps diverge, too"
 SMALL = (Measured("logits", "mixed", 1e-11, 1e-6, 0.0, 1e-6),)
 SHAPES = tuple(f"logits has the shape ({rows}, 9, 30), expected ({rows}, 9, 31)" for rows in range(1, 8))
 LEFT_OUT = "probe hot: no logits"
@@ -66,6 +68,9 @@ REACH = ClaimResult("forward.reach", "agrees", 0.59, 1.0, "logits (length 5, bat
     [
         (report(fault(0, HALF)), "this explains 37% of the error, and the rest is unexplained."),
         (report(fault(0, HALF, BIAS)), "With this fixed, the rest agrees (remaining error 3e-07)."),
+        (report(fault(0, SCALE), not_compared=(STEPS,)), "With this fixed, the forward pass agrees (remaining error"),
+        (report(fault(0, COMPUTED)), "With this fixed, the rest agrees."),
+        (report(fault(0, COMPUTED), dtype="float64"), "With this fixed, the rest agrees (remaining error 2e-16)."),
         (report(fault(profile=PROFILE)), "tolerance in all 2 rows; positions 2–3 of 4; head 1 of 3, unexplained"),
         (report(verdict="inconclusive", not_compared=(f"{LEFT_OUT}.",)), f"too little was compared: {LEFT_OUT}."),
         (report(verdict="inconclusive", not_compared=(LEFT_OUT,)), f"too little was compared: {LEFT_OUT}."),
@@ -110,6 +115,20 @@ def test_faults_that_explain_everything_do_not_wait_for_each_other() -> None:
 def test_one_fault_in_every_layer_is_one_finding() -> None:
     found = findings(report(fault(0, SCALE), fault(1, SCALE), fault(2, BIAS)))
     assert [finding.places for finding in found] == [[SCORES.format("0–1")], [SCORES.format(2)]]
+
+
+def test_a_finding_has_every_place_of_its_cause_and_no_alternative_that_another_place_denies() -> None:
+    line = {"file": "my.py", "line": 3, "code": "x", "columns": None}
+    outputs = [f"decoder.layers.{layer}.feed_forward.output" for layer in range(2)]
+    missing = [Cause("residual-source", f"the residual is missing, at {at}", at=at) for at in outputs]
+    turned = [Cause("rotary-direction", f"keys are turned{other}") for other in (" (or queries are turned)", "")]
+    for first, second, says in (
+        (*missing, "the residual is missing, at decoder.layers.0–1.feed_forward.output"),
+        (*turned, "keys are turned"),
+        (turned[0], turned[0], turned[0].says),
+    ):
+        (found,) = findings(report(fault(0, first, source=line), fault(1, second, source=line)))
+        assert [cause.says for cause in found.causes] == [says]
 
 
 def test_an_unexplained_divergence_is_shown_with_its_spread() -> None:

@@ -153,6 +153,22 @@ def test_an_unexplained_step_to_the_logits_hides_no_true_cause(probes: dict[str,
     assert told == (every if is_true else [every[0].unexplained, every[1]])
 
 
+def test_a_cause_that_only_a_dropped_cause_follows_is_dropped(probes: dict[str, Probe]) -> None:
+    """An unexplained step to the logits denies the cause directly before it, which then confirms no earlier cause."""
+    name, probe = next(iter(probes.items()))
+    wheres = ["decoder.layers.1.output", "decoder.output"]
+    faults = [hypotheses(probe.config, [where])[0] for where in wheres]
+    actual = {name: {tap: value.astype(np.float32) for tap, value in walk(probe, {}, faults).items()}}
+    actual[name]["logits"] = np.sin(actual[name]["logits"])
+    answer, results = answer_of({name: probe}, actual), results_of({name: probe}, actual)
+    answer.found = {*wheres}
+    causes = [Cause(each.fault.id, each.fault.description) for each in faults]
+    every = [Divergence(where, 1.0, 0.1, (cause,)) for where, cause in zip(wheres, causes, strict=True)]
+    known = {where: Explanation((cause,), (each,)) for where, cause, each in zip(wheres, causes, faults, strict=True)}
+    told = consistent(answer, results, [*every, Divergence("logits", 1.0, 0.1)], known)
+    assert not any(each.causes for each in told)
+
+
 @pytest.mark.parametrize("is_passed", [True, False])
 def test_a_false_cause_is_not_told_although_a_later_unexplained_value_hides_it(
     probes: dict[str, Probe], is_passed: bool

@@ -122,12 +122,12 @@ def test_a_finding_has_every_place_of_its_cause_and_no_alternative_that_another_
     outputs = [f"decoder.layers.{layer}.feed_forward.output" for layer in range(2)]
     missing = [Cause("residual-source", f"the residual is missing, at {at}", at=at) for at in outputs]
     turned = [Cause("rotary-direction", f"keys are turned{other}") for other in (" (or queries are turned)", "")]
-    for first, second, says in (
-        (*missing, "the residual is missing, at decoder.layers.0–1.feed_forward.output"),
-        (*turned, "keys are turned"),
-        (turned[0], turned[0], turned[0].says),
+    for told, says in (
+        (missing, "the residual is missing, at decoder.layers.0–1.feed_forward.output"),
+        (turned, "keys are turned"),
+        (turned[:1] * 2, turned[0].says),
     ):
-        (found,) = findings(report(fault(0, first, source=line), fault(1, second, source=line)))
+        (found,) = findings(report(*(fault(layer, cause, source=line) for layer, cause in enumerate(told))))
         assert [cause.says for cause in found.causes] == [says]
 
 

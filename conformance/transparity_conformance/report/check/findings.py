@@ -32,8 +32,8 @@ PRACTICALLY_ALL = 0.99
 """A difference counts as explained if its causes account for at least this share of it."""
 
 ROUNDED = 2.0**-23
-"""The spacing of float32 at 1. A port's values in float32 differ by more than its square; if a difference is smaller, the
-checker computed both values, such as the parts of a fused operation."""
+"""The spacing of float32 at 1. If a difference is smaller than its square, the port did not compute the value. The checker
+computed both values, such as the parts of a fused operation."""
 
 _MOST_SPANS = 5
 

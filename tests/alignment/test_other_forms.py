@@ -158,7 +158,10 @@ def test_a_line_that_is_right_elsewhere_is_told_by_its_caller() -> None:
     numbers = {f"tap{i}": i for i in range(3)}
     right = behind_taps(operations, numbers, ["tap0", "tap2"])
     assert getattr(operations[1].line_apart(right), "line", None) == 11
-    # the operation is wrong wherever it runs
+    # Several lines call the function, which is right in another iteration of each line.
+    assert getattr(operations[1].line_apart([*operations]), "line", None) == 11
+    # Only one line calls the function, or the operation is wrong wherever it runs.
+    assert operations[1].line_apart(operations[1:2]) == operations[1].source
     assert operations[1].line_apart([]) == operations[1].source
 
 

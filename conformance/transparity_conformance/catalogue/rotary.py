@@ -182,7 +182,16 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
         first, middle = np.arange(config.rotated_dim // 2), x.shape[-1] // 2
         order = [*first, *first + middle, *np.setdiff1d(np.arange(x.shape[-1]), [first, first + middle])]
         return rotate(x[..., order], both, config.rope_layout)[..., np.argsort(order)]
-    return np.concatenate([x[..., :begin], rotate(x[..., begin:], both, config.rope_layout)], axis=-1)
+    turn = _with_other_tables if settings.get("other_tables") else rotate
+    return np.concatenate([x[..., :begin], turn(x[..., begin:], both, config.rope_layout)], axis=-1)
+
+
+def _with_other_tables(x: Value, tables: tuple[Value, Value], layout: str) -> Value:
+    """Pair features as in `layout`, but multiply them by cosines and sines in the order of the other layout."""
+    cos, sin = (np.repeat(each, 2, -1) if layout == "halves" else np.concatenate([each] * 2, -1) for each in tables)
+    part, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    turned = rotate(part, (np.zeros_like(tables[0]), np.ones_like(tables[1])), layout)
+    return np.concatenate([part * cos + turned * sin, rest], axis=-1)
 
 
 def _over_all_features(config: TransformerConfig) -> np.ndarray:
@@ -221,6 +230,7 @@ LAYOUTS = (
         lambda c: c.rope_layout == "halves" and c.rotated_dim < c.head_dim and not c.kv_lora_rank,
         across=True,
     ),
+    row("rotary-layout", "tables of {other}", lambda c: c.rotated_dim > 2, other_tables=True),
 )
 
 

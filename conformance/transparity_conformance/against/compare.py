@@ -223,7 +223,8 @@ def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clo
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
     if not call.recorded.operations:  # the framework or a compiled program hides them
-        return dataclasses.replace(outcome, faults=[_unlocated(outcome)], notes=_notes(_misshapen(outcome), 0))
+        faults = _reshaped(outcome, 0.0, is_explained=True) or [_unlocated(outcome)]
+        return dataclasses.replace(outcome, faults=faults, notes=_notes(_misshapen(outcome), 0))
     for number, experts in enumerate(reference.experts, 1):
         progress(f"looking for edits that explain the difference on {chosen.probe}", 0, 1)
         departures = call.departures(experts, clock)
@@ -258,6 +259,16 @@ def _unlocated(outcome: Outcome) -> Divergence:
     return Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
 
 
+def _reshaped(outcome: Outcome, residual: float, *, is_explained: bool) -> list[Divergence]:
+    """Return the divergence of a result with the right number of values in another shape."""
+    for one in _misshapen(outcome):
+        if one.is_reshaped:
+            says = f"your port returns a result of the shape {one.actual.shape} instead of {one.shape}"
+            causes = (Cause(RESHAPED, says, None, residual, 1.0),) if is_explained else ()
+            return [Divergence("answer", math.inf, one.budget, causes, probe=one.probe, is_misshapen=True)]
+    return []
+
+
 def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     found, now = confirming.found()
     site = next((each.step.site for each in found if each.edit is None), None)
@@ -269,10 +280,7 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     faults = list({str((each.where, each.causes, each.source, each.reference_source)): each for each in told}.values())
     misshapen = _misshapen(outcome)
     notes = _notes(misshapen, len(every) - len(found))
-    for one in [each for each in misshapen if each.is_reshaped][:1]:
-        says = f"your port returns a result of the shape {one.actual.shape} instead of {one.shape}"
-        causes = (Cause(RESHAPED, says, None, residual, 1.0),) if now.agrees else ()
-        faults.append(Divergence("answer", math.inf, one.budget, causes, probe=one.probe, is_misshapen=True))
+    faults += _reshaped(outcome, residual, is_explained=now.agrees)
     lost, faults = len(now.lost), faults or [_unlocated(outcome)]
     outcome = dataclasses.replace(outcome, faults=faults, notes=notes, lost=lost, site=site)
     if not (found and outcome.is_explained):

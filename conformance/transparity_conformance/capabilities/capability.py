@@ -124,9 +124,7 @@ def result(
     causes = explain()
     others = dict.fromkeys(cause.mistake for cause in causes if cause.mistake != causes[0].mistake)
     fault = Divergence(claim, worst.error, worst.budget, tuple(causes[:1]), tuple(others), probe=probe)
-    return CapabilityResult(
-        claims, (fault,), notes=notes if causes else (f"{claim}, largest error: {worst.where}", *notes)
-    )
+    return CapabilityResult(claims, (fault,), notes=notes if causes else (f"{claim}, wrong at: {worst.where}", *notes))
 
 
 def cause_of(fault: SimulatedFault, error: float, left: float = 0.0) -> Cause:

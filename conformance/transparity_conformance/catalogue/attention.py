@@ -42,7 +42,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     is_grouped = 1 < config.key_value_heads < config.num_heads
     if tap == "scores":
         for name, scale in SCALES.items():
-            is_defined = config.rotary_dim is not None or "rotary_dim" not in name
+            is_defined = "rotary_dim" not in name or 0 < (config.rotary_dim or 0) < config.head_dim
             if is_defined and not is_same(scale(config), config.score_scale):
                 yield scaled(config, scale(config), name)
         if sublayer == "self_attention" and own_config(config, site).positions != config.positions:

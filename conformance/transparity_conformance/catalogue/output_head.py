@@ -41,7 +41,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             is_possible = config.token_inputs and (config.eos_id is not None or name not in OF_END)
             if name != config.pooling and (is_possible or name not in (*OF_END, "largest")):
                 yield fault("pooling", name, words={"right": RIGHT[config.pooling]}, patch=partial(_pooled, pooled))
-        if config.final_norm and config.pooling != "mean":
+        if config.final_norm:
             words = {"right": RIGHT[config.pooling]}
             yield fault("pooling", "mean before the norm", words=words, patch=_pooled_before_norm)
     if site != "logits":
@@ -60,7 +60,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for name, scale in SCALES.items() if config.tied_head or config.head_input_scale != 1 else ():
         if not any(is_same(scale(config), each) for each in known):
             known.append(scale(config))
-            what = "the input of the head is" if config.head_bias else "logits are"
+            is_last = not config.head_bias and config.final_softcap is None
+            what = "logits are" if is_last else "the input of the head is"
             says = f"{what} multiplied by {scale(config):.4g} ({name}) instead of {right}"
             if scale(config) == 1:
                 says = f"{what} not multiplied by {right}"

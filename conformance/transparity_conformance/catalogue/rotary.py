@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -186,7 +186,7 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     return np.concatenate([x[..., :begin], turn(x[..., begin:], both, config.rope_layout)], axis=-1)
 
 
-def _with_other_tables(x: Value, tables: tuple[Value, Value], layout: str) -> Value:
+def _with_other_tables(x: Value, tables: tuple[Value, Value], layout: Literal["interleaved", "halves"]) -> Value:
     """Pair features as in `layout`, but multiply them by cosines and sines in the order of the other layout."""
     cos, sin = (np.repeat(each, 2, -1) if layout == "halves" else np.concatenate([each] * 2, -1) for each in tables)
     part, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]

@@ -65,8 +65,9 @@ def consistent(
 
     Run the reference with all causes, and with the port's values at unexplained taps. If this run does not compute the
     port's logits, drop the causes at matched activations and at the logits. Also drop such a cause if a next tap is
-    unexplained, or if the causes at all next taps are dropped. Drop an unexplained divergence directly after another
-    one. Also drop a divergence whose tap has the value of another tap: only the dropped cause justified this match."""
+    unexplained. If the logits are unexplained, also drop it if the causes at all next taps are dropped. Drop an
+    unexplained divergence directly after another one. Also drop a divergence whose tap has the value of another tap:
+    only the dropped cause justified this match."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}
@@ -81,7 +82,7 @@ def consistent(
 
     contradicted = set[str]()
     for tap in reversed([each.where for each in divergences if each.causes]):
-        is_unconfirmed = tap in answer.found and contradicted >= fed_by(tap, results) != set()
+        is_unconfirmed = end != "logits" and tap in answer.found and contradicted >= fed_by(tap, results) != set()
         contradicted |= {tap} if is_unconfirmed or contradicts(tap) else set()
     passed = {tap for tap in contradicted if unexplained and _is_passed(tap, results)}
     after |= {each for tap in (contradicted & {*answer.found}) - passed for each in fed_by(tap, results)}

@@ -74,9 +74,12 @@ CAUSES = {
 FIELD_OUTCOMES: dict[Outcome, str] = {
     "ignored": "ignored",
     "wrong": "obeyed wrongly",
-    "refused": "refused with another value",
+    "refused": "with an exception for another value",
     "not exercised": "not exercised",
 }
+ACCIDENTS = ("AttributeError", "IndexError", "KeyError", "TypeError")
+"""Exceptions with which a port seldom refuses a value on purpose."""
+
 TENSOR_OUTCOMES = ("never read", "may be missing", "not ignored", "not exercised", "not tried")
 FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing", "not ignored"}
 
@@ -104,11 +107,14 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """A line about the port's behavior for each faulty field, with the first value that shows the fault."""
+        """A line about the port's behavior for each field that is faulty or raises an exception by accident, with the
+        first such value."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:
                 said.setdefault(each.name, f"– {each.says}")
+            elif each.counted == "refused" and any(f"raised {name}" in each.says for name in ACCIDENTS):
+                said.setdefault(each.name, f"– with {each.name} {each.value}, {each.says}")
         return [*said.values()]
 
     def tensors_with(self, outcome: str) -> list[str]:

@@ -200,7 +200,7 @@ def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_
 
     def packed(tokens: np.ndarray, documents: np.ndarray) -> Any:
         with without_gradients():
-            return model.packed(array(tokens), array(documents))
+            return answer_in(model.packed(array(tokens), array(documents)))
 
     for name, method in (("step", step), ("generate", generate), ("packed", packed)):
         takes = signature_of(getattr(model, name)) if has_method(model, name) else None

@@ -141,6 +141,8 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         values.append(_plain(value))
+        if name == "logits" and not probe.config.head_bias:
+            values.append(_plain(value) / probe.config.head_input_scale)  # for ports that scale the logits
         if hypotheses:
             values.append(_plain(made_with(hypotheses, state, name, value)))
         if name == until:
@@ -151,9 +153,6 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
             half = np.ones((values[-1].shape[-2], probe.config.rotated_dim // 2))
             turned = values[-1][..., : probe.config.rotated_dim]
             values.insert(-1, rotate(turned, (0 * half, half), probe.config.rope_layout))
-        if name == "logits" and not probe.config.head_bias:
-            # Many ports multiply the logits instead of the input of the head.
-            values.insert(-1, values[-1] / probe.config.head_input_scale)
         state.taps[name] = _recorded(values[-1], values)
         return state.taps[name]
 

@@ -154,8 +154,9 @@ class ReachModel:
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
-        """The calls, the most informative first; if there are masks, also the first call with another mask."""
-        repeated = self.calls[:1] if "attention_mask" in self.config.further_inputs else []
+        """The calls, the most informative first; if there are masks, also one of the calls with another mask."""
+        maskable = [call for call in self.calls if min(call[1]) > 2]  # the masks of shorter calls may be equal
+        repeated = maskable[:1] if "attention_mask" in self.config.further_inputs else []
         return [self.probe(*call) for call in self.calls] + [self.probe(*call, "another mask") for call in repeated]
 
     def probe(self, batch: int, lengths: tuple[int, ...], variant: str = "") -> ReachProbe:

@@ -25,15 +25,15 @@ from transparity_conformance.report.report import (
     largest_impact,
 )
 
-DIVERGES = "the forward pass diverges"
-"""Part of the reasons why capabilities were not compared."""
+SKIPPED = ("the forward pass diverges", "an earlier comparison failed")
+"""Parts of the reasons why other calls were not compared."""
 
 PRACTICALLY_ALL = 0.99
 """A difference counts as explained if its causes account for at least this share of it."""
 
 ROUNDED = 2.0**-23
-"""The spacing of float32 at 1. If a difference is smaller than its square, the port did not compute the value. The checker
-computed both values, such as the parts of a fused operation."""
+"""The spacing of float32 at 1. If a difference is smaller than its square, the checker computed both values, such as the
+parts of a fused operation."""
 
 _MOST_SPANS = 5
 
@@ -110,15 +110,15 @@ class Finding:
     @property
     def unexplained(self) -> str:
         if not math.isfinite(self.worst.error):
-            if self.worst.where.startswith("generate"):
-                return "has tokens at wrong places (see the notes)"
+            if self.worst.where.startswith(("generate", "beam_search")):
+                return "has wrong tokens (see the notes)"
             return "its shape is wrong (see the notes)" if self.worst.is_misshapen else "has values that are not finite"
         where = "; ".join(self.spread)
         return f"wrong by {format_share(self.worst.share)} its tolerance" + (f" in {where}" if where else "")
 
 
 def _is_same(cause: Cause, other: Cause) -> bool:
-    says, told = (each.says.partition(OR)[0].removesuffix(f", at {each.at}") for each in (cause, other))
+    says, told = (each.says.partition(OR)[0].partition(", at ")[0] for each in (cause, other))
     return (cause.mistake, says) == (other.mistake, told)
 
 
@@ -203,8 +203,8 @@ def remedy(report: Report) -> str:
     is_measured = left > ROUNDED**2 or (left and report.dtype == "float64")
     remains = f" (remaining error {left:.1g})" if is_measured else ""
     done, rest = ("changed", "both agree") if report.reference else ("fixed", "the rest agrees")
-    if any(DIVERGES in reason for reason in report.not_compared):
-        rest = "the forward pass agrees"
+    if any(because in reason for reason in report.not_compared for because in SKIPPED):
+        rest = "both forward passes agree" if report.reference else "the forward pass agrees"
     return f"With {'these' if found[1:] else 'this'} {done}, {rest}{remains}."
 
 

@@ -58,6 +58,12 @@ def test_experts_of_some_layers_only_have_faults_that_act() -> None:
         assert np.abs(walk(probe, {}, (Hypothesis(fault, (site,)),))["logits"] - probe.oracle.expected["logits"]).max()
 
 
+def test_a_rotation_of_the_whole_head_has_faults() -> None:
+    config = dataclasses.replace(example_config("gptj"), rotary_dim=example_config("gptj").head_dim)
+    found = faults_at(config, "decoder.layers.0.self_attention.scores")
+    assert not [fault.variant for fault in found if fault.id == "attention-scale" and "rotary_dim" in fault.variant]
+
+
 def test_only_the_norm_after_all_layers_is_the_last_one() -> None:
     config = CASES["bert"]
     sites = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3))

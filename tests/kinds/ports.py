@@ -89,13 +89,10 @@ def load(folder: str) -> Any:
             logits: torch.Tensor = self.inner(input_ids, attention_mask=mask).logits
             return logits
 
-        def packed(self, tokens: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
+        def packed(self, tokens: torch.Tensor, documents: torch.Tensor) -> Any:
             alike = documents[:, :, None] == documents[:, None, :]
             positions = alike.tril().sum(-1) - 1
-            logits: torch.Tensor = self.inner(
-                tokens, attention_mask=alike.tril()[:, None], position_ids=positions
-            ).logits
-            return logits
+            return self.inner(tokens, attention_mask=alike.tril()[:, None], position_ids=positions)
 
     model = Model()
     for file in sorted(Path(folder).glob("*.safetensors")):

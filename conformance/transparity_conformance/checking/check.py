@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
@@ -117,7 +118,10 @@ def _check_against(given: Mapping[str, Any]) -> Report:
     if given["isolated"] and not isinstance(port, str):
         port = spec_of(port)
     shared = {key: given[key] for key in ("config", "dtype", "timeout", "budget")}
-    return check_against(Request(port, name=name, **shared, **other), given["progress"] or ignore_progress)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch")  # `one_thread` limits only libraries that are imported
+    with one_thread(other.get("checkpoint") is None):
+        return check_against(Request(port, name=name, **shared, **other), given["progress"] or ignore_progress)
 
 
 def _report(evidence: Evidence) -> Report:
@@ -194,5 +198,5 @@ def assert_conforms(build: Port | str, preset: str | None = None, **options: Any
     is_chosen = any(options.get(name) is not None for name in ("config", "family", "against"))
     report = check(build, preset or (None if is_chosen else "translation"), **options)
     if report.verdict != "agrees":
-        raise AssertionError("\n" + as_text([report]))
+        raise AssertionError(as_text([report]))
     return report

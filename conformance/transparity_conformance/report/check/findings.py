@@ -32,7 +32,7 @@ PRACTICALLY_ALL = 0.99
 """A difference counts as explained if its causes account for at least this share of it."""
 
 ROUNDED = 2.0**-23
-"""The spacing of float32 at 1. If a difference is smaller than its square, the checker computed both values, such as the
+"""The spacing of float32 at 1. If a difference is smaller than its square, the checker computed both values, such as
 parts of a fused operation."""
 
 _MOST_SPANS = 5

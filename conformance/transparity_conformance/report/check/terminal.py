@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from transparity_conformance.report.causes import meanings
 from transparity_conformance.report.check.findings import (
     PRACTICALLY_ALL,
     Finding,
@@ -308,6 +309,7 @@ def _profile(finding: Finding) -> Iterator[Text]:
 def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     """Yield commands to try next: `explain` for the cause, the verbose report, and the HTML page."""
     causes = dict.fromkeys(cause.mistake for finding in view.findings for cause in finding.causes)
+    causes = {name: None for name in causes if name in meanings()}  # edits of another implementation have no page
     is_wrong = view.report.verdict == "diverges"
     rows = [(f"transparity explain {cause}", "what it is, and how to fix it") for cause in [*causes][: int(is_wrong)]]
     page = "--html report.html  a page to look at"

@@ -19,7 +19,7 @@ from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.stages.forward import changes_right_answers
 from transparity_conformance.diagnosis.divergences import consistent, explain_all, fed_by
-from transparity_conformance.diagnosis.explain import Explanation
+from transparity_conformance.diagnosis.explain import Explanation, explained_by
 from transparity_conformance.diagnosis.judge import with_effect
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments
 from transparity_conformance.diagnosis.search.answer import Answer
@@ -220,6 +220,21 @@ def told_of(probes: dict[str, Probe], fault: tuple[str, str]) -> list[str]:
 def test_a_fault_between_activations_is_told_at_all_of_its_places(probes: dict[str, Probe]) -> None:
     [says] = told_of(probes, ("residual-source", "normalised"))
     assert says.endswith("at decoder.layers.0–1.self_attention.output, decoder.layers.0–1.feed_forward.output")
+
+
+def test_a_fault_is_not_told_before_a_known_activation_that_is_right(probes: dict[str, Probe]) -> None:
+    name, probe = next(iter(probes.items()))
+    tap, *sites = [
+        f"decoder.layers.{layer}.self_attention.{part}"
+        for layer, part in ((1, "context"), (0, "scores"), (1, "scores"))
+    ]
+    fault = everywhere(probe, *WRONG[0])[0].fault
+    right = walk(probe, {})
+    given = {"decoder.layers.0.output": right["decoder.layers.0.output"]}
+    actual = {name: given | {tap: walk(probe, given, (Hypothesis(fault, (sites[1],)),))[tap]}}
+    segment = segment_of(results_of({name: probe}, actual), tap)
+    told = explained_by(segment, (), [(Hypothesis(fault, (*sites,)),)], {name: probe})
+    assert [each.sites for each in told.chosen] == [(sites[1],)]
 
 
 def test_other_forms_of_a_fault_with_the_same_effect_are_told() -> None:

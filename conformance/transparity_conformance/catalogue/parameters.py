@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -35,9 +35,10 @@ def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
         if shape is not None and role in pair:
             other = f"{part.rpartition('.')[0]}.{pair[role == pair[0]]}"
             if shapes.get(f"{other}.weight") == shape:
-                yield from _taken(role, pair)
+                yield from _taken(role, pair, "weight", "bias")
                 if f"{other}.bias" in shapes:
-                    yield from _taken(role, pair, biases=False)
+                    yield from _taken(role, pair, "weight")
+                    yield from _taken(role, pair, "bias")
     if f"{part}.bias" in shapes:
         yield fault("bias-dropped", role, says=f"the {role} bias is missing", alter=partial(_biased, role, 0))
         yield fault("bias-doubled", role, says=f"the {role} bias is added twice", alter=partial(_biased, role, 2))
@@ -74,12 +75,27 @@ BESIDE_MAPS: dict[str, tuple[str, ...]] = {
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
 
-def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator[Fault]:
-    other = pair[role == pair[0]]
-    swapped = f"the weights of {pair[0]} and {pair[1]} are swapped{'' if biases else ', their biases are not'}"
-    used = f"the weight of {other} is also used for {role}{'' if biases else ', with its own bias'}"
-    change = {"alter": partial(_exchanged, pair, biases=biases), "taken_from": partial(site_of, other)}
-    yield from confused("weight", role, pair, swapped, used, "" if biases else " without biases", **change)
+def _taken(role: str, pair: tuple[str, str], *kinds: str) -> Iterator[Fault]:
+    """Yield the faults of parameters of the given kinds that are swapped, or used twice."""
+    other, (which, swapped, used) = pair[role == pair[0]], TAKEN[kinds]
+    change = {"alter": partial(_exchanged, pair, kinds), "taken_from": partial(site_of, other)}
+    yield from confused("weight", role, pair, swapped.format(*pair), used.format(other, role), which, **change)
+
+
+TAKEN = {
+    ("weight", "bias"): ("", "the weights of {} and {} are swapped", "the weight of {} is also used for {}"),
+    ("weight",): (
+        " without biases",
+        "the weights of {} and {} are swapped, their biases are not",
+        "the weight of {} is also used for {}, with its own bias",
+    ),
+    ("bias",): (
+        " without weights",
+        "the biases of {} and {} are swapped, their weights are not",
+        "the bias of {} is also used for {}, with its own weight",
+    ),
+}
+"""For each tuple of kinds: the end of the variants, and sentences for swapped and for shared parameters."""
 
 
 def site_of(role: str, site: str) -> str:
@@ -140,14 +156,13 @@ def _transposed(role: str, config: TransformerConfig, parameters: Arrays, site: 
 
 
 def _exchanged(
-    pair: tuple[str, str], config: TransformerConfig, parameters: Arrays, site: str, *, biases: bool = True
+    pair: tuple[str, str], kinds: Sequence[str], config: TransformerConfig, parameters: Arrays, site: str
 ) -> Arrays:
     part = _part(site)
     scope, role = part.rpartition(".")[::2]
     other = f"{scope}.{pair[role == pair[0]]}"
     if parameters[f"{other}.weight"].shape != parameters[f"{part}.weight"].shape:
         return {}  # The fault is possible only at other sizes.
-    kinds = ("weight", "bias") if biases else ("weight",)
     ends = [f"{of}.{kind}" for of in ("", "_convolution") for kind in kinds]
     return {f"{part}{end}": parameters[f"{other}{end}"] for end in ends if f"{other}{end}" in parameters}
 

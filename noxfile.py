@@ -16,7 +16,9 @@ nox.options.sessions = ["conformance"]
 nox.options.reuse_existing_virtualenvs = True
 # uv installs in half of pip's processor time, but it does not read pip's settings.
 PIP_SETTINGS = {"PIP_CONSTRAINT", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_INDEX_URL"}
-nox.options.default_venv_backend = "virtualenv" if PIP_SETTINGS & os.environ.keys() else "uv|virtualenv"
+PIP_FILES = [Path(each).expanduser() for each in ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")]
+HAS_PIP_SETTINGS = bool(PIP_SETTINGS & os.environ.keys()) or any(file.exists() for file in PIP_FILES)
+nox.options.default_venv_backend = "virtualenv" if HAS_PIP_SETTINGS else "uv|virtualenv"
 # Fail if one of the three versions of Python for the session `installed` is missing.
 nox.options.error_on_missing_interpreters = True
 

@@ -33,8 +33,8 @@ Round = tuple[Probe, list[Combination]]
 
 
 class Effects:
-    """The difference between port and reference at a sample of the elements: `before` without a fault, and `left[i]` with
-    fault `i` in the reference. With two independent faults, `left[i] + left[j] − before` estimates the difference."""
+    """The difference between port and reference at a sample of the elements: `before` without a fault, and `left[i]`
+    with fault `i` in the reference. For two independent faults, `left[i] + left[j] − before` estimates it."""
 
     def __init__(self, before: np.ndarray, faults: int) -> None:
         self.shape = before.shape

@@ -1,1 +1,1 @@
-"""Norms, which differ in their divisor, in the axes of the mean, and in the position of eps."""
+"""Norms, which differ in the divisor, the position of eps, and whether and over which axes they subtract the mean."""

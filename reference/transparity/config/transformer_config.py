@@ -58,8 +58,8 @@ is correct."""
 class TransformerConfig:
     """The configuration of a transformer; each difference between two models is one field, independent of the others.
 
-    An impossible configuration raises `ConfigError` with the field, its value and a valid value. Fields of a stack that
-    the architecture lacks have no effect, such as `source_vocab_size` in a decoder-only model.
+    An impossible configuration raises `ConfigError` with the field and its value, and usually a valid value. Fields of
+    a stack that the architecture lacks have no effect, such as `source_vocab_size` in a decoder-only model.
     """
 
     # Sizes

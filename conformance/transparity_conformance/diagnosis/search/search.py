@@ -33,8 +33,8 @@ Round = tuple[Probe, list[Combination]]
 
 
 class Effects:
-    """The difference that remains with each fault of a list, at a sample of the elements. If the effects of two faults
-    add, the difference that remains with both is `left[one] + left[other] − before`."""
+    """The difference between port and reference at a sample of the elements: `before` without a fault, and `left[i]`
+    with fault `i` in the reference. For two independent faults, `left[i] + left[j] − before` estimates it."""
 
     def __init__(self, before: np.ndarray, faults: int) -> None:
         self.shape = before.shape

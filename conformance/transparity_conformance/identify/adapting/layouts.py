@@ -144,6 +144,7 @@ def _latent(role: str, config: TransformerConfig) -> list[Rows]:
 def _recurrent(role: str) -> list[Rows]:
     """Return the possible places of a recurrence's rows: their own tensor, or a fused tensor. A fused tensor has the
     rows of several maps: one map after another, or grouped by key heads."""
+    # G: key heads, R: value heads, S and V: width of a key head and of a value head
     kind = role.removesuffix("_convolution")
     whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")
     whole |= dict.fromkeys(("decay", "beta"), "R")

@@ -98,11 +98,15 @@ def summary(result: Adapted) -> tuple[list[str], int]:
         lines.append(f"some tensors fit only if the port has these faults, which `check` reports: {listed(seen)}")
     if absent:
         lines.append(
-            f"the port has no tensor for {listed(absent)}; name the tensor, or choose a configuration without it"
+            f"the port has no tensor for {listed(absent)}; name each tensor, or choose a configuration that needs none"
         )
     if asked:
-        why = f"no known formula reproduces {found.lost_at}" if found.lost_at else "no activation depends on them"
-        lines.append(f"undetermined, because {why}: {listed(asked)}")
+        why = (
+            f"no known formula reproduces {found.lost_at}"
+            if found.lost_at
+            else "no activation depends on the parameters"
+        )
+        lines.append(f"undetermined: {listed(asked)} ({why})")
     if result.misplaced:
         lines += [each.says for each in result.misplaced]
         return lines, DIVERGES

@@ -186,8 +186,8 @@ def _check_positions(config: Any) -> None:
         )
     if config.position_count == "visible" and not config.position_offset:
         raise ConfigError(
-            "position_offset is 0; expected at least 1, because with position_count 'visible', padding has the "
-            "position before the first one."
+            "position_offset is 0; expected at least 1, because position_count is 'visible': padding has the "
+            "position before position_offset."
         )
     added = ("learned", "sinusoidal")
     both = config.positions in added and config.has_encoder and config.has_decoder

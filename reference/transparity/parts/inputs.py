@@ -49,7 +49,7 @@ def _check_pixels(config: TransformerConfig) -> None:
     if math.isqrt(patches) ** 2 != patches or not patches:
         raise ConfigError(
             f"max_length is {config.max_length}, but a square image has a square number of patches"
-            f"{', and the class_token adds one position' * config.class_token}: for example, {4 + config.class_token}."
+            f"{', and the class_token adds one position' * config.class_token}: {4 + config.class_token} would fit."
         )
     needed: dict[str, Any] = {"architecture": "encoder", "source_vocab_size": None, "pad_id": None, "padding": "token"}
     needed |= {"num_token_types": 0, "position_count": "all", "embedding_scale": "none", "embedding_multiplier": 1.0}

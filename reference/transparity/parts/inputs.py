@@ -53,7 +53,7 @@ def _check_pixels(config: TransformerConfig) -> None:
         )
     needed: dict[str, Any] = {"architecture": "encoder", "source_vocab_size": None, "pad_id": None, "padding": "token"}
     needed |= {"num_token_types": 0, "position_count": "all", "embedding_scale": "none", "embedding_multiplier": 1.0}
-    check_needed(config, needed, "with patch_size the input is an image, which has no tokens and no padding")
+    check_needed(config, needed, "with patch_size, the input is an image, which has no tokens and no padding")
     if config.head == "logits":
         raise ConfigError("head is 'logits', but an image has no vocabulary: hidden, pooled or classes would be right.")
 
@@ -68,7 +68,7 @@ def _check_frames(config: TransformerConfig) -> None:
     needed: dict[str, Any] = {"architecture": "encoder-decoder", "source_vocab_size": None, "padding": "token"}
     needed |= {"shared_embedding": False, "position_count": "all", "embedding_scale": "none"}
     needed |= {"embedding_multiplier": 1.0, "patch_size": None}
-    why = "with mel_bins the source of an encoder-decoder is audio, which has no tokens and no padding"
+    why = "with mel_bins, the source of an encoder-decoder is audio, which has no tokens and no padding"
     check_needed(config, needed, why)
 
 

@@ -285,10 +285,7 @@ def _report(
         reference.check(next(iter(given.values())))
     outcome = sides.explained(sides.judged(given))
     if reference.others:
-        others = count(reference.others, "array")
-        left_out.append(
-            f"the reference also returns {others} that {'are' if reference.others > 1 else 'is'} not compared"
-        )
+        left_out.append(f"{count(reference.others, 'other array')} that the reference returns")
     measured = [
         Measured("answer", each.probe, error, each.budget, error, each.budget)
         for each in outcome.answers

@@ -31,7 +31,7 @@ EQUIVALENT_ULPS = Threshold(
 
 NO_EXPLANATION = Threshold(
     0.5,
-    "each of 53 faults was put into float32 models, and this and other faults were tried as its cause. The right fault "
+    "each of 53 faults was put into float32 models, and this fault and others were tried as the cause. The right fault "
     "leaves at most 1.1e-4 of the difference. Another fault leaves more than half of the difference in 99.6 % of 7,268 "
     "cases (two models, two probes, one of them with large scores)",
 )

@@ -17,7 +17,7 @@ REMEASURED_WITHIN = {
 """Up to this difference, in budgets, the budget is measured again with the fault in the reference."""
 
 LUCK = Threshold(
-    4.5, "in 144 models with large scores, a right program's error was up to 4.5 × the error of three sets of weights"
+    4.5, "in 144 models with large scores, a right program's error reached 4.5 × the budget from three sets of weights"
 )
 """The largest error of a right program, relative to a budget that is measured with only three sets of weights."""
 

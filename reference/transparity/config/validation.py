@@ -268,8 +268,8 @@ def _check_ends(config: Any) -> None:
     for name, given in (("num_token_types", config.num_token_types), ("head", config.head == "hidden")):
         if given and config.architecture != "encoder":
             raise ConfigError(
-                f"{name} is {getattr(config, name)!r}, which only an encoder-only model has, but architecture is "
-                f"{config.architecture!r}."
+                f"{name} is {getattr(config, name)!r} and architecture is {config.architecture!r}; only architecture "
+                f"'encoder' allows this {name}."
             )
     if config.head_transform and (config.head not in ("logits", "classes") or config.norm == "batch"):
         raise ConfigError(

@@ -106,7 +106,7 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
     if least > SAME:
         raise FitError(
             "The score of a token with itself is neither a constant times query · key nor a softcap of this "
-            "product; expected one of these two forms."
+            "product; expected either form."
         )
     return Heads(attention, query, key, scores, scale, raw[shown], without_bias, best)
 

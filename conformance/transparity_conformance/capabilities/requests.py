@@ -192,7 +192,9 @@ def drawing_requests(probe: Probe) -> Asked:
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
     drawn = replace(beyond, name="drawn", parameters=_with_equally_likely_tokens(probe), uniforms=uniforms)
     extremes = np.repeat(np.array(EXTREMES)[:, None], drawn.steps, axis=1)
-    return Asked((drawn,), (replace(drawn, name="drawn with the smallest and largest numbers", uniforms=extremes),))
+    return Asked(
+        (drawn,), (replace(drawn, name="drawn with the smallest and largest random numbers", uniforms=extremes),)
+    )
 
 
 @kept_in(0)

@@ -121,7 +121,7 @@ def _why_not(probe: Probe, dtype: str) -> str:
 RESIZED = Capability(
     name="resized",
     attribute="resized",
-    signature="resized(pixels) → the logits, or the other output of the model",
+    signature="resized(pixels) → the output of the model",
     purpose="the output for images of other sizes, with the positions of the patches interpolated bicubically, "
     "a = −0.75, from edge to edge",
     ways=(Way("resized", _requests),),

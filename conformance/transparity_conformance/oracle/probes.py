@@ -353,7 +353,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         made.insert(2, ("short", "the original length", config, ordinary, mixed_inputs(config, 6, short, short)))
     if not is_large(ordinary):
         hot = probe_parameters(config, 4, spread=HOT_SPREAD)
-        made.append(("hot", "scores that overflow a careless softmax", config, hot, mixed))
+        made.append(("hot", "scores so large that their exponentials overflow", config, hot, mixed))
         if longest <= LONGEST and not config.reads_pixels:
             made.append(("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)))
         if can_read_text(config):

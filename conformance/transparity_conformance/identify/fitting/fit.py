@@ -224,7 +224,7 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
         return proof
     except ModuleError as error:
         error.add_note(
-            "`check` calls a port with the same shapes; return a function that pads the inputs and cuts the output."
+            "`check` makes the failed call, too; return a function that pads the inputs and cuts the output."
         )
         raise
     finally:

@@ -39,7 +39,7 @@ def candidates_of(config: pytest.Config) -> list[Candidate]:
     if root is None:
         return list(CANDIDATES)
     if not (Path(root) / "benchmarks/race/worker.py").exists():
-        raise pytest.UsageError(f"--against {root}: this is no checkout of the project; give the folder of one")
+        raise pytest.UsageError(f"--against {root} is not a checkout of the project; give the folder of a checkout")
     return against(Path(root).resolve())
 
 

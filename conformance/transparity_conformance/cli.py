@@ -384,7 +384,7 @@ def export(
     by_layer: Annotated[bool, _option("--by-layer", None, EXPORTED_BY_LAYER_HELP)] = False,
     layers: Layers = None,
     dtype: Annotated[
-        Dtype, _option("--dtype", None, "Precision in which the port will compute, for the tolerances.")
+        Dtype, _option("--dtype", None, "Precision of the port, which determines the tolerances.")
     ] = Dtype.float32,
     **sections: bool,
 ) -> None:

@@ -64,8 +64,8 @@ _TRANSLATION = TransformerConfig(
 )
 
 _NOTES_DECIDED = (
-    "the sizes are from the lecture that the document adapts, because the document prints none; "
-    "token 0 is the padding, because the document has none"
+    "the document prints no sizes and has no padding: the sizes are from the lecture that it adapts, "
+    "and token 0 is padding"
 )
 
 PRESETS = {
@@ -131,7 +131,7 @@ def preset(name: str) -> TransformerConfig:
     """Return the configuration of the preset `name`, with the sizes of its document."""
     if not isinstance(name, str) or name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, 1) if isinstance(name, str) else []
-        meant = f"did you mean {near[0]!r}? They are" if near else "the presets are"
+        meant = f"did you mean {near[0]!r}? The presets are" if near else "the presets are"
         raise ConfigError(f"There is no preset {shown(name)}; {meant} {', '.join(PRESETS)}.")
     return PRESETS[name].config
 

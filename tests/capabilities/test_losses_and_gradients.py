@@ -334,7 +334,7 @@ def test_the_auxiliary_loss_of_transformers_agrees(divisor: int) -> None:
         (lambda layers, count: torch.zeros(()), "the auxiliary loss is missing"),
         (lambda layers, count: of_transformers(layers, count).detach(), "the gradients do not contain the auxiliary"),
         (lambda layers, count: sum(of_transformers([each], count) for each in layers), "the auxiliary loss is the sum"),
-        (lambda layers, count: of_transformers(layers, 1), "only the first choice of each token counts"),
+        (lambda layers, count: of_transformers(layers, 1), "the auxiliary loss counts only each token's first expert"),
     ],
     ids=["no loss", "a loss without gradients", "a loss for each layer", "first choices"],
 )

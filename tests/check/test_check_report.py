@@ -157,7 +157,7 @@ def test_ties_claims_notes_and_omissions_are_listed() -> None:
     )
     text = flat(as_text([tied], 80, verbose=True))
     assert (
-        f"weight-transpose, mask-order would explain this as well as {SCALE.mistake}; "
+        f"weight-transpose, mask-order would explain the difference as well as {SCALE.mistake}; "
         "the probe square would distinguish them." in text
     )
     assert "two_runs_are_the_same exact logits" in text

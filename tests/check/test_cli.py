@@ -187,8 +187,8 @@ COMMAND = f"{sys.executable} -m transparity_conformance"
 @for_each(
     ("line", "code", "says"),
     [
-        (f"{COMMAND} describe vanilla --json - >&-", 2, "Standard output, which - stands for, is closed; give"),
-        (f"{COMMAND} fit nothing.py:Model --json - >&-", 2, "Standard output, which - stands for, is closed; give"),
+        (f"{COMMAND} describe vanilla --json - >&-", 2, "Standard output (-) is closed; give"),
+        (f"{COMMAND} fit nothing.py:Model --json - >&-", 2, "Standard output (-) is closed; give"),
         (f"PYTHONIOENCODING=ascii {COMMAND} describe notes-lm --json - | {sys.executable} -m json.tool", 0, ""),
         (f"PYTHONIOENCODING=ascii {COMMAND} presets", 0, ""),
         (f"{COMMAND} check a.py:b --dtype int8", 2, "Invalid value for '--dtype': 'int8' is not one of 'float32',"),

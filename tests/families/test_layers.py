@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import Opened, import_checkpoint, open_checkpoint
-from transparity_conformance.checkpoints.layers import LENGTH, ROWS, pieces
+from transparity_conformance.checkpoints.layers import LENGTH, ROWS, open_for_pieces, pieces
 from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import probe_parameters
@@ -87,6 +88,16 @@ def test_what_has_no_such_layer_is_said(family: str, layers: list[int] | None, m
     with pytest.raises(TransparityError) as raised:
         list(pieces(opened(family, tmp_path / "whole"), layers))
     assert str(raised.value).endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("head", "fields"), [("logits", {"head_transform": True, "tied_head": True}), ("pooled", {}), ("classes", {})]
+)
+def test_a_head_that_needs_all_layers_is_refused(head: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    exported("bert", tmp_path, head=head, **fields)
+    with pytest.raises(TransparityError, match=f"has the head {head}, which a model of one layer cannot compute"):
+        list(pieces(open_for_pieces(tmp_path, head)))
+    assert open_for_pieces(tmp_path, None).config.head == "hidden"
 
 
 @pytest.mark.long

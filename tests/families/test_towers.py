@@ -113,7 +113,7 @@ def test_a_folder_without_such_a_section_is_refused(pair: Path, tmp_path: Path) 
     alone = import_checkpoint(pair / "text_config")
     export_checkpoint("clip_text_model", alone.config, alone.parameters, tmp_path / "tower")
     for folder in (tmp_path / "tower", edited(pair, tmp_path / "null", {"text_config": None})):
-        with refused(CheckpointError, f"{folder / 'config.json'} has no section text_config of one of the families"):
+        with refused(CheckpointError, f"{folder / 'text_config'} names a tower, but {folder / 'config.json'} has no"):
             import_checkpoint(folder / "text_config")
 
 

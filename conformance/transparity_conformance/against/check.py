@@ -39,6 +39,7 @@ from transparity_conformance.against.ways.way import Sides, compare_third
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.oracle.budgets import RULES
+from transparity_conformance.report.formatting import count
 from transparity_conformance.report.parts import Coverage
 from transparity_conformance.report.report import CapabilityResult, Measured, Report, not_compared, with_capabilities
 from transparity_conformance.running.forward import add_tensors, called_by_its_names, filled_by_name, required_arguments
@@ -284,8 +285,7 @@ def _report(
         reference.check(next(iter(given.values())))
     outcome = sides.explained(sides.judged(given))
     if reference.others:
-        more = f"{reference.others} more array{'s' * (reference.others > 1)}"
-        left_out.append(f"the reference returns {more}, which {'are' if reference.others > 1 else 'is'} not compared")
+        left_out.append(f"{count(reference.others, 'other array')} that the reference returns")
     measured = [
         Measured("answer", each.probe, error, each.budget, error, each.budget)
         for each in outcome.answers

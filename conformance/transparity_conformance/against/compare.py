@@ -250,8 +250,8 @@ def _notes(misshapen: Sequence[Answer], left_out: int) -> list[str]:
         f"the port's result has the shape {one.actual.shape} on {one.probe}; expected {one.shape}"
         for one in misshapen[:1]
     ]
-    later = f"{left_out} later differences are not listed, because an unexplained difference may cause them"
-    return notes + [f"{later}: fix the listed ones first"] * (left_out > 0)
+    later = f"later differences are not listed ({left_out}), because an unexplained difference may cause them"
+    return notes + [f"{later}: fix the listed differences first"] * (left_out > 0)
 
 
 def _unlocated(outcome: Outcome) -> Divergence:
@@ -288,10 +288,11 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     notes = []
     for each, others in confirming.equal_edits(found):
         if others:
-            notes.append(f"{each.step.module or 'answer'}: equally good edits: the port {'; or '.join(others)}")
+            says = f"another cause would explain the difference equally well: the port {'; or '.join(others)}"
+            notes.append(f"{each.step.module or 'answer'}: {says}")
     probes = ", ".join(each.probe for each in outcome.answers)
     return dataclasses.replace(
-        outcome, notes=[*notes, f"with these edits, the reference computes the port's results on {probes}"]
+        outcome, notes=[*notes, f"with the reported faults, the reference returns the port's results on {probes}"]
     )
 
 

@@ -294,7 +294,7 @@ ADAPTERS = Capability(
     name="adapters",
     attribute="adapted",
     signature="adapted(adapters, alpha, **tokens), and rank_stabilized=… → logits (batch, length, vocab)",
-    purpose="the logits of the first probe after scale · B A is added to each weight that has adapters. The scale is "
+    purpose="the logits of the first probe, with scale · B A added to each weight that has adapters. The scale is "
     "alpha / rank, or alpha / √rank if rank_stabilized is true",
     ways=(
         _way_of_adapters("adapted", rank_stabilized=False),

@@ -139,7 +139,7 @@ def greedy_requests(probe: Probe) -> Asked:
     prompt = _prompt(config, 11, MANY, length)
     if config.eos_id is not None and length > 2:
         prompt[1, 1] = config.eos_id
-    several = _asked(probe, "long prompts, an end token in one", prompt, 3)
+    several = _asked(probe, "long prompts, one with an end token", prompt, 3)
     further = _single(several, "one row"), replace(several, name="one new token", steps=1), several
     return Asked(_ending(replace(beyond, parameters=_with_equally_likely_tokens(probe))), further, _across)
 
@@ -164,7 +164,7 @@ def _ending(beyond: Request) -> tuple[Request, ...]:
         return _ending_without_bias(beyond)
     never = replace(beyond, parameters=_pushed(parameters, end, -100.0))
     ending = _pushed(parameters, end, _push(never, end, parameters))
-    return never, replace(never, name="to the end token", parameters=ending)
+    return never, replace(never, name="rows with an end token", parameters=ending)
 
 
 @kept_in(0)
@@ -192,7 +192,9 @@ def drawing_requests(probe: Probe) -> Asked:
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
     drawn = replace(beyond, name="drawn", parameters=_with_equally_likely_tokens(probe), uniforms=uniforms)
     extremes = np.repeat(np.array(EXTREMES)[:, None], drawn.steps, axis=1)
-    return Asked((drawn,), (replace(drawn, name="drawn by extreme numbers", uniforms=extremes),))
+    return Asked(
+        (drawn,), (replace(drawn, name="drawn with the smallest and largest random numbers", uniforms=extremes),)
+    )
 
 
 @kept_in(0)
@@ -302,7 +304,7 @@ def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
     ending = max(free, key=lambda token: (len(set(firsts[token])), min(firsts[token], default=0)))
     return (
         replace(beyond, config=replace(config, eos_id=never)),
-        replace(beyond, name="to the end token", config=replace(config, eos_id=ending)),
+        replace(beyond, name="rows with an end token", config=replace(config, eos_id=ending)),
     )
 
 

@@ -93,7 +93,9 @@ def _resized(probe: Probe, grid: tuple[int, int]) -> LogitsRequest:
     wrong = {says: _interpolated(probe, grid, matrix) for says, matrix in OTHERS.items()}
     wrong["height and width are swapped when positions are interpolated"] = _interpolated(probe, grid[::-1])
     side = math.isqrt(math.prod(grid))
-    wrong["positions are interpolated for a square image with as many patches"] = _interpolated(probe, (side, side))
+    wrong["positions are interpolated for a square image with the same number of patches"] = _interpolated(
+        probe, (side, side)
+    )
 
     def alternatives() -> Iterator[tuple[Cause, np.ndarray]]:
         for says, parameters in wrong.items():
@@ -119,7 +121,7 @@ def _why_not(probe: Probe, dtype: str) -> str:
 RESIZED = Capability(
     name="resized",
     attribute="resized",
-    signature="resized(pixels) → the logits, or the other output of the model",
+    signature="resized(pixels) → the output of the model",
     purpose="the output for images of other sizes, with the positions of the patches interpolated bicubically, "
     "a = −0.75, from edge to edge",
     ways=(Way("resized", _requests),),

@@ -122,7 +122,7 @@ def _of_layer(right: NormForm) -> Iterator[Fault]:
     says += f", and eps is added {place}"
     yield _formed("norm-variance", f"{over}, eps {place}", says=says, correction=other, outside=not right.outside)
     yield _formed("norm-kind", "mean left in", subtracted=False)
-    same = "; the divisor n − 1 and eps are as in the right norm"
+    same = "; the divisor n − 1 and the place of eps are right"
     plain: dict[str, Any] = {"correction": 0, "outside": False} if right.outside else {}
     for without in ("", *[", and there is no bias"] * right.biased):
         kind, says = f"RMSNorm{without}", f"the norm is an RMSNorm: the mean is not subtracted{without}"

@@ -183,7 +183,7 @@ RIGHT: dict[Pooling, str] = {
     "mean": "the mean of the visible positions",
     "last": "the last visible position",
     "eos": "the position of the first end token",
-    "largest": "the first position of the largest token",
+    "largest": "the first position of the largest token id",
 }
 
 POOLINGS: dict[str, Pooled] = {

@@ -87,7 +87,7 @@ def summary(result: Adapted) -> tuple[list[str], int]:
     asked = [name for name, line in adapter.lines.items() if line == ASKED]
     settled = len(found.lines) - sum(line == ABSENT for line in found.lines.values())
     written_for = count(len(adapter.lines) - len(absent) - len(asked), "line")
-    lines = [f"{count(settled, 'parameter')} found; the adapter has {written_for} for them"]
+    lines = [f"{count(settled, 'parameter')} found, with {written_for} in the adapter"]
     if adapter.zero:
         lines.append(f"set to 0 in the port, because this configuration has no such biases: {listed(adapter.zero)}")
     if adapter.unused:
@@ -98,11 +98,15 @@ def summary(result: Adapted) -> tuple[list[str], int]:
         lines.append(f"some tensors fit only if the port has these faults, which `check` reports: {listed(seen)}")
     if absent:
         lines.append(
-            f"the port has no tensor for {listed(absent)}; name the tensor, or choose a configuration without it"
+            f"the port has no tensor for {listed(absent)}; name each tensor, or choose a configuration that needs none"
         )
     if asked:
-        why = f"no known formula reproduces {found.lost_at}" if found.lost_at else "no activation depends on them"
-        lines.append(f"undetermined, because {why}: {listed(asked)}")
+        why = (
+            f"no known formula reproduces {found.lost_at}"
+            if found.lost_at
+            else "no activation depends on the parameters"
+        )
+        lines.append(f"undetermined: {listed(asked)} ({why})")
     if result.misplaced:
         lines += [each.says for each in result.misplaced]
         return lines, DIVERGES

@@ -109,9 +109,7 @@ OF_HEAD = "--head needs --checkpoint or --family; a configuration has its own fi
 EITHER = "check needs either a PORT or --command; give exactly one of the two."
 OF_AUDIT = "--audit builds a PORT many times, but a --command runs only once; leave out one of the two."
 OF_QUICK = "--quick compares only the forward pass of a PORT; leave out --command, --audit and --length."
-OF_SECTIONS = (
-    "{flags} can only be given with --command; leave this out, because all methods of a PORT are compared anyway."
-)
+OF_SECTIONS = "{flags} needs --command; leave the option out, because all methods of a PORT are compared anyway."
 OF_MODELS = "{} needs a PORT that is a model in Python{}; {{port}} is an artifact{}."
 
 OF_AGAINST = """--against REFERENCE needs a PORT, and allows only --config, --checkpoint, --inputs, --dtype, --timeout \

@@ -72,18 +72,18 @@ def _check_has_pieces(opened: Opened) -> None:
         "normalizes its embeddings but not its layers' outputs, so no embedding table can produce a layer's input": (
             config.embedding_norm and config.norm_position == "pre"
         ),
-        "finds the pooled position by its token id, and the model of one layer has other token ids": (
-            config.is_pooled and config.pooling in ("eos", "largest")
+        f"has the head {config.head}, which a model of one layer cannot compute": (
+            config.is_pooled or (config.architecture == "encoder" and config.head == "logits")
         ),
     }
     if found := [says for says, exists in obstacles.items() if exists]:
-        raise CheckpointError(f"{opened.folder} {found[0]}: check the whole model instead.")
+        raise CheckpointError(f"The model in {opened.folder} {found[0]}: check the whole model instead.")
 
 
 def open_for_pieces(folder: Path, head: str | None) -> Opened:
-    """Open a checkpoint for a check in parts. An encoder returns hidden states, unless `head` names another output."""
+    """Open a checkpoint for a check in parts. An encoder returns hidden states unless `head` is given."""
     opened = open_checkpoint(folder, head)
-    is_hidden = head in (None, "logits") and opened.config.architecture == "encoder"
+    is_hidden = head is None and opened.config.architecture == "encoder"
     return open_checkpoint(folder, "hidden") if is_hidden else opened
 
 

@@ -17,7 +17,7 @@ REMEASURED_WITHIN = {
 """Up to this difference, in budgets, the budget is measured again with the fault in the reference."""
 
 LUCK = Threshold(
-    4.5, "in 144 models with large scores, a right program's error was up to 4.5 × the error of three sets of weights"
+    4.5, "in 144 models with large scores, a right program's error reached 4.5 × the budget from three sets of weights"
 )
 """The largest error of a right program, relative to a budget that is measured with only three sets of weights."""
 
@@ -31,7 +31,7 @@ EQUIVALENT_ULPS = Threshold(
 
 NO_EXPLANATION = Threshold(
     0.5,
-    "each of 53 faults was put into float32 models, and this and other faults were tried as its cause. The right fault "
+    "each of 53 faults was put into float32 models, and this fault and others were tried as the cause. The right fault "
     "leaves at most 1.1e-4 of the difference. Another fault leaves more than half of the difference in 99.6 % of 7,268 "
     "cases (two models, two probes, one of them with large scores)",
 )

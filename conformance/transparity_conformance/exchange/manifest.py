@@ -171,5 +171,5 @@ def _check_digests(folder: Path, manifest: Manifest | Several) -> None:
             raise BundleError(f"{path} cannot be read: {reason(error)}.") from None
         if manifest.sha256[name] != found:
             raise BundleError(
-                f"{path} was changed: its sha256 differs from the one in {MANIFEST}; export the bundle again."
+                f"{path} was changed: its sha256 differs from the sha256 in {MANIFEST}; export the bundle again."
             )

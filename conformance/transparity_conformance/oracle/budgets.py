@@ -55,7 +55,7 @@ class Count(int):
 FITTED_WIDTH = Threshold(
     1e-4,
     "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. If a factor was "
-    "fitted to the float32 results, the width that follows has a relative error of at most 1.8e-5",
+    "fitted to the float32 results, the width computed from the factor has a relative error of at most 1.8e-5",
 )
 """If a scale 1/√width was fitted, the width counts as an integer within this relative distance."""
 

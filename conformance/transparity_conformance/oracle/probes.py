@@ -95,7 +95,7 @@ def single_row(probe: Probe) -> Probe:
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
     inputs = {name: value[row : row + 1] for name, value in probe.inputs.items()}
-    return dataclasses.replace(probe, name="single", purpose="a batch of one", inputs=inputs, kept=None)
+    return dataclasses.replace(probe, name="single", purpose="a batch with one row", inputs=inputs, kept=None)
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
@@ -119,7 +119,7 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 def twin(probe: Probe) -> Probe:
     """Return the probe with inputs in another order, except the first row and the first tokens."""
-    inputs, purpose = dict(probe.inputs), "other tokens with the same shape and sums"
+    inputs, purpose = dict(probe.inputs), "the inputs of another probe in another order"
     for name in probe.config.input_names:
         moved = inputs[name].copy()
         if name in probe.config.token_inputs:
@@ -212,7 +212,7 @@ ROWS = (
     "one token repeated",
     "all padding in the source",
     "the first row with its last tokens swapped",
-    "padding all but the first token",
+    "only padding after the first token",
 )
 
 
@@ -344,7 +344,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
     ordinary = probe_parameters(config)
     mixed = mixed_inputs(config, 0, source, target)
     made = [
-        ("mixed", "a batch with one row of every kind", config, ordinary, mixed),
+        ("mixed", "a batch of different rows", config, ordinary, mixed),
         *[("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1))] * (not config.reads_pixels),
         ("tiny", "activations so small that eps matters", config, probe_parameters(config, 3, 1e-3), mixed),
     ]
@@ -353,13 +353,13 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         made.insert(2, ("short", "the original length", config, ordinary, mixed_inputs(config, 6, short, short)))
     if not is_large(ordinary):
         hot = probe_parameters(config, 4, spread=HOT_SPREAD)
-        made.append(("hot", "scores that overflow a careless softmax", config, hot, mixed))
+        made.append(("hot", "scores so large that their exponentials overflow", config, hot, mixed))
         if longest <= LONGEST and not config.reads_pixels:
             made.append(("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)))
         if can_read_text(config):
             text = _text(config, source, target)
             made.insert(1, ("text", "real text", config, ordinary, text))
-        square, purpose = other_sizes(config)[0], "square weights, so that transposed ones fit"
+        square, purpose = other_sizes(config)[0], "square weights, which also fit if transposed"
         made.append(("square", purpose, square, probe_parameters(square, 5), mixed_inputs(square, 0, source, target)))
     return {
         name: Probe(case, name, purpose, config, parameters, inputs)
@@ -421,7 +421,7 @@ TEXT_OF_A_CHECKPOINT = 48
 def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dict[str, Probe]:
     """Return the probes of a model with given parameters, such as a checkpoint, by name."""
     source, target = min(SOURCE, config.max_length), min(TARGET, config.max_length)
-    made = [("mixed", "a batch with one row of every kind", mixed_inputs(config, 0, source, target))]
+    made = [("mixed", "a batch of different rows", mixed_inputs(config, 0, source, target))]
     if can_read_text(config) and not is_huge(parameters):
         longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
         text = _text(config, longest, longest, 2 if is_large(parameters) else None)

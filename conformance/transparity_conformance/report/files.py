@@ -99,5 +99,5 @@ def write_text(path: Path, text: str, errors: str = "backslashreplace") -> None:
 
 def _standard_output() -> TextIO:
     if sys.stdout is None:
-        raise OutputError("Standard output, which - stands for, is closed; give the path of a file instead.")
+        raise OutputError("Standard output (-) is closed; give the path of a file instead.")
     return sys.stdout

@@ -186,8 +186,8 @@ def _check_positions(config: Any) -> None:
         )
     if config.position_count == "visible" and not config.position_offset:
         raise ConfigError(
-            "position_offset is 0; expected at least 1, because with position_count 'visible', padding has the "
-            "position before the first one."
+            "position_offset is 0; expected at least 1, because position_count is 'visible': padding has the "
+            "position before position_offset."
         )
     added = ("learned", "sinusoidal")
     both = config.positions in added and config.has_encoder and config.has_decoder
@@ -268,8 +268,8 @@ def _check_ends(config: Any) -> None:
     for name, given in (("num_token_types", config.num_token_types), ("head", config.head == "hidden")):
         if given and config.architecture != "encoder":
             raise ConfigError(
-                f"{name} is {getattr(config, name)!r}, which only an encoder-only model has, but architecture is "
-                f"{config.architecture!r}."
+                f"{name} is {getattr(config, name)!r} and architecture is {config.architecture!r}; only architecture "
+                f"'encoder' allows this {name}."
             )
     if config.head_transform and (config.head not in ("logits", "classes") or config.norm == "batch"):
         raise ConfigError(

@@ -49,11 +49,11 @@ def _check_pixels(config: TransformerConfig) -> None:
     if math.isqrt(patches) ** 2 != patches or not patches:
         raise ConfigError(
             f"max_length is {config.max_length}, but a square image has a square number of patches"
-            f"{', and the class_token adds one position' * config.class_token}: for example, {4 + config.class_token}."
+            f"{', and the class_token adds one position' * config.class_token}: {4 + config.class_token} would fit."
         )
     needed: dict[str, Any] = {"architecture": "encoder", "source_vocab_size": None, "pad_id": None, "padding": "token"}
     needed |= {"num_token_types": 0, "position_count": "all", "embedding_scale": "none", "embedding_multiplier": 1.0}
-    check_needed(config, needed, "with patch_size the input is an image, which has no tokens and no padding")
+    check_needed(config, needed, "with patch_size, the input is an image, which has no tokens and no padding")
     if config.head == "logits":
         raise ConfigError("head is 'logits', but an image has no vocabulary: hidden, pooled or classes would be right.")
 
@@ -68,7 +68,7 @@ def _check_frames(config: TransformerConfig) -> None:
     needed: dict[str, Any] = {"architecture": "encoder-decoder", "source_vocab_size": None, "padding": "token"}
     needed |= {"shared_embedding": False, "position_count": "all", "embedding_scale": "none"}
     needed |= {"embedding_multiplier": 1.0, "patch_size": None}
-    why = "with mel_bins the source of an encoder-decoder is audio, which has no tokens and no padding"
+    why = "with mel_bins, the source of an encoder-decoder is audio, which has no tokens and no padding"
     check_needed(config, needed, why)
 
 

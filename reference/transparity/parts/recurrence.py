@@ -76,7 +76,7 @@ def _check_recurrence(config: TransformerConfig) -> None:
     if config.recurrent_heads % config.recurrent_key_heads:
         raise ConfigError(
             f"recurrent_key_heads is {config.recurrent_key_heads}, which does not divide the {config.recurrent_heads} "
-            "heads (recurrent_heads) evenly; a divisor of it would be right."
+            "heads (recurrent_heads) evenly; a divisor of recurrent_heads would be right."
         )
     if config.time_step_max is not None and config.time_step_min > config.time_step_max:
         raise ConfigError(

@@ -51,7 +51,7 @@ def read_config(path: str | Path) -> PretrainedConfig:
         fields = json.loads(file.read_text(encoding="utf-8"), object_hook=_decoded)
     except (OSError, ValueError) as error:
         raise TransparityError(
-            f"{shown(str(file))} is no JSON file; expected a config.json ({type(error).__name__})."
+            f"{shown(str(file))} is not a JSON file; expected a config.json ({type(error).__name__})."
         ) from error
     model_type = fields.get("model_type") if isinstance(fields, dict) else None
     if model_type not in transformers.CONFIG_MAPPING:
@@ -107,7 +107,7 @@ def build(config: PretrainedConfig, model_class: str | type | None = None, seed:
         raise failures[0]
     reason = shown(str(failures[0]))
     raise TransparityError(
-        f"{made.__name__} does not run when made small ({reason}); expected a model of text, images or sound."
+        f"A small copy of {made.__name__} does not run ({reason}); expected a model of text, images or sound."
     ) from failures[0]
 
 

@@ -276,7 +276,7 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
     try:  # a text of one token has no next token, and therefore no loss
         counted = {name: inputs for name, inputs in labelled.items() if np.isfinite(view.truth(inputs)).all()}
     except Exception as error:  # noqa: BLE001 - the reference may take other labels
-        return not_compared(f"{LOSS.claim}: with these labels the reference raises {raised(error)}")
+        return not_compared(f"{LOSS.claim}: the reference raises {raised(error)} if labels are given")
     return compare_way(LOSS, sides, counted, view)
 
 

@@ -204,8 +204,8 @@ def _factors(ours: Derivatives) -> dict[float, str]:
     counted = int((targets != pad_id).sum()) if pad_id is not None else targets.size
     return {
         counted: "the loss is a sum over the targets, not their mean",
-        targets.size: "this is the number of positions",
-        len(targets): "this is the number of rows",
+        targets.size: "the factor is the number of positions",
+        len(targets): "the factor is the number of rows",
         counted / targets.size: "the loss is divided by the number of all positions, including padding",
         -1: "the sign is flipped",
     }
@@ -291,7 +291,7 @@ def _judge_one(
         of_loss, rule = judge_router_loss(probe, answers.get(f"{key}/loss_and_gradients"), forward.dtype)
         found += of_loss
     elif key not in forward.probes and f"{key}/loss_and_gradients" in answers:
-        says = "its loss is not compared, because the model is large; the result of `loss` is compared"
+        says = "the returned loss is not compared in a large model; the result of `loss` is compared"
         found += not_compared(*[f"loss_and_gradients: {says}"] * is_plain)
     elif f"{key}/loss_and_gradients" in answers:
         of_loss, loss = _judge_loss(way, key, answers, forward)

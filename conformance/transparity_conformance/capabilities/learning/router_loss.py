@@ -68,8 +68,8 @@ OTHERS: dict[str, Rule] = {
     "the auxiliary loss is missing": no_loss,
     "the auxiliary loss is the sum of one loss per layer": functools.partial(_by_layer, np.sum),
     "the auxiliary loss is the mean of one loss per layer": functools.partial(_by_layer, np.mean),
-    "only the first choice of each token counts": lambda layers, count: load_balancing_loss(layers, 1),
-    "the factor of the auxiliary loss, the number of experts, is missing": functools.partial(
+    "the auxiliary loss counts only each token's first expert": lambda layers, count: load_balancing_loss(layers, 1),
+    "the auxiliary loss is not multiplied by the number of experts": functools.partial(
         _divided, lambda layers, count: layers[0].shape[-1]
     ),
 }

@@ -130,7 +130,7 @@ def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[C
     family = family_called(model_type)
     write = functools.cache(functools.partial(written, model_type, family))
     base = write(config)
-    assert base is not None, "the audited model is one of its family"
+    assert base is not None, f"the family {model_type} cannot express the audited model"
     yield from _changed(functools.partial(drafted, model_type, family), write, config)
     for variant in (*_absent(family, config, base), *_forms(family, write, config), *_inert(family, config, base)):
         yield [variant]

@@ -127,6 +127,6 @@ def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:
     ours, theirs = (transformer(*model, **inputs) for model in (right, wrong))
     error, changed = np.abs(ours - theirs).max(), (ours.argmax(-1) != theirs.argmax(-1)).sum()
     yield (
-        f"{says} changes the logits by up to {error:.3g} (their standard deviation is {ours.std():.3g}), and the "
-        f"most likely token at {changed} of {ours.argmax(-1).size} positions"
+        f"{says} changes the logits by up to {error:.3g}, while their standard deviation is {ours.std():.3g}; the most "
+        f"likely token changes at {changed} of {ours.argmax(-1).size} positions"
     )

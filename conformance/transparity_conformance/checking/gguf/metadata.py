@@ -121,12 +121,20 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
     right = unscaled / rotary_frequencies(config) if config.rotary_scaling == "llama3" else np.ones(len(unscaled))
     factors = np.ones(len(right)) if tensor is None else tensor.numbers().astype(np.float64).ravel()
     if factors.shape != right.shape or np.abs(factors / right - 1).max() > HALF_OF_THE_DIGITS:
-        how = "missing, so no angle is scaled" if tensor is None else f"up to {factors.max():.4g}"
-        says = f"the factors of the rotary angles are {how}; in the checkpoint, they are up to {right.max():.4g}"
+        says = (
+            "the tensor is missing, so llama.cpp scales no angle" if tensor is None else _wrong_factor(factors, right)
+        )
         faults.append(known_fault("rope_freqs.weight", says, "gguf-rope-factors"))
         slowed = {"rotary_scaling": "llama3", "rotary_factor": float(factors.max())}
         fields = slowed if tensor is not None and config.rotary_scaling == "llama3" else {"rotary_scaling": "none"}
     return faults, fields
+
+
+def _wrong_factor(factors: np.ndarray, right: np.ndarray) -> str:
+    if factors.shape != right.shape:
+        return f"the tensor has {factors.size} factors; expected {right.size}, one for each pair of rotated features"
+    pair = int(np.abs(factors / right - 1).argmax())
+    return f"the factor of pair {pair} is {factors[pair]:.4g}; expected {right[pair]:.4g}, as in the checkpoint"
 
 
 def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Divergence]:

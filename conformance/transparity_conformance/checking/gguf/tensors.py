@@ -17,17 +17,18 @@ from transparity.text import listed
 from transparity_conformance.checking.gguf.metadata import GgufFile, GgufTensor, known_fault
 from transparity_conformance.checking.gguf.rounding import disorder, is_within, step, worst_block
 from transparity_conformance.report.comparison import share
+from transparity_conformance.report.formatting import count
 from transparity_conformance.report.report import Cause, Divergence, Measured
 
 SAYS = {
-    "gguf-not-converted": "the tensor has the checkpoint's layout; llama.cpp expects that {right}",
+    "gguf-not-converted": "the tensor is stored as in the checkpoint; in llama.cpp's layout, {right}",
     "gguf-norm-offset": "1 is added to the weights, which llama.cpp expects only for Gemma",
-    "gguf-rows-permuted": "{wrong}; llama.cpp expects that {right}",
+    "gguf-rows-permuted": "{wrong}; in llama.cpp's layout, {right}",
     "gguf-transposed": "the matrix is transposed",
     "gguf-tensor-swapped": "the tensor has the values of {other}",
     "gguf-scaled": "the tensor is {factor:.4g} × the checkpoint's tensor",
-    "gguf-disorder": "some values in a block are in the wrong order of size: the file is damaged, or was made from "
-    "other weights",
+    "gguf-disorder": "some values in a block have another order of size than in the checkpoint: the file is damaged, "
+    "or comes from other weights",
 }
 
 
@@ -175,7 +176,7 @@ class StoredLayout:
     """A clause about how the file's values differ from the checkpoint's values."""
 
 
-SAME = StoredLayout(np.asarray, np.asarray, "the tensor has the checkpoint's layout")
+SAME = StoredLayout(np.asarray, np.asarray, "the rows have the checkpoint's order")
 TRANSPOSED = StoredLayout(np.transpose, np.transpose, "the matrix is transposed")
 PLUS_ONE = StoredLayout(lambda value: value + 1, lambda value: value - 1, "1 is added to the weights")
 
@@ -189,7 +190,7 @@ def permuted(heads: int) -> StoredLayout:
     def to_hub(value: np.ndarray) -> np.ndarray:
         return value.reshape(heads, -1, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
 
-    return StoredLayout(to_file, to_hub, f"in each of {heads} heads, the rows of both halves are interleaved")
+    return StoredLayout(to_file, to_hub, f"the two halves of each head's rows are interleaved ({count(heads, 'head')})")
 
 
 def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iterable[str]) -> dict[str, str]:

@@ -93,7 +93,7 @@ def _unflattened(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 PARTS = (
     Part("{}"),
     Part(
-        "{} of a padded vocabulary", "cut to its first {} columns", read=lambda theirs, shape: theirs[..., : shape[-1]]
+        "{} of a padded vocabulary", "cut to the first {} columns", read=lambda theirs, shape: theirs[..., : shape[-1]]
     ),
     Part("{} with the vocabulary before the positions", "transposed", read=lambda theirs, shape: theirs.swapaxes(1, 2)),
     Part("{} with the positions before the rows", "transposed", read=lambda theirs, shape: theirs.swapaxes(0, 1)),

@@ -161,7 +161,7 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
         probe = forward.probes[each]
         used = _error_and_budget(port.forward, probe, forward.logits[each], forward)
         if share(*used) > 1:
-            says = f"call {calls + 1} of a model differs from the first call with the same tokens{after}"
+            says = f"a later call of the same model is wrong ({probe.name}{after})"
             return _diverges(used, f"call {calls} ({probe.name})", probe, says)
         if share(*used) > worst.share:
             worst = ClaimResult.of(CLAIM, *used, f"call {calls} ({probe.name})")

@@ -18,7 +18,10 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult
 
 ID = "wholly_hidden"
-OURS = "the reference gives all keys the same weight; positions that depend on this convention are not compared"
+OURS = (
+    "in a fully masked row, the reference gives all keys the same weight; positions that depend on this row are not "
+    "compared"
+)
 
 
 def other_convention(results: Results) -> Iterator[ClaimResult]:

@@ -223,7 +223,9 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
             proof = proved(probes, answer)
         return proof
     except ModuleError as error:
-        error.add_note("A check also makes this call; return a function that pads the inputs and cuts the output.")
+        error.add_note(
+            "`check` makes the failed call, too; return a function that pads the inputs and cuts the output."
+        )
         raise
     finally:
         subject.model.assign(subject.values)

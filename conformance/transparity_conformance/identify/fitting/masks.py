@@ -57,7 +57,9 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
             if size > 1 and all(in_chunks(masked, size) for masked in own if window_of(masked) is not None):
                 found.fields["window_kind"] = "chunked"
             if "layer_types" not in windowed:
-                found.untold["layer_types"] = f"only the first {len(own)} entries have an effect"
+                found.untold["layer_types"] = (
+                    f"any kinds of layers with the window fit, because all {len(own)} attention layers have the window"
+                )
             return
     longest = max(len(each.masked[0]) for each in plain.values())
     found.untold["sliding_window"] = f"no window of up to {longest} tokens was found"

@@ -309,7 +309,9 @@ def _kinds(found: FoundFields, mixers: Sequence[object], mixer: str) -> None:
     if FULL not in types:
         return
     if "layer_types" in found.fields:
-        raise FitError("Layers differ both in their windows and in having a recurrence; expected only one of these.")
+        raise FitError(
+            "Layers differ both in their windows and in having a recurrence; expected one kind of difference."
+        )
     unwindowed = {"sliding_window": None} if found.fields.get("sliding_window") is not None else {}
     found.fields |= {
         "mixer": "attention",

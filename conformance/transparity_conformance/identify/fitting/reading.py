@@ -106,7 +106,7 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
     if least > SAME:
         raise FitError(
             "The score of a token with itself is neither a constant times query · key nor a softcap of this "
-            "product; expected one of them."
+            "product; expected either form."
         )
     return Heads(attention, query, key, scores, scale, raw[shown], without_bias, best)
 
@@ -157,7 +157,7 @@ def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stac
     made = next(filter(None, (rotary(heads.query, turned) for turned in rotated_among(heads.query, between))), None)
     if made is None:
         raise FitError(
-            "Scores depend on positions, but not by rotary, relative or ALiBi positions; expected one of them."
+            "Scores depend on positions, but not by rotary, relative or ALiBi positions; expected one of these kinds."
         )
     found.fields |= {
         "positions": "rotary",

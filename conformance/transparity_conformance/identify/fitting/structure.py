@@ -217,8 +217,8 @@ def _attention(
         if gate or is_same(_context(made), output.given):
             return made, [columns.linear(unread)] if unread else []
     raise FitError(
-        f"The context of an attention with {heads} heads is no weighted sum of the results of the {len(projections)} "
-        f"linear maps before it; {_FORMS}"
+        f"The context of an attention with {heads} heads is not a weighted sum of the results of the "
+        f"{len(projections)} linear maps before it; {_FORMS}"
     )
 
 

@@ -60,9 +60,7 @@ def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[st
         seen = {int(token) for probe in calls for token in np.unique(probe.inputs[name])}
         wanted = _tokens(config, name)
         if missing := len(set(wanted.tolist()) - seen):
-            lines.append(
-                f"{missing:,} of {len(wanted):,} {name}: no call contains them, because it would take too long"
-            )
+            lines.append(f"{missing:,} of {len(wanted):,} {name}: left out, because more calls would take too long")
     return lines
 
 

@@ -315,4 +315,4 @@ def _tie(fault: Divergence) -> str:
     also = ", ".join(fault.indistinguishable)
     splits = f"the probe {fault.split_by} would distinguish them" if fault.split_by else "no probe distinguishes them"
     named = " with ".join(dict.fromkeys(cause.mistake for cause in fault.causes))
-    return f"{also} would explain this as well as {named}; {splits}."
+    return f"{also} would explain the difference as well as {named}; {splits}."

@@ -61,7 +61,7 @@ def _next(view: CheckView) -> str:
     places = [place for of_finding in lines for place in of_finding]
     if enough := remedy(view.report):
         return f"fix {listed(list(dict.fromkeys(places)))}, and run the check again. {enough}"
-    more = "; later differences may vanish with it" if places[1:] else ""
+    more = "; later differences may disappear" if places[1:] else ""
     return f"fix {places[0]}, and run the check again{more}."
 
 

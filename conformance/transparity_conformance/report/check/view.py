@@ -115,7 +115,7 @@ class CheckView:
         if self.report.verdict != "diverges" or is_asked:
             return audit.lines
         unread = audit.tensors_with("never read")
-        return [f"{audit.files[1]}: other values do not change the answer: {', '.join(unread)}"] if unread else []
+        return [f"{audit.files[1]}: the result does not depend on {', '.join(unread)}"] if unread else []
 
 
 def notes_on(finding: Finding, report: Report) -> list[str]:

@@ -121,8 +121,8 @@ class _Filling:
             )
         if chosen.read(self.written).any():
             raise AdapterError(
-                f"{shown(text)}, the line of {ours}, selects elements that another line also selects; correct one of "
-                "them."
+                f"{shown(text)}, the line of {ours}, selects elements that another line also selects; correct one "
+                "of the lines."
             )
         chosen.write(self.values, 0.0 if value is None else np.ravel(value))
         chosen.write(self.written, True)

@@ -74,9 +74,9 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
     """Yield ways to decode: rows get 1, 2 or 3 tokens, then one token at a time, or 3, 2 or 1 tokens."""
     firsts = tuple(1 + row % 3 for row in range(rows))
-    yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
+    yield "chunks of 1, 2 and 3, then single tokens", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))
-    yield "1, 2, 3, then 3, 2, 1", [firsts, other, (1,) * rows]
+    yield "chunks of 1, 2 and 3, then of 3, 2 and 1", [firsts, other, (1,) * rows]
 
 
 def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[ClaimEvidence]:
@@ -143,7 +143,7 @@ def single_row(bench: Bench) -> Iterator[ClaimEvidence]:
     where = sees_something(config, alone)
     logits = stepped(bench.forward(config, parameters), config, alone, [(2,), *[(1,)] * (LENGTH - 2)])[where]
     expected, budget = oracle.expected["logits"][:1][where], oracle.budget("logits", bench.subject.dtype)
-    yield bench.evidence("translation").within("2, then 1 by 1", logits, expected, budget)
+    yield bench.evidence("translation").within("a chunk of 2, then single tokens", logits, expected, budget)
 
 
 @claim(dtypes=WIDE, of_reference=True, quick=("float32",))

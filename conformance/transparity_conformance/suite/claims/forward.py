@@ -201,4 +201,4 @@ def subnormal_numbers(bench: Bench) -> Iterator[ClaimEvidence]:
     }
     oracle = forward_oracle(probe.config, parameters, probe.inputs)
     taps = bench.forward(probe.config, parameters, activations="float16")(**probe.inputs)
-    yield from bench.evidence("values near float16's smallest", "float32:float16").taps(oracle, taps)
+    yield from bench.evidence("values near float16's smallest number", "float32:float16").taps(oracle, taps)

@@ -122,7 +122,7 @@ def sampled_tokens(bench: Bench) -> Iterator[ClaimEvidence]:
     tokens = bench.function("decoding.generation.sampled_tokens")(logits, highest)
     yield record.exactly("tokens for the highest number", tokens, np.full(len(logits), logits.shape[1] - 1))
     ties = np.array([[0, 5, 5, 1], [2, 2, 2, 2]], np.float32)
-    yield record.exactly("the first of equals", bench.function("decoding.generation.greedy_tokens")(ties), [1, 0])
+    yield record.exactly("the first of equal logits", bench.function("decoding.generation.greedy_tokens")(ties), [1, 0])
 
 
 @claim(dtypes=("float64",), cases=("notes-lm",), all_cases=PRESETS, all_in=("float64",))

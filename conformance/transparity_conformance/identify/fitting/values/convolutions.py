@@ -123,4 +123,4 @@ def _source(convolution: Convolution, maps: Sequence[Linear]) -> Linear:
         is_before = one.at < convolution.at and len(one.made) == len(first)
         if is_before and any(is_same(column, first) for column in one.made.T):
             return one
-    raise FitError(f"The convolution of {convolution.names[0]} does not read the output of a linear map; expected one.")
+    raise FitError(f"The convolution of {convolution.names[0]} does not read the output of a linear map.")

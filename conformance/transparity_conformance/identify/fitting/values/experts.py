@@ -87,22 +87,22 @@ def experts_in(
         made = next(_readings(one, count, operations[one.at + 1 :], one.at + 1, left), None)
         if made is None:
             raise ForeignError(
-                f"{_router(one)}: no operation computes the sum of experts that fit knows, which have no biases."
+                f"{_unknown(one)}: no operation computes a weighted sum of feed-forwards without biases; {BY_HAND}."
             )
         own = {one.name, *made.names}
         if beside := [each.name for each in maps if each.name not in own and is_same(each.given, one.given)]:
             raise ForeignError(
-                f"{_router(one)}: {beside[0]} reads the input of the router, so it may belong to a shared expert."
+                f"{_unknown(one)}: {beside[0]} reads the router's input, as a shared expert would; {BY_HAND}."
             )
         found.append(made)
     return found
 
 
-def _router(one: Linear) -> str:
-    return (
-        f"{one.name} is a router of {one.made.shape[1]} experts that are not recognized (fit the model with dense "
-        "feed-forwards, and write the fields of experts by hand)"
-    )
+BY_HAND = "fit a dense model, and write the fields of experts by hand"
+
+
+def _unknown(one: Linear) -> str:
+    return f"The experts of the router {one.name} were not recognized"
 
 
 def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
@@ -205,7 +205,7 @@ def read_experts(found: FoundFields, named: Sequence[tuple[str, Experts]], *, be
     fields = [each.fields for _, each in named]
     if beside_others or any(each != fields[0] for each in fields):
         raise ForeignError(
-            "Layers differ in the settings of their experts, or some have none; expected the same settings everywhere."
+            "Layers differ in the fields of their experts, or some have no experts; expected equal fields everywhere."
         )
     has_bias = any(each.router.bias is not None for _, each in named)
     found.fields |= {**fields[0], "router_bias": has_bias, "feed_forward_bias": False}

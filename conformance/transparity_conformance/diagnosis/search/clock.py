@@ -17,7 +17,7 @@ WORK = 12.0
 included. If a fault of a small model has no explanation, matching and search take about 30 s together."""
 
 CANDIDATES = 300
-"""The approximate number of candidates per segment for which the work should suffice."""
+"""`allow` extends the limit of work, so that about this many candidates can be tried."""
 
 STAGES = 4
 """The number of stages of a search: logits, operations, segments, and unexplained faults."""

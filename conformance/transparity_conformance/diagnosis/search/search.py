@@ -173,8 +173,8 @@ class Search:
     def _pairs(self, best: list[Combination]) -> Iterator[Round]:
         """Yield the most likely pairs of faults if only logits are known, because all pairs would take too many runs.
         Start with pairs whose sum of effects leaves the smallest difference. Continue with pairs at all possible taps,
-        pairs with one of the best faults, and pairs with a fitted number. If no work is left, return without an error,
-        because triples have their own work."""
+        pairs with one of the best faults, and pairs with a fitted number. If the pairs have used their work, stop
+        without an error, because triples have a limit of their own."""
         with contextlib.suppress(OutOfTime):
             likeliest = self._likely(PAIR, self._effects.distinct)
             yield self.screen, likeliest

@@ -173,7 +173,8 @@ def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Ma
 
 
 def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Maps]:
-    """Yield the parameters with a matrix per expert (whole arrays, or numbered matrices), in both orientations."""
+    """Yield each stack of `count` matrices, one per expert, and its transpose. A stack is one array, or matrices whose
+    names differ only in a number."""
     found = [Maps(value, (name,)) for name, value in values.items() if value.ndim == 3 and len(value) == count]
     groups = [names for names in _numbered(values) if len(names) == count]
     alike = [names for names in groups if len({values[name].shape for name in names}) == 1]

@@ -104,7 +104,7 @@ TAPS: dict[str, Any] = {
     "nothing": p.with_taps(lambda taps: {}),
     "text": p.with_taps(lambda taps: taps | {"logits": "x"}),
     "complex numbers": p.with_taps(lambda taps: taps["logits"].astype(complex)),
-    "objects": p.with_taps(lambda taps: taps["logits"].astype(object)),
+    "objects": p.with_taps(lambda taps: np.round(taps["logits"], 2).astype(object)),
     "noise": p.noisy(),
 }
 

@@ -41,7 +41,14 @@ from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.report.formatting import count
 from transparity_conformance.report.parts import Coverage
-from transparity_conformance.report.report import CapabilityResult, Measured, Report, not_compared, with_capabilities
+from transparity_conformance.report.report import (
+    EARLIER,
+    CapabilityResult,
+    Measured,
+    Report,
+    not_compared,
+    with_capabilities,
+)
 from transparity_conformance.running.forward import add_tensors, called_by_its_names, filled_by_name, required_arguments
 from transparity_conformance.running.inputs import is_instance
 from transparity_conformance.running.loading import load_port, read_with, require
@@ -328,7 +335,7 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source
     untested: tuple[str, ...] = ()
     for name in (*DRAWN, *COMPARISONS):
         if report.verdict != "agrees":
-            reason = "an earlier comparison failed" if report.verdict == "diverges" else "no forward pass was compared"
+            reason = EARLIER if report.verdict == "diverges" else "no forward pass was compared"
             found = not_compared(f"{name}: {reason}")
         elif name in COMPARISONS:
             found = COMPARISONS[name](sides, probes)

@@ -33,7 +33,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.oracle.reach.models import crossing_calls
 from transparity_conformance.report.comparison import gap, share
-from transparity_conformance.report.report import CapabilityResult, Cause
+from transparity_conformance.report.report import DIVERGES, CapabilityResult, Cause
 from transparity_numpy.transformer import transformer
 
 
@@ -226,7 +226,7 @@ PACKED = Capability(
     shapes=lambda key, request: {f"{key}/logits": request.shape},
     judge=judge_logits,
     why_not=_why_not_packed,
-    if_forward_diverges="the forward pass diverges, so packed documents diverge, too",
+    if_forward_diverges=f"{DIVERGES}, so packed documents diverge, too",
     file="packed.safetensors",
     tensors=lambda request, probe: dict(zip(("tokens", "documents"), request.given, strict=True)),
     sizes=lambda request: request.tokens.shape,
@@ -304,7 +304,7 @@ ADAPTERS = Capability(
     shapes=lambda key, request: {f"{key}/logits": request.shape},
     judge=judge_logits,
     why_not=_why_no_logits,
-    if_forward_diverges="the forward pass diverges, so a model with adapters diverges, too",
+    if_forward_diverges=f"{DIVERGES}, so a model with adapters diverges, too",
     describe=lambda request: {"alpha": ALPHA, "rank_stabilized": request.named.get("rank_stabilized", False)},
     file="adapters.safetensors",
     tensors=lambda request, probe: request.given[0],

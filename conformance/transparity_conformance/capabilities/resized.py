@@ -15,7 +15,7 @@ from transparity_conformance.capabilities.other_logits import LogitsRequest, Par
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.report.report import Cause
+from transparity_conformance.report.report import DIVERGES, Cause
 from transparity_numpy.transformer import transformer
 
 ROWS, TABLE = 2, "encoder.position_embedding.weight"
@@ -131,7 +131,7 @@ RESIZED = Capability(
     why_not=_why_not,
     dtypes=WIDE,
     not_in="interpolated positions are compared in float32 and float64, not in {}",
-    if_forward_diverges="the forward pass diverges, so other sizes diverge, too",
+    if_forward_diverges=f"{DIVERGES}, so other sizes diverge, too",
     file="resized.safetensors",
     tensors=lambda request, probe: {"pixels": request.given[0]},
     applies=lambda config: config.reads_pixels,

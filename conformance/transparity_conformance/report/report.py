@@ -68,6 +68,10 @@ class Interrupted(KeyboardInterrupt):
         """The report of everything that the check has found so far."""
 
 
+DIVERGES = "the forward pass diverges"
+EARLIER = "an earlier comparison failed"
+"""With `DIVERGES`, the reasons why other calls than the forward pass were not compared."""
+
 OR = " (or "
 """The words between a cause and its alternatives."""
 

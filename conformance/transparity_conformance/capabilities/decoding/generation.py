@@ -42,9 +42,9 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, is_large
 from transparity_conformance.oracle.reach.models import crossing_calls
 from transparity_conformance.report.comparison import as_numbers, share
-from transparity_conformance.report.report import CapabilityResult, Cause
+from transparity_conformance.report.report import DIVERGES, CapabilityResult, Cause
 
-DIVERGES = "the forward pass diverges, so the generated tokens diverge, too"
+TOKENS_DIVERGE = f"{DIVERGES}, so the generated tokens diverge, too"
 
 
 def _why_not_generated(probe: Probe, dtype: str) -> str:
@@ -240,7 +240,7 @@ GENERATION = Capability(
     shapes=_token_shapes,
     judge=_judge,
     why_not=_why_not_generated,
-    if_forward_diverges=DIVERGES,
+    if_forward_diverges=TOKENS_DIVERGE,
     describe=_describe,
     file="generation.safetensors",
     tensors=_tensors,

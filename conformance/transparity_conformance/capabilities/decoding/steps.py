@@ -35,7 +35,7 @@ from transparity_conformance.oracle.reach.models import ReachProbe, crossing_cal
 from transparity_conformance.oracle.reach.thresholds import thresholds
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.report import CapabilityResult, Cause
+from transparity_conformance.report.report import DIVERGES, CapabilityResult, Cause
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +251,7 @@ STEPS = Capability(
     judge=judge_steps,
     why_not=_why_no_steps,
     stays=1,
-    if_forward_diverges="the forward pass diverges, so cached steps diverge, too",
+    if_forward_diverges=f"{DIVERGES}, so cached steps diverge, too",
     describe=lambda request: {"sizes": list(request.sizes)},
     sizes=lambda request: (len(request.rows), sum(request.sizes)),
 )

@@ -54,7 +54,14 @@ from transparity_conformance.oracle.probes import Probe, shortened
 from transparity_conformance.oracle.undetermined import blind_rows
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.formatting import some
-from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, not_compared
+from transparity_conformance.report.report import (
+    DIVERGES,
+    CapabilityResult,
+    Cause,
+    ClaimResult,
+    Divergence,
+    not_compared,
+)
 from transparity_numpy.training.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]
@@ -380,7 +387,7 @@ GRADIENTS = Capability(
     why_not=_why_no_gradients,
     dtypes=WIDE,
     not_in="gradients are compared in float32 and float64, not in {}",
-    if_forward_diverges="not compared, because the forward pass diverges",
+    if_forward_diverges=f"not compared, because {DIVERGES}",
     needs=("loss",),
     sizes=lambda probe: probe.inputs[probe.config.input_names[-1]].shape[:2],
     missing_is_wrong=True,

@@ -15,6 +15,8 @@ from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.comparison import SHARE, share
 from transparity_conformance.report.formatting import count, format_share, ranges, some
 from transparity_conformance.report.report import (
+    DIVERGES,
+    EARLIER,
     OR,
     Cause,
     ClaimResult,
@@ -24,9 +26,6 @@ from transparity_conformance.report.report import (
     Report,
     largest_impact,
 )
-
-SKIPPED = ("the forward pass diverges", "an earlier comparison failed")
-"""Parts of the reasons why other calls were not compared."""
 
 PRACTICALLY_ALL = 0.99
 """A difference counts as explained if its causes account for at least this share of it."""
@@ -203,7 +202,7 @@ def remedy(report: Report) -> str:
     is_measured = left > ROUNDED**2 or (left and report.dtype == "float64")
     remains = f" (remaining error {left:.1g})" if is_measured else ""
     done, rest = ("changed", "both agree") if report.reference else ("fixed", "the rest agrees")
-    if any(because in reason for reason in report.not_compared for because in SKIPPED):
+    if any(because in reason for reason in report.not_compared for because in (DIVERGES, EARLIER)):
         rest = "both forward passes agree" if report.reference else "the forward pass agrees"
     return f"With {'these' if found[1:] else 'this'} {done}, {rest}{remains}."
 

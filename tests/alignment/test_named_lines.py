@@ -1,4 +1,4 @@
-"""Test that operations distinguish causes, and that reports name the wrong line of a cache or of rotary angles."""
+"""Test that operations distinguish causes, and that reports name the wrong line of a cache, a mask or rotary angles."""
 
 from __future__ import annotations
 
@@ -167,6 +167,12 @@ def test_the_line_of_a_norm_that_comes_too_late_is_its_call() -> None:
     report = check(port_with("query-key-norm-after-rotation", taps=False), "qwen3", config=example_config("qwen3"))
     told = {(fault.causes[0].mistake, (fault.source or {})["code"]) for fault in report.faults}
     assert told == {("query-key-norm", 'x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))')}
+
+
+def test_the_line_of_a_wrong_mask_is_where_the_port_makes_it() -> None:
+    report = check(port_with("window-size-one-more", taps=False), "notes", config=example_config("mistral"))
+    codes = {(fault.source or {})["code"] for fault in report.faults}
+    assert codes == {"return ((torch.arange(keys) - where[..., None]).abs() <= window)[:, None]"}
 
 
 @pytest.mark.parametrize("form", [{"is_early": True}, {"order": (2, 0, 1)}], ids=["repeated keys", "reordered"])

@@ -52,6 +52,8 @@ class AlignedCall:
     taps: Arrays
     numbers: Mapping[str, int]
     """The index of the operation that computed each tap."""
+    with_whole_numbers: Callable[[], Sequence[Operation]] = field(repr=False)
+    """Run the call again, and return its operations, also on integers and bools."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +196,7 @@ def _heard(
 
     @functools.cache
     def read_by(plan: Plan) -> dict[str, AlignedCall]:
-        return {key: _call(plan, every[key], operations, shown[key]) for key, operations in ran.items()}
+        return {key: _call(plan, every[key], operations, shown[key], forwards) for key, operations in ran.items()}
 
     with contextlib.suppress(OutOfTime):
         taps_by = lambda plan: {key: call.taps for key, call in read_by(plan).items()}
@@ -206,7 +208,13 @@ def _heard(
     return RecordedPort(read_by(plan), (says,) if absent else (), {} if probes else {row.name: row})
 
 
-def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> AlignedCall:
+def _call(
+    plan: Plan,
+    probe: Probe,
+    operations: Sequence[Operation],
+    shown: Mapping[str, np.ndarray],
+    forwards: Forwards,
+) -> AlignedCall:
     """Return the taps of a call, which the plan finds among the port's operations. If the port returns a tap by name
     and in the right shape, use the returned value."""
     expected = probe.oracle.expected
@@ -219,7 +227,8 @@ def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapp
             numbers = {name: number for name, number in numbers.items() if name != tap}
             numbers = numbers if index is None else numbers | {tap: index}
     taps = taps | own
-    return AlignedCall(operations, {tap: taps[tap] for tap in expected if tap in taps}, numbers)
+    again = functools.cache(lambda: run_listening(forwards[id(probe.parameters)], probe, whole_numbers=True)[1])
+    return AlignedCall(operations, {tap: taps[tap] for tap in expected if tap in taps}, numbers, again)
 
 
 def aligned_probe(probe: Probe) -> Probe:

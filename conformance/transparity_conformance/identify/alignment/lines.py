@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from transparity.taps import lengths_of
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.identify.alignment.found import flow_of
 from transparity_conformance.identify.alignment.heard import AlignedCall
@@ -45,6 +46,36 @@ def operation_of(
     others = {tap: operations[numbers[tap]].value for tap in taps if tap in numbers and tap != where}
     same = {tap for tap, value in others.items() if same_numbers(value, operations[end].value)}
     return _use_of(operations, end) if same and same & flow_of(probe).inputs[where] else end
+
+
+def maker_of_mask(probe: Probe, call: AlignedCall, index: int) -> Operation:
+    """Return the operation that makes the wrong mask used by the operation `index`; without one, this operation."""
+    operation = call.operations[index]
+    if not hides(operation.value).any():
+        return operation
+    masks = [hides(each) for each in intermediates(probe, {}, [*probe.oracle.expected][-1]) if hides(each).any()]
+    masks += [np.tri(length, dtype=bool) for length in lengths_of(probe.config, probe.inputs).values()]
+    tokens = [each[:, None] for each in probe.inputs.values() if each.ndim == 2 and each.dtype.kind in "iub"]
+    masks += [each != absent for each in tokens for absent in (0, probe.config.pad_id)]
+    operations = call.with_whole_numbers()
+    same = (i for i, each in enumerate(operations) if each.stack == operation.stack and each.name == operation.name)
+    first = next((i for i in same if np.array_equal(operations[i].value, operation.value, equal_nan=True)), None)
+    return operation if first is None else operations[_maker(operations, first, masks)]
+
+
+def _maker(operations: Sequence[Operation], index: int, masks: Sequence[np.ndarray]) -> int:
+    given = {each: operations[each].value for each in operations[index].inputs}
+    two = {each: value == value.max() for each, value in given.items() if value.size and len(np.unique(value)) == 2}
+    wrong = [each for each, value in two.items() if not any(_is_alike(value, mask) for mask in masks)]
+    return _maker(operations, wrong[0], masks) if len(wrong) == 1 else index
+
+
+def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
+    """Return whether each row of a two-valued array hides or shows the keys that a row of `mask` hides."""
+    if value.ndim < 2 or value.shape[-2:] != mask.shape[-2:]:
+        return False
+    rows = {(row == sign).tobytes() for row in mask.reshape(-1, *mask.shape[-2:]) for sign in (True, False)}
+    return {row.tobytes() for row in value.reshape(-1, *value.shape[-2:])} <= rows
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> int:

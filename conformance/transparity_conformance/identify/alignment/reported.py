@@ -16,7 +16,7 @@ from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.search.fitting import fittables
 from transparity_conformance.diagnosis.walk import Impossible, segment_budgets, walk
 from transparity_conformance.identify.alignment.heard import AlignedCall, RecordedPort
-from transparity_conformance.identify.alignment.lines import behind_taps, operation_of
+from transparity_conformance.identify.alignment.lines import behind_taps, maker_of_mask, operation_of
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS, largest
 from transparity_conformance.oracle.budgets import epsilon
@@ -117,12 +117,13 @@ def _line(
 ) -> Source | None:
     """Return the line of a segment's first wrong value. If it also computes right values, return the caller's line."""
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
-    source = call.operations[index].source
+    operation = maker_of_mask(probe, call, index)
+    source = operation.source
     size = largest(np.nan_to_num(call.taps[fault.where]))
     # Rounding cannot hide such a large error at the other taps that the line computes.
     if source is not None and fault.error > epsilon(report.dtype) ** HALF_OF_THE_DIGITS * size:
         right = _right_alike(fault, causes, report, probe, call.numbers)
-        source = call.operations[index].line_apart(behind_taps(call.operations, call.numbers, right))
+        source = operation.line_apart(behind_taps(call.operations, call.numbers, right))
     return source and _whole(source, call.operations[index : call.numbers[fault.where] + 1])
 
 

@@ -145,7 +145,8 @@ def test_the_mask_is_not_the_wrong_line_of_scores() -> None:
     operations += [mask, bias, operation(6, bias.value + mask.value, 3, 4)]
     operations += [operation(7, products + operations[-1].value, 2, 5)]
     taps = {f"{scope}.{tap}": value for tap, value in expected.items()} | {f"{scope}.scores": products + bias.value}
-    call = AlignedCall(operations, taps, {f"{scope}.query": 0, f"{scope}.key": 1, f"{scope}.scores": 6}, lambda: operations)
+    numbers = {f"{scope}.query": 0, f"{scope}.key": 1, f"{scope}.scores": 6}
+    call = AlignedCall(operations, taps, numbers, lambda: operations)
     assert operation_of(probe, call, f"{scope}.scores", 1.0, 1e-6) == len(operations) - 1  # the sum with the bias
 
 

@@ -60,13 +60,19 @@ class Operation:
         """Return the line that probably passed wrong arguments to a function that several lines call.
 
         `others` are operations with right results. Leave out all lines on the stacks of `others` with the same
-        innermost expression. Return the innermost line that remains on this stack. If none remains, return the line
-        that calls the function if several lines call it, otherwise the operation's own line.
+        name and innermost expression. Return the innermost line that remains on this stack. If none remains, return the
+        line that calls the function if several lines call it, otherwise the operation's own line.
         """
-        alike = [each.stack for each in others if each.stack and each.stack[0].is_at(self.source)]
+        same = (each for each in others if each.name == self.name and each.stack)
+        alike = [each.stack for each in same if each.stack[0].is_at(self.source)]
         elsewhere = {line for stack in alike for line in stack}
-        is_shared = len({stack[1] for stack in alike if stack[1:]}) > 1
-        return next((line for line in self.stack if line not in elsewhere), (*self.stack[is_shared:], self.source)[0])
+        callers = [
+            depth for depth in range(1, len(self.stack)) if len({each[depth] for each in alike if each[depth:]}) > 1
+        ]
+        return next(
+            (line for line in self.stack if line not in elsewhere),
+            (*self.stack[min(callers, default=0) :], self.source)[0],
+        )
 
 
 OURS = str(Path(__file__).parents[1]) + "/"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -45,22 +46,41 @@ def operation_of(
         return wrong if operations[wrong].stack else end
     others = {tap: operations[numbers[tap]].value for tap in taps if tap in numbers and tap != where}
     same = {tap for tap, value in others.items() if same_numbers(value, operations[end].value)}
-    return _use_of(operations, end) if same and same & flow_of(probe).inputs[where] else end
+    is_use = where.endswith("_norm") or (same and same & flow_of(probe).inputs[where])
+    return _use_of(operations, end) if is_use else end
 
 
-def maker_of_mask(probe: Probe, call: AlignedCall, index: int) -> Operation:
-    """Return the operation that makes the wrong mask used by the operation `index`; without one, this operation."""
+def maker(probe: Probe, call: AlignedCall, index: int) -> Operation:
+    """If the operation `index` applies a wrong mask, or looks up rows at positions that the port computes, return the
+    operation that makes the mask or the positions; otherwise, return the operation itself."""
     operation = call.operations[index]
-    if not hides(operation.value).any():
+    is_masked, is_lookup = hides(operation.value).any(), not operation.inputs
+    if not (is_masked or is_lookup):
         return operation
-    masks = [hides(each) for each in intermediates(probe, {}, [*probe.oracle.expected][-1]) if hides(each).any()]
-    masks += [np.tri(length, dtype=bool) for length in lengths_of(probe.config, probe.inputs).values()]
-    tokens = [each[:, None] for each in probe.inputs.values() if each.ndim == 2 and each.dtype.kind in "iub"]
-    masks += [each != absent for each in tokens for absent in (0, probe.config.pad_id)]
     operations = call.with_whole_numbers()
     same = (i for i, each in enumerate(operations) if each.stack == operation.stack and each.name == operation.name)
     first = next((i for i in same if np.array_equal(operations[i].value, operation.value, equal_nan=True)), None)
-    return operation if first is None else operations[_maker(operations, first, masks)]
+    if first is None:
+        return operation
+    return operations[_maker_of_rows(operations, first) if is_lookup else _maker(operations, first, _masks(probe))]
+
+
+def _masks(probe: Probe) -> list[np.ndarray]:
+    """Return the masks of the reference, and the parts from which ports make them: the causal mask, and the padding."""
+    masks = [hides(each) for each in intermediates(probe, {}, [*probe.oracle.expected][-1]) if hides(each).any()]
+    masks += [np.tri(length, dtype=bool) for length in lengths_of(probe.config, probe.inputs).values()]
+    tokens = [each[:, None] for each in probe.inputs.values() if each.ndim == 2 and each.dtype.kind in "iub"]
+    return masks + [each != absent for each in tokens for absent in (0, probe.config.pad_id)]
+
+
+def _maker_of_rows(operations: Sequence[Operation], index: int) -> int:
+    """Return the operation that computes the row numbers for the lookup `index`, before they are rearranged."""
+    rows = operations[index].inputs
+    while len(rows) == 1:
+        index, rows = rows[0], operations[rows[0]].inputs
+        if len(rows) != 1 or not same_numbers(operations[index].value, operations[rows[0]].value):
+            break
+    return index
 
 
 def _maker(operations: Sequence[Operation], index: int, masks: Sequence[np.ndarray]) -> int:
@@ -76,6 +96,18 @@ def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
         return False
     rows = {(row == sign).tobytes() for row in mask.reshape(-1, *mask.shape[-2:]) for sign in (True, False)}
     return {row.tobytes() for row in value.reshape(-1, *value.shape[-2:])} <= rows
+
+
+def at_omission(probe: Probe, call: AlignedCall, where: str, use: int) -> Operation:
+    """Return the operation before or after an omitted operation, with the stack from the function that calls both. If
+    others in the reference read the same value, the operation is omitted for its reader, otherwise for all readers."""
+    before, after = call.operations[call.numbers[where]], call.operations[use]
+    flow = flow_of(probe)
+    has_others = any(flow.outputs[tap] - {where} for tap in flow.inputs[where])
+    pairs = zip(reversed(before.stack), reversed(after.stack), strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    operation = after if has_others else before
+    return dataclasses.replace(operation, stack=operation.stack[max(len(operation.stack) - common - 1, 0) :])
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> int:
@@ -139,8 +171,13 @@ class _Right:
         """`is_masked` is false for scores, which no mask can change."""
         self.tables = [np.unique(each) for probe in probes for each in tables(probe)]
         self.by_size: dict[int, list[np.ndarray]] = {}
+        self.chosen: list[np.ndarray] = []
+        """For each value with equally many nonzero elements per row, such as weights of chosen experts: the elements"""
         for value in values:
             self.by_size.setdefault(value.size, []).append(value)
+            chosen = np.unique(np.count_nonzero(value, axis=-1))
+            if value.ndim > 1 and len(chosen) == 1 and 0 < chosen[0] < value.shape[-1]:
+                self.chosen.append(_sketch(value[value != 0]))
         self.sketches: dict[int, list[np.ndarray]] = {}
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
@@ -154,6 +191,8 @@ class _Right:
             self.sketches[value.size] = [_sketch(each) for each in self.by_size.get(value.size, [])]
         if hides(value).any():
             return self._has_masked(value, allowed)
+        if any(each.shape == sketch.shape and is_near(each, sketch, allowed) for each in self.chosen):
+            return True
         same = (is_near(each, sketch, allowed) for each in self.sketches[value.size])
         ours = [each for each, is_same in zip(self.by_size.get(value.size, []), same, strict=True) if is_same]
         ways = ((each, layouts(each.shape, value.shape, self.heads)) for each in ours)  # compare positions, too

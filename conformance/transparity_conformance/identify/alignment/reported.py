@@ -16,7 +16,7 @@ from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.search.fitting import fittables
 from transparity_conformance.diagnosis.walk import Impossible, segment_budgets, walk
 from transparity_conformance.identify.alignment.heard import AlignedCall, RecordedPort
-from transparity_conformance.identify.alignment.lines import behind_taps, maker_of_mask, operation_of
+from transparity_conformance.identify.alignment.lines import at_omission, behind_taps, maker, operation_of
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS, largest
 from transparity_conformance.oracle.budgets import epsilon
@@ -90,7 +90,7 @@ def _with_line(fault: Divergence, report: Report, heard: RecordedPort, probes: M
         is_made = _makes(fault.causes[0], site, call, probes[fault.probe], report.dtype)
         source = call.operations[call.numbers[site]].source if is_made else None
     else:
-        source = _line(fault, fault.causes[:1], report, call, probes[fault.probe])
+        source = _line(fault, report, call, probes[fault.probe])
         fault = _with_own_lines(fault, report, call, probes[fault.probe])
     return fault if source is None else dataclasses.replace(fault, source=dataclasses.asdict(source))
 
@@ -108,21 +108,18 @@ def _makes(cause: Cause, site: str, call: AlignedCall, probe: Probe, dtype: str)
 
 
 def _line(
-    fault: Divergence,
-    causes: Sequence[Cause],
-    report: Report,
-    call: AlignedCall,
-    probe: Probe,
-    besides: Sequence[Hypothesis] = (),
+    fault: Divergence, report: Report, call: AlignedCall, probe: Probe, besides: Sequence[Hypothesis] = ()
 ) -> Source | None:
     """Return the line of a segment's first wrong value. If it also computes right values, return the caller's line."""
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
-    operation = maker_of_mask(probe, call, index)
+    is_omission = index > call.numbers[fault.where]
+    operation = at_omission(probe, call, fault.where, index) if is_omission else maker(probe, call, index)
     source = operation.source
     size = largest(np.nan_to_num(call.taps[fault.where]))
     # Rounding cannot hide such a large error at the other taps that the line computes.
     if source is not None and fault.error > epsilon(report.dtype) ** HALF_OF_THE_DIGITS * size:
-        right = _right_alike(fault, causes, report, probe, call.numbers)
+        wrong = {call.numbers[each.where] for each in report.faults if each.where in call.numbers}
+        right = [tap for tap, number in call.numbers.items() if number not in wrong]
         source = operation.line_apart(behind_taps(call.operations, call.numbers, right))
     return source and _whole(source, call.operations[index : call.numbers[fault.where] + 1])
 
@@ -147,7 +144,7 @@ def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe:
     for index, cause in enumerate(fault.causes):
         besides = [each for number, each in enumerate(put_in) if number != index and each is not None]
         try:
-            source = _line(placed, (cause,), report, call, probe, besides)
+            source = _line(placed, report, call, probe, besides)
         except Impossible:
             return fault
         causes.append(cause if source is None else dataclasses.replace(cause, source=dataclasses.asdict(source)))
@@ -162,20 +159,6 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
         fitted = (numeric.make(cause.value) for numeric, _ in fittables(probe.config, [where]))
     made = (each for each in (*known, *fitted) if each.id == cause.mistake and cause.says.startswith(each.description))
     return next((Hypothesis(each, (where,)) for each in made), None)
-
-
-def _right_alike(
-    fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
-) -> list[str]:
-    """Return the taps of the wrong tap's kind at which the report has no fault and, if there are causes, a cause can
-    act. If a norm of queries and keys is at the wrong place, all norms are of this kind."""
-    ids = {cause.mistake for cause in causes}
-    kind = "norms" if "query-key-norm" in ids else tap_kind(fault.where)
-    wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
-    right = [tap for tap in numbers if tap_kind(tap) == kind and numbers[tap] not in wrong]
-    if kind != tap_kind(fault.where):
-        return right
-    return [tap for tap in right if not ids or ids & {each.id for each in faults_at(probe.config, tap)}]
 
 
 def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:

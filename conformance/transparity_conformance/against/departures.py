@@ -50,7 +50,7 @@ class Departure:
 
     @property
     def port_line(self) -> Source | None:
-        """Return the innermost line of the port that runs `operation`, but no matched operation of the same name."""
+        """Return the innermost line of the port that runs `operation`, but runs no matched operation of this name."""
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)
@@ -80,7 +80,8 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the numbers of the same steps in the program of another call: equal runs of the same instructions."""
+        """Return the numbers of the same steps in the program of another call. The nth run of an instruction in one
+        call corresponds to its nth run in the other call."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -99,8 +100,8 @@ class Departures:
         """Whether the reference has a second implementation of its experts, in which other edits can be tried."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the departures in this call after the edits of `before`, the departures of another call, and the
-        comparison with the edited reference. Return no departures if the edits of `before` fail in this call."""
+        """Return the departures in this call, and the comparison with the edited reference. First apply the edits of
+        `before`, which are departures of another call. If these edits fail in this call, return no departures."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
         if before:

@@ -339,7 +339,7 @@ class _Search:
 
     def _exchanges(self, now: Paired, step: Step) -> Iterator[Paired]:
         """Yield pairings in which two steps with a common operand swap their tensors. For example, the pairing may have
-        confused the gate and the value projections of a feed-forward."""
+        confused the gate and the up projection of a feed-forward."""
         for one, other in itertools.product(self._makers(step), self.parts):
             pair = frozenset((one, other))
             if one == other or pair in self.exchanged or not self._operands(one) & self._operands(other):

@@ -236,7 +236,7 @@ PACKED = Capability(
 # LoRA adapters
 
 RANK, ALPHA, UNIT = 3, 2.0, 64
-"""The adapters' rank and α, and the denominator of their elements. For a rank of 1, α / rank would be α / √rank."""
+"""The adapters' rank and α, and the denominator of their elements. With rank 1, α / rank would equal α / √rank."""
 
 
 @kept_in(0)

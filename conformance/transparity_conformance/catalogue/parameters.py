@@ -136,7 +136,7 @@ def parts_at(config: TransformerConfig, site: str) -> list[str]:
     if not part:
         return []
     if site.endswith("recurrence.log_decay") and own_config(config, site).mixer == "state-space":
-        return []  # In a state-space model, the time step already uses them.
+        return []  # In a state-space model, the faults of these maps already act at the time step.
     if site.endswith("_convolved"):
         return [part, f"{part}_convolution"]
     gates = [part.replace(".up", ".gate")] * (config.gated and part.endswith(".up"))
@@ -162,7 +162,7 @@ def _exchanged(
     scope, role = part.rpartition(".")[::2]
     other = f"{scope}.{pair[role == pair[0]]}"
     if parameters[f"{other}.weight"].shape != parameters[f"{part}.weight"].shape:
-        return {}  # The fault is possible only at other sizes.
+        return {}  # The maps can be confused only if their weights have the same shape.
     ends = [f"{of}.{kind}" for of in ("", "_convolution") for kind in kinds]
     return {f"{part}{end}": parameters[f"{other}{end}"] for end in ends if f"{other}{end}" in parameters}
 

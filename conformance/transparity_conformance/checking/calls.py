@@ -126,7 +126,7 @@ def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: boo
 
 
 def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool) -> Mapping[str, np.ndarray] | None:
-    """Call the port on a probe. If it fails, raise the error for the first probe, and store it in `ran` for others."""
+    """Call the port on a probe. If the port fails on the first probe, raise the error; otherwise, store it in `ran`."""
     forward, is_derived = ran.forwards[id(probe.parameters)], probe.config != first.config
     taps = answer_or_error(lambda: call_model(forward, probe, ran.reached, is_derived, logits_only=logits_only))
     if not isinstance(taps, PortError):

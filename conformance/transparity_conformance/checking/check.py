@@ -148,7 +148,8 @@ def _system(
 def _built_by(
     build: Port | str, family: str | None, timeout: float, ranks: int, *, isolated: bool, is_small: bool
 ) -> contextlib.AbstractContextManager[Port]:
-    """Return the port as a `build`, in its own process if it is `isolated`, given by name, or on several ranks."""
+    """Return a context with the port as a `build`. If the port is `isolated`, given by name, or on several ranks, it
+    runs in a separate process."""
     if isolated or ranks > 1 or isinstance(build, str):
         started = isolated_build(spec_of(build), timeout, ranks=ranks, is_small=is_small)
         return contextlib.closing(started.loading(family))

@@ -46,10 +46,10 @@ ROUNDED_PRODUCTS = (
     "limits allow for accelerators, which may round factors near a tie differently"
 )
 TYPICALLY_LEFT = Threshold(0.5, ROUNDED_PRODUCTS)
-"""The share of a difference that may remain after undeclared rounding, in the median over all probes."""
+"""Undeclared rounding explains a difference if at most this share remains, in the median over all probes."""
 
 LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
-"""The share of a difference that may remain after undeclared rounding, on the worst probe."""
+"""Undeclared rounding explains a difference if at most this share remains on the worst probe."""
 
 FURTHEST_ROUNDED = Threshold(
     4,

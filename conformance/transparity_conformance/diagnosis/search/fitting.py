@@ -16,10 +16,10 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""The steps before a fit is judged, which narrow the interval to 1/300 of the grid's spacing."""
+"""The number of steps before a fit is judged. These steps narrow the interval to 1/300 of the grid's spacing."""
 
 STEPS = 40
-"""The number of all steps, which narrow the interval to 1/(2 × 10⁸) of the grid's spacing."""
+"""The number of all steps. They narrow the interval to 1/(2 × 10⁸) of the grid's spacing."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 """(faults that differ only in a number, taps at which the fault acts)."""

@@ -153,7 +153,6 @@ def _why_not_packed(probe: Probe, dtype: str) -> str:
 
 
 def _document_inputs(config: TransformerConfig, tokens: np.ndarray) -> Arrays:
-    """Return the inputs for tokens that are all visible."""
     return {config.input_names[0]: tokens} | dict.fromkeys(config.further_inputs, np.ones_like(tokens))
 
 

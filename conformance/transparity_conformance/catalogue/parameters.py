@@ -189,7 +189,6 @@ def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return the parameters at `site` with the values of another layer."""
     parts = site.split(".")
     stack, rest = parts[0], [".".join(part.split(".")[3:]) for part in parts_at(config, site)] or [".".join(parts[3:])]
     own, other = ".".join(parts[:3]), f"{stack}.layers.{layer}"

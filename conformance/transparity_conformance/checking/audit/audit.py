@@ -68,7 +68,6 @@ def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> It
 def _claims(
     name: str, faults: Sequence[Divergence], audited: Sequence[AuditedField | AuditedTensor]
 ) -> Iterator[ClaimResult]:
-    """Yield the claim `name` with its verdict, or nothing if the audit has no results for it."""
     if faults:
         worst = max(faults, key=SHARE)
         yield ClaimResult(name, "diverges", worst.error, worst.budget, worst.where)

@@ -172,7 +172,6 @@ def _that_show(changed: Changed, dtype: str) -> Exercised:
 
 
 def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progress: Progress) -> Iterator[AuditedField]:
-    """Build the port for each variant, and compare its logits with the reference."""
     changes = exercised(port.model_type, config, dtype)
     for done, variants in enumerate(changes):
         progress("changing fields of the configuration", done, len(changes))

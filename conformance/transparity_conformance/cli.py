@@ -544,7 +544,7 @@ def _flushed() -> bool:
 
 
 def _imported(folder: Path, head: str | None, into: Path | None = None) -> Checkpoint:
-    """Import a checkpoint, print a summary and what was not imported, and save the result in a given folder."""
+    """Import a checkpoint; print a summary and the ignored parts. Save the result in the folder `into`, if given."""
     from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
 
     checkpoint = import_checkpoint(folder, head)

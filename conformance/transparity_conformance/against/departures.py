@@ -132,8 +132,8 @@ class Departures:
         return self._without_coincidences(fewest), now
 
     def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
-        """Remove edits that may be coincidences: edits that explain a value, but no operation that uses it. Also remove
-        edits of steps that read only values of the port with which the reference continues."""
+        """Remove edits that may be coincidences: edits that explain a value, but no operation that uses the value. Also
+        remove edits of steps that read only values that were copied from the port."""
         program = self.comparer.program
         made = {index for each in found if each.edit is None for n in each.steps for index in program.steps[n].outputs}
         found = [without_edit(each) if self._reads_only(made, each.steps) else each for each in found]
@@ -155,8 +155,8 @@ class Departures:
         return Departure(self, operation, first.step, first.edit, first.steps, others, matched, self._users(first, now))
 
     def _users(self, found: Explanation, now: Comparison) -> frozenset[int]:
-        """Return the port's operations that use the explained values. Return an empty set if the edit also explains an
-        operation that uses such a value: then the edit is no coincidence."""
+        """Return the port's operations that use the explained values. Return an empty set if the edit also explains one
+        of these operations, because the edit is then no coincidence."""
         port, matched = self.comparer.port, found.after.matched
         explained = set(now.lost) - set(found.after.lost)
         uses = [(index, reader) for index in explained for reader in port.readers.get(index, ())]

@@ -266,8 +266,8 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether an edit explains the port if all steps of a line are edited, although no single step does. For
-        example, a port may rotate neither queries nor keys, or it may swap two tables."""
+        """Return whether an edit of all steps of a line explains values of the port. An edit of one step may be too
+        little: a port may rotate neither queries nor keys, or it may swap two tables."""
         is_exchange = edit.is_everywhere and edit.kind == "exchanged"
         runs = self._scopes(edit, number, now)[0] if is_exchange else self._runs_without(edit, number, now)
         if not runs:
@@ -276,7 +276,7 @@ class EditSearch:
         return after is not None and len(after.lost) < len(now.lost)
 
     def _runs_without(self, edit: Edit, number: int, now: Comparison) -> list[int]:
-        """Return all runs of a line if the port may leave out the segment that ends at one of them; otherwise none."""
+        """If the port may leave out the segment that ends at a step, return all runs of the step's line; else []."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:

@@ -160,8 +160,8 @@ def _shared_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[BaseException]]:
-    """Yield a list, to which the user's Ctrl-C adds the exception that it raises. If the port itself raises a
-    `KeyboardInterrupt`, the list stays empty. Python delivers Ctrl-C only to the main thread, if a handler is set."""
+    """Yield a list that collects the exceptions from the user's Ctrl-C. If the port itself raises `KeyboardInterrupt`,
+    the list stays empty. Python delivers Ctrl-C only to the main thread, and only if a handler is set."""
     raised: list[BaseException] = []
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

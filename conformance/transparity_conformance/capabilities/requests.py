@@ -289,8 +289,8 @@ def _likeliest(probe: Probe) -> int:
 
 
 def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
-    """Return the requests of `_ending` for a head without bias. The first has an end token that never occurs. The
-    second has an end token with which rows end at as many different steps as possible."""
+    """Return the requests of `_ending` for a head without bias. The first has an end token that never occurs. The end
+    token of the second occurs at as many different steps as possible."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = replace(config, eos_id=None)
     tokens = generate(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
@@ -315,8 +315,8 @@ def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
 
 
 def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
-    """Choose a bias of the end token with which rows end at as many different steps as possible. This bias does not
-    change the tokens before a row's end."""
+    """Choose the end token's bias for which rows end at as many different steps as possible. The tokens before a row's
+    end do not change."""
     tokens = generate(never.config, never.parameters, never.prompt, never.steps, source=never.source)
     logits = following(never, parameters, tokens, never.steps)
     margins = np.delete(logits, eos_id, axis=-1).max(axis=-1) - logits[..., eos_id].astype(np.float64)

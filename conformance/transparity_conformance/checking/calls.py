@@ -87,7 +87,7 @@ class Ran:
     probes: dict[str, Probe]
     """The probes on which the port ran. If the port refused a probe's model, this probe has a model of other sizes."""
     raised: PortError | None = None
-    """The first error at the requested sizes on a probe other than the first; None without an error."""
+    """The first error on a probe with the requested sizes, or None. An error on the first probe is raised at once."""
 
     @property
     def forward(self) -> Callable[..., Any]:

@@ -92,8 +92,8 @@ def explained_by(
 
 
 def _where_it_acts(segment: Segment, known: Combination, chosen: Combination) -> Combination:
-    """Drop sites before the segment's tap at which a fault changes nothing in the segment, because the port's value of
-    a later activation is known."""
+    """Drop sites before the segment's tap at which a fault does not change the segment. The reference continues with
+    known values of the port, so some earlier faults have no effect."""
     order = [*segment.probes[0].oracle.expected]
     before = {*order[: order.index(segment.tap)]}
 

@@ -238,7 +238,7 @@ def origin(program: Program, index: int) -> str:
 
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
-    """Return the index of the value of which `index` is a view. With `in_order`, stop at a reordering view."""
+    """Follow views back from the value `index`; return the first other value. With `in_order`, skip no reordering."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
         if in_order and (before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1))):
@@ -255,7 +255,7 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the index of the parameter, input or constant of which an argument is a view; otherwise -1."""
+    """If an argument is a parameter, an input, a constant, or a view of one, return its index; otherwise, return -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

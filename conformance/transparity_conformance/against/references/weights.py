@@ -412,7 +412,7 @@ class _Search:
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Pair each unconfirmed tensor as in another layer in which the tensor with the same role is confirmed."""
+    """Pair each unconfirmed tensor like the confirmed tensor with the same role in another layer."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:

@@ -131,7 +131,7 @@ def judge_gradients(
 def _together(
     claim: str, ours: Derivatives, gradients: Gradients, dtype: str, unknown: Collection[str]
 ) -> ClaimResult | None:
-    """Compare all gradients together. Return the claim's result if they are right, otherwise None."""
+    """Compare all gradients together. If the gradients are right, return the claim's result; otherwise, None."""
     known = [name for name in ours.directions if name not in unknown]
     shapes = {name: tuple(part.shape[1] for part in ours.directions[name]) for name in known}
     if any(name not in gradients or gradients[name].shape != shapes[name] for name in known):

@@ -62,7 +62,8 @@ class Coherent:
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Return the fault onto whose effect the error has the longest projection, unless rounding explains it."""
+    """Project the error onto the effect of each fault. Return the fault with the longest projection; None if rounding
+    explains the projection."""
     some = {
         name: result.probe
         for name, result in results.items()

@@ -70,14 +70,12 @@ def check(
 
     Args:
         build: `build(config, parameters)`, which returns `forward(**tokens)`; `load(folder)`; or `file.py:NAME`.
-        preset, config: A preset, which the checker makes small, or a configuration.
-        parameters, family: The parameters (random by default), and the family of the folders that a loader reads.
-        dtype, logits_only, quick: The precision, and whether to compare only logits, or only the forward pass.
-        isolated, ranks: Whether the port runs in a separate process, and the number of ranks.
-        timeout, budget: The seconds that the port has for each reply, and that each search for causes may take.
-        name, lengths: The port's name in reports, and the lengths of additional long prompts.
-        audit: True: ignored fields and tensors are divergences. False: no audit. None: a loader's audit is only listed.
-        progress, located: Functions that get the progress, and the first report on a wrong port.
+        preset, family: The name of a preset, which the checker makes small; and the family of a loader's folders.
+        config, parameters: Your own configuration, instead of a preset; and its parameters (random by default).
+        dtype, logits_only, quick: The precision; whether to compare only logits; whether to run only the forward pass.
+        isolated, ranks, timeout: Whether to use a separate process; the number of ranks; and the seconds for a reply.
+        budget, name, lengths: The seconds for each search for causes; the port's name; and lengths of long prompts.
+        audit, progress, located: Whether ignored fields are faults; a progress function; a function for the first report.
     """
     if other:
         return _check_against(dict(locals()))

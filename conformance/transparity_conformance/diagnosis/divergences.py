@@ -64,12 +64,10 @@ def consistent(
     """Drop causes and divergences that may come from wrong matches of activations.
 
     Run the reference with all causes, and with the port's values at unexplained taps. If this run does not compute the
-    port's logits, drop all causes at matched taps and at the logits. Otherwise, drop a cause there only if an
-    unexplained tap directly depends on its tap. If the logits are unexplained, also drop a cause if the causes at all
-    directly dependent taps are dropped.
-
-    Drop an unexplained divergence if its tap directly depends on another unexplained tap. If a dropped cause was at a
-    tap with the value of another tap, also drop the divergence: only the cause justified this match."""
+    port's logits, drop all causes at matched taps and at the logits. Otherwise, drop such a cause if an unexplained tap
+    directly depends on its tap. If the logits are unexplained, also drop a cause if the causes at all directly
+    dependent taps are dropped. Drop an unexplained divergence if its tap directly depends on another unexplained tap.
+    Drop a divergence whose cause was dropped if another tap has the same value: only the cause justified the match."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}

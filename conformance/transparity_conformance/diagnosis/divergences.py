@@ -203,8 +203,8 @@ def _sites(chosen: Combination) -> set[str]:
 
 
 class _BySegment:
-    """An explanation of each segment separately, until the faults reproduce the port's logits. If no fault explains a
-    segment, its whole sublayer is explained as one segment."""
+    """Explains one segment after another, until the faults reproduce the port's logits. If no fault explains a segment,
+    explains the segment's whole sublayer as one segment."""
 
     def __init__(self, results: Results, clock: Clock, ranks: int, answer: Answer | None) -> None:
         self.results, self.clock, self.ranks, self.answer = results, clock, ranks, answer

@@ -222,7 +222,7 @@ def call_long(evidence: Evidence) -> None:
             if has_prefixes(probe.config):
                 _shorten(evidence, probe, errors)
             if not can_be_walked(shortest := reached.wrong[0].probe):
-                reached.notes.append(f"{shortest.name}: too long, or too large for the memory, to search for causes")
+                reached.notes.append(f"{shortest.name}: not searched for causes, because it is too large")
 
 
 def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:

@@ -50,7 +50,7 @@ def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
 
 
 def of_each_kind(every: Iterable[Fittable]) -> list[Fittable]:
-    """Return the first entry for each fault id, which acts at all possible taps."""
+    """Return the first entry for each fault id. This entry acts at all possible taps."""
     found: dict[str, Fittable] = {}
     for numeric, chosen in every:
         found.setdefault(numeric.make(1.0).id, (numeric, chosen))

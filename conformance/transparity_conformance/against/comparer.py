@@ -132,7 +132,7 @@ class Comparer:
         return sorted({maker[value] for each in given for value in now.matched.get(each, ()) if value in maker})
 
     def codes(self, now: Comparison, operation: int) -> set[Any]:
-        """Return the code objects of the reference's functions that compute the same value as a port's operation."""
+        """Return the code of each function that the reference runs to compute the value of a port's operation."""
         makers = (self.program.maker.get(value) for value in now.matched.get(operation, ()))
         return {code for each in makers if each is not None for code, _ in self.program.steps[each].places}
 

@@ -57,7 +57,7 @@ class Departure:
 
     @property
     def reference_line(self) -> Source | None:
-        """Return the innermost line that runs all replaced steps and, with an edit, preferably no unedited step."""
+        """Return the innermost line that runs all replaced steps. With an edit, avoid lines that run unedited steps."""
         comparer, step, edit = self.by.comparer, self.step, self.edit
         program = comparer.program
         steps = [step] if edit is None else edit.steps(comparer.at(step.number))
@@ -226,7 +226,7 @@ class Departures:
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
-        """Replace the result of a step of the reference with a similar value of the port, the most similar pair first.
+        """Replace the result of a reference step by a similar value of the port, and try the most similar pair first.
         Use the first pair that leaves fewer operations unmatched. Without such a pair, return no comparison."""
         program = self.comparer.program
         fronts = port or now.lost[:1]

@@ -63,7 +63,7 @@ SHARE = 0.25
 comparisons of wrong ports, searches that found an edit used at most 1.3 units."""
 
 TRIES = 8
-"""The search compares at most this number of values after an edit with the port's values, to limit time."""
+"""After an edit, the search compares at most this number of later values with the port's values, to limit time."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from transparity_numpy.transformer import transformer
 
 ROWS = 4
 MANY = 8
-"""The number of rows of long prompts. A fault that changes a third of all rows is missed once in 25 times (0.67⁸)."""
+"""The number of rows of long prompts. A fault that changes a third of all rows is missed in 4 % of checks (0.67⁸)."""
 
 PROMPT = 2
 LONG_PROMPT = 64

@@ -251,7 +251,7 @@ PACKED = ("query", "key", "value")
 
 
 def _pair(config: TransformerConfig) -> dict[str, str]:
-    """Return the two linear maps that the files of a family pack into one matrix, head by head, by their taps."""
+    """Return the two linear maps that a family's files pack into one matrix, head by head; the keys are their taps."""
     if config.kv_lora_rank:
         return {"key": "key", "value": "value"}
     return {"query": "query", "gated_context": "gate"} if config.attention_gate else {}

@@ -75,7 +75,7 @@ def check(
         dtype, logits_only, quick: The precision; whether to compare only logits; whether to run only the forward pass.
         isolated, ranks, timeout: Whether to use a separate process; the number of ranks; and the seconds for a reply.
         budget, name, lengths: The seconds for each search for causes; the port's name; and lengths of long prompts.
-        audit, progress, located: Whether ignored fields are faults; a progress function; and a function for a first report.
+        audit, progress, located: Whether ignored fields fail; a function for progress; a function for the first report.
     """
     if other:
         return _check_against(dict(locals()))

@@ -38,7 +38,7 @@ Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
-    """Return a function that checks one configuration of a function, a model file or a program."""
+    """Return a function that checks the port (a function, a model file or a program) on one configuration."""
     if options.command is not None:
         from transparity_conformance.checking.command import check_command  # a slow import that is rarely needed
 

@@ -216,7 +216,7 @@ def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
 
 
 def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether each hidden unit of the port is a positive multiple of one of ours; False if all are 0."""
+    """Return whether each hidden unit of the port is a positive multiple of a unit of ours; False if all are 0."""
     length = np.linalg.norm(ours, axis=0)
     likeness = (ours / np.where(length > 0, length, 1)).T @ actual
     best, scale = likeness.argmax(axis=0), likeness.max(axis=0)

@@ -208,7 +208,7 @@ def line_of(step: Step) -> str:
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Describe consecutive steps by their source expression; name the operations if it also runs other steps."""
+    """Describe consecutive steps by their source expression; name the operations if this expression runs more steps."""
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"

@@ -123,7 +123,7 @@ Changed = list[Variant]
 
 
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:
-    """Yield variants of a small model: changes of a family's config.json, otherwise of our configuration."""
+    """Yield variants of a small model: changes of a family's config.json or, without a family, of `config`."""
     if model_type is None:
         yield from _changed(TransformerConfig.as_dict, TransformerConfig.as_dict, config)
         return

@@ -60,7 +60,7 @@ SHAPES = {key.field for key in (*SIZES, *GROUPED)}
 """Fields on which the shapes of weights depend."""
 
 CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention_head_dim", "rotated_dim": "rotary_dim"}
-"""For properties of the configuration, the field that sets the property, if it has another name."""
+"""The field of the configuration that sets a property, if the property has another name."""
 
 
 def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:

@@ -75,7 +75,7 @@ def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return by how much our logit of each returned token is below the largest logit at its position."""
+    """Return by how much the reference's logit of each returned token is below the largest logit at its position."""
     if theirs.shape != ours.shape[:-1]:
         raise OtherForm
     ids = theirs.astype(np.int64)

@@ -134,7 +134,7 @@ RULES = (
     OptionRule("--family", OF_FAMILY, "--preset --config --command"),
     OptionRule("--adapter", OF_ADAPTER, "--command"),
     OptionRule("--head", OF_HEAD, needs="--checkpoint --family"),
-    OptionRule("--set", "--set changes the small model of a family; give the family with --family.", needs="--family"),
+    OptionRule("--set", "--set changes fields of a family's small model; add --family NAME.", needs="--family"),
     OptionRule("check", EITHER, needs="PORT --command"),
     OptionRule("PORT", EITHER, "--command"),
     OptionRule("--audit", OF_AUDIT, "--command"),

@@ -111,8 +111,8 @@ def _check_against(given: Mapping[str, Any]) -> Report:
         raise TypeError(f"check() got an unexpected keyword argument {unknown[0]!r}")
     if other.get("against") is None or any(given[name] != default for name, default in ALONE.items()):
         raise UsageError(
-            "check(port, against=…) takes config, checkpoint, inputs, dtype, timeout, budget, isolated, name and "
-            "progress; leave out the other options, or give against."
+            "With against, check() takes only config, checkpoint, inputs, dtype, timeout, budget, isolated, name and "
+            "progress; without against, leave out checkpoint and inputs."
         )
     name = given["name"] or name_of(port)
     if given["isolated"] and not isinstance(port, str):

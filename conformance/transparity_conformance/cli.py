@@ -247,7 +247,7 @@ def check(
 
 
 def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], Mapping[str, list[str]]]:
-    """Check the selected configurations. Return the reports, and the names of unchecked configurations by message."""
+    """Check the selected configurations. Return the reports and, by error message, the names of the unchecked ones."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 

@@ -122,8 +122,8 @@ RESIZED = Capability(
     name="resized",
     attribute="resized",
     signature="resized(pixels) → the output of the model",
-    purpose="the output for images of other sizes, with the positions of the patches interpolated bicubically, "
-    "a = −0.75, with aligned outer edges",
+    purpose="the output for images of other sizes. The table of positions is interpolated bicubically (a = −0.75), "
+    "with aligned outer edges",
     ways=(Way("resized", _requests),),
     ask=functools.partial(ask_for_logits, "resized"),
     shapes=lambda key, request: {f"{key}/logits": request.shape},

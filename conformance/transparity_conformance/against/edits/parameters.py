@@ -21,7 +21,7 @@ USES: dict[str, Function] = {
 }
 
 NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
-    "uses the norm's weight and bias, but not its epsilon,": lambda weight, bias: (weight, bias),
+    "uses the norm's weight and bias": lambda weight, bias: (weight, bias),
     "uses no weight and no bias": lambda weight, bias: (None, None),
     "uses no bias": lambda weight, bias: (weight, None),
     "uses no weight": lambda weight, bias: (None, bias),

@@ -58,7 +58,7 @@ class StepRequest:
 
 
 def step_requests(probes: Probes) -> dict[str, StepRequest]:
-    """Decode the first probe token by token, and in chunks of different lengths."""
+    """Return requests to decode the first probe token by token, and in chunks of different lengths."""
     key, probe = first_of(probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     sizes = {"one by one": (1,) * length}

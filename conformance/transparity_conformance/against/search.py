@@ -48,8 +48,8 @@ LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 """Functions that yield many edits per step, or edits with numbers that are fitted to the port. They are tried last."""
 
 LAG = 2
-"""In each round, the search moves further away from the first difference. It tries `LATER` this number of rounds after
-`SIMPLE`. After the first explanation, the search continues for this number of rounds."""
+"""In each round, the search moves further away from the first difference. The search tries `LATER` this number of
+rounds after `SIMPLE`. After the first explanation, the search continues for this number of rounds."""
 
 RANK_OF_FITTED = 3
 """After an explanation with at least this rank, such as a fitted limit or swapped segments, the search looks for a

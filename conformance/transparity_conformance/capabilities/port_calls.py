@@ -1,8 +1,8 @@
 """Calls of a port's code. All calls use `call_port`.
 
 A port may raise any exception, end the process, or change global state. `call_port` turns exceptions into sentences. It
-restores the state on which the checker depends: NumPy's error state, warning filters, standard streams, and the handler
-of Ctrl-C. The port may change other state, such as environment variables, the random state or a default dtype.
+also restores the state on which the checker depends: NumPy's error state, warning filters, standard streams, and the
+handler of Ctrl-C. The port may change other state, such as environment variables, the random state or a default dtype.
 
 Nothing can undo an exit of the process, a closed file descriptor or a patched function. Therefore,
 `running.process.isolation` runs a port in its own process.

@@ -1,7 +1,7 @@
 """The capability `gradients`: compare gradients with complex-step derivatives, if the forward pass is right.
 
-The checker leaves out rows in which a query sees no key, because their gradients depend on a convention. It also leaves
-out the gradient of the padding token's embedding, which PyTorch's `padding_idx` excludes from learning.
+The checker leaves out rows in which a query sees no key, because their gradients depend on a convention. The checker
+also leaves out the gradient of the padding token's embedding, which PyTorch's `padding_idx` excludes from learning.
 """
 
 from __future__ import annotations

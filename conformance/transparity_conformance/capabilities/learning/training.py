@@ -42,7 +42,7 @@ from transparity_conformance.report.report import DIVERGES, CapabilityResult, Ca
 STEPS, ROWS, TOKENS = 3, 3, 6
 
 KEPT_CONFIGURATIONS = 16
-"""The number of cached configurations. It exceeds the number of presets."""
+"""The number of cached configurations. This number exceeds the number of presets."""
 
 NEAREST_FAULTS = 3
 """If no fault explains all errors, this number of faults is tried again, each with its own tolerances. Faults that make

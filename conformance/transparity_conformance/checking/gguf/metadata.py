@@ -96,7 +96,7 @@ def _is_same(value: float, right: float | None) -> bool:
 
 
 def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
-    """Return a fault that needs no tolerance, such as a missing key. Its error is infinite."""
+    """Return a fault that needs no tolerance, such as a missing key. The error of this fault is infinite."""
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says),))
 
 

@@ -19,7 +19,7 @@ PROMISING = 12
 """The number of steps before a fit is judged. These steps narrow the interval to 1/300 of the grid's spacing."""
 
 STEPS = 40
-"""The number of all steps. They narrow the interval to 1/(2 × 10⁸) of the grid's spacing."""
+"""The number of all steps. These steps narrow the interval to 1/(2 × 10⁸) of the grid's spacing."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 """(faults that differ only in a number, taps at which the fault acts)."""

@@ -118,7 +118,7 @@ def _is_same(values: Sequence[np.ndarray | None], others: Sequence[np.ndarray | 
 
 
 def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str, ...], Combination]:
-    """Return combinations of `rest` that contain other kinds of faults than `chosen`, by the ids of these faults."""
+    """Return combinations of `rest` with kinds of faults that `chosen` lacks. The keys are the ids of these faults."""
     own, rivals = {each.fault.id for each in chosen}, dict[tuple[str, ...], Combination]()
     for rival in rest:
         new = tuple(dict.fromkeys(each.fault.id for each in rival if each.fault.id not in own))

@@ -164,7 +164,7 @@ class _Inputs:
         yield from self._patches(channels)
 
     def _patches(self, channels: int) -> Iterator[Arrays]:
-        """Yield images as sequences of 4 × 4 patches."""
+        """Yield images as sequences of 16 patches, from a grid of 4 × 4."""
         patch = self._find("patch_size")
         if not isinstance(patch, int):
             return

@@ -121,7 +121,7 @@ KNOW_FLAGS = ("0.10.",)
 
 
 def quickly() -> dict[str, str]:
-    """Return environment variables that make JAX compile without slow passes; none for an untested version."""
+    """Return environment variables that turn off XLA's slow passes; an empty dict for an untested version of jaxlib."""
     try:
         is_known = version("jaxlib").startswith(KNOW_FLAGS)
     except PackageNotFoundError:

@@ -80,7 +80,7 @@ COMMAND_HELP = (
     "Instead of PORT: program in any language. The program reads a bundle from a folder and writes its outputs to a "
     "file. The two paths replace {bundle} and {actual} in the command, or are added at its end."
 )
-BUDGET_HELP = "Time limit for each search for causes. By default, the work of a search is limited, not its time."
+BUDGET_HELP = "Time limit for each search for causes. By default, the amount of computation is limited instead."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
 AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists such findings."
 RANKS_HELP = "Run PORT on N ranks, as torchrun does, and compare the results with one rank and with the reference."
@@ -247,7 +247,7 @@ def check(
 
 
 def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], Mapping[str, list[str]]]:
-    """Check the selected configurations. Return the reports, and the names of unchecked configurations by message."""
+    """Check the selected configurations. Return the reports and, by error message, the names of the unchecked ones."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 
@@ -507,7 +507,7 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the process like Ctrl-C. This works even in a background job, for which the shell has turned off Ctrl-C."""
+    """End the process like Ctrl-C, even in a background job, for which the shell has turned off Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
@@ -544,7 +544,7 @@ def _flushed() -> bool:
 
 
 def _imported(folder: Path, head: str | None, into: Path | None = None) -> Checkpoint:
-    """Import a checkpoint, print a summary and what was not imported, and save the result in a given folder."""
+    """Import a checkpoint; print a summary and the ignored parts. Save the result in the folder `into`, if given."""
     from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
 
     checkpoint = import_checkpoint(folder, head)

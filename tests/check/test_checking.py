@@ -150,7 +150,7 @@ def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch
     slow = check(ScaledByTheWidth, config=GPT2, budget=0)
     assert any("not recorded: no time is left for the search" in note for note in slow.notes)
     for patched, says in (
-        ((work, "OPERATION", 1.0), "the search for causes reached its limit of runs"),
+        ((work, "OPERATION", 1.0), "the search for causes reached its limit of computation"),
         ((heard, "WALKS_OF_A_TAP", 10**9), "matching the port's 27 activations would need too many runs"),
     ):
         with monkeypatch.context() as patch:

@@ -189,7 +189,8 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the folder for loaders: a temporary small model if the user gave a configuration."""
+    """Yield the reference, and the folder that loaders read; None without a folder. If the user gave a configuration,
+    the folder is temporary, and contains a small model."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config and --checkpoint were both given, but each names a model; give only one of them.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, contextlib.ExitStack() as stack:
@@ -267,7 +268,7 @@ def _model_of(given: Any, folder: Path | None) -> Any:
 
 
 def _called(make: Callable[..., Any], name: str, folder: Path | None) -> tuple[Any, bool]:
-    """Return what `make` returns, and whether `make` was given the folder."""
+    """Return the result of `make`, and whether `make` takes the folder as its argument."""
     given = _given_to(make, name, folder)
     try:
         return call_port(make, *given), bool(given)

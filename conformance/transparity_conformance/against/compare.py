@@ -72,7 +72,7 @@ class Call:
                 return True
             measured = shares(program, self.reference.dtype, changes)
             return agreeing(given, self.answer.actual, measured.get(program.answer, 0.0), kept)
-        except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
+        except Exception:  # noqa: BLE001 - an edit may pass invalid arguments to an operation
             return False
 
 
@@ -115,7 +115,7 @@ class Confirming:
                 self.departures.search.refuse(step, edit)
 
     def equal_edits(self, found: Sequence[Departure]) -> Iterator[tuple[Departure, list[str]]]:
-        """Yield each difference with other edits, in words, that explain every call and are at most as complex."""
+        """Yield each difference, with descriptions of other edits that explain every call and are no more complex."""
         for place, each in enumerate(found):
             simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
             told = []
@@ -165,7 +165,7 @@ class Outcome:
     """The differences, each with the lines in both implementations, and the edit that explains the difference."""
     notes: Sequence[str] = ()
     lost: float = math.inf
-    """The number of the port's operations whose results the edited reference does not compute."""
+    """The number of the port's operations that remain in `Comparison.lost` after the edits."""
     site: Hashable = None
     """The position in the reference's code of the first unexplained difference; None without such a difference."""
 
@@ -196,7 +196,7 @@ def judged(
             ) from failed
         found = answer_of(reference, name, inputs, actual, expected, budget)
         if 1 < share(found.error, budget) < REMEASURED_WITHIN[reference.dtype]:
-            # The rounding error with one set of weights may be small by chance, so several sets measure the budget.
+            # With one set of weights, the rounding error may be small by chance. Measure the budget with several sets.
             found = answer_of(reference, name, inputs, actual, expected, max(budget, reference.answer(inputs)[1]))
         answers.append(found)
     return Outcome(answers)
@@ -217,8 +217,9 @@ def answer_of(
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find edits that explain one wrong answer (see `most_telling`); confirm the edits on the other calls. If no edit
-    explains a difference, try the reference's next implementation of experts, if it does not run the same step."""
+    """Find edits that explain one wrong answer (see `most_telling`); confirm the edits on the other calls. If a
+    difference stays unexplained, try the reference's next implementation of experts. Stop early if all remaining
+    implementations run the step with this difference."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
@@ -297,9 +298,9 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
 
 
 def without_consequences(found: Sequence[Departure]) -> list[Departure]:
-    """Drop each unexplained difference that depends on a difference at another line of the reference. After an
+    """Drop each unexplained difference that depends on an earlier unexplained difference at another line. After an
     unexplained difference, the reference continues with a similar value of the port. If this is the wrong value, later
-    lines of the port differ although they are right."""
+    differences may be reported at right lines of the port."""
     kept: list[Departure] = []
     for each in found:
         before = (one for one in kept if one.edit is None and one.by is each.by and one.step.line != each.step.line)

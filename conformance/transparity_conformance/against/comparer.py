@@ -60,7 +60,7 @@ class Comparer:
         return ancestors([program.maker[program.answer]], program.makers) if made else frozenset()
 
     def at(self, number: int, changes: Mapping[int, Change] = MappingProxyType({})) -> At:
-        """Return the position of a further edit: a step of the program that already has the edits `changes`."""
+        """Return the step `number` as the position of an edit, in the program with the changes `changes`."""
         return At(self.program, self.flow.within(changes), self.program.steps[number])
 
     def changes(self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change]) -> dict[int, Change]:
@@ -104,7 +104,7 @@ class Comparer:
             values, again = self.program.again(other, since.values, changes)
             have = {index: found for index, found in since.have.items() if index not in again}
             return self._matched(changes, values, have, since.shares)
-        except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
+        except Exception:  # noqa: BLE001 - an edit may pass invalid arguments to an operation
             return None
 
     def measured(self, now: Comparison) -> Comparison:
@@ -132,7 +132,7 @@ class Comparer:
         return sorted({maker[value] for each in given for value in now.matched.get(each, ()) if value in maker})
 
     def codes(self, now: Comparison, operation: int) -> set[Any]:
-        """Return the code objects of the reference's functions that compute the same value as a port's operation."""
+        """Return the code of each function that the reference runs to compute the value of a port's operation."""
         makers = (self.program.maker.get(value) for value in now.matched.get(operation, ()))
         return {code for each in makers if each is not None for code, _ in self.program.steps[each].places}
 

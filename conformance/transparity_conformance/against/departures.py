@@ -50,14 +50,14 @@ class Departure:
 
     @property
     def port_line(self) -> Source | None:
-        """Return the innermost line of the port that runs `operation`, but no matched operation of the same name."""
+        """Return the innermost line of the port that runs `operation`, but runs no matched operation of this name."""
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)
 
     @property
     def reference_line(self) -> Source | None:
-        """Return the innermost line that runs all replaced steps and, with an edit, preferably no unedited step."""
+        """Return the innermost line that runs all replaced steps. With an edit, avoid lines that run unedited steps."""
         comparer, step, edit = self.by.comparer, self.step, self.edit
         program = comparer.program
         steps = [step] if edit is None else edit.steps(comparer.at(step.number))
@@ -80,7 +80,8 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the numbers of the same steps in the program of another call: equal runs of the same instructions."""
+        """Return the numbers of the same steps in the program of another call. The nth run of an instruction in one
+        call corresponds to its nth run in the other call."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -99,8 +100,8 @@ class Departures:
         """Whether the reference has a second implementation of its experts, in which other edits can be tried."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the departures in this call after the edits of `before`, the departures of another call, and the
-        comparison with the edited reference. Return no departures if the edits of `before` fail in this call."""
+        """Return the departures in this call, and the comparison with the edited reference. First apply the edits of
+        `before`, which are departures of another call. If these edits fail in this call, return no departures."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
         if before:
@@ -131,8 +132,8 @@ class Departures:
         return self._without_coincidences(fewest), now
 
     def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
-        """Remove edits that may be coincidences: edits that explain a value, but no operation that uses it. Also remove
-        edits of steps that read only values of the port with which the reference continues."""
+        """Remove edits that may be coincidences: edits that explain a value, but no operation that uses the value. Also
+        remove edits of steps that read only values that were copied from the port."""
         program = self.comparer.program
         made = {index for each in found if each.edit is None for n in each.steps for index in program.steps[n].outputs}
         found = [without_edit(each) if self._reads_only(made, each.steps) else each for each in found]
@@ -141,7 +142,7 @@ class Departures:
         return [without_edit(each) if each.users and each.users <= unexplained | users else each for each in found]
 
     def _reads_only(self, values: Collection[int], steps: Sequence[int]) -> bool:
-        """Return whether some steps read only these values, besides parameters and constants."""
+        """Return whether `steps` read only `values`, parameters and constants."""
         program = self.comparer.program
         inputs = {index for number in steps for index in program.steps[number].inputs} - program.given.keys()
         return bool(inputs) and all(behind_views(program, index) in values for index in inputs)
@@ -154,8 +155,8 @@ class Departures:
         return Departure(self, operation, first.step, first.edit, first.steps, others, matched, self._users(first, now))
 
     def _users(self, found: Explanation, now: Comparison) -> frozenset[int]:
-        """Return the port's operations that use the explained values. Return an empty set if the edit also explains an
-        operation that uses such a value: then the edit is no coincidence."""
+        """Return the port's operations that use the explained values. Return an empty set if the edit also explains one
+        of these operations, because the edit is then no coincidence."""
         port, matched = self.comparer.port, found.after.matched
         explained = set(now.lost) - set(found.after.lost)
         uses = [(index, reader) for index in explained for reader in port.readers.get(index, ())]
@@ -225,7 +226,7 @@ class Departures:
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
-        """Replace the result of a step of the reference with a similar value of the port, the most similar pair first.
+        """Replace the result of a reference step by a similar value of the port, and try the most similar pair first.
         Use the first pair that leaves fewer operations unmatched. Without such a pair, return no comparison."""
         program = self.comparer.program
         fronts = port or now.lost[:1]

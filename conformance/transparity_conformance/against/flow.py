@@ -23,7 +23,7 @@ START = -1
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change of a segment's result. `DataFlow.through` runs the segment without this change."""
+    """A change that replaces a whole segment. If `DataFlow.through` runs this segment, it ignores the change."""
 
     change: Change
 

@@ -77,7 +77,7 @@ class Source:
     draw: Callable[[int, int, int], Inputs]
     """A function of a length, a batch size and a seed that returns inputs. Masks in these inputs hide no position."""
     longest: int
-    """The length of the longest text that the model accepts."""
+    """The length of the longest text to draw, which the model accepts."""
     is_text: bool
     """Whether `draw` can return texts of any length up to `longest`. Other inputs have a fixed length."""
     accepts: Callable[[Inputs], bool] = lambda inputs: False
@@ -97,7 +97,8 @@ class Source:
 
 
 def _text_of(inputs: Inputs, length: int) -> Inputs:
-    """Remove images and audio, and all but the last `length` tokens of the text. The tokens before are placeholders."""
+    """Keep only the last `length` tokens of the text, because the earlier tokens are placeholders of images or audio.
+    Remove the images and the audio."""
     shape = next(iter(inputs.values())).shape
     text = {name: value for name, value in inputs.items() if not is_of_features(name)}
     return {name: value[:, -length:] if value.shape[:2] == shape else value for name, value in text.items()}
@@ -109,7 +110,6 @@ def is_of_features(text: str) -> bool:
 
 
 def is_only_text(inputs: Inputs) -> bool:
-    """Return whether the inputs have no images or audio, whose placeholder tokens stand at the start of the text."""
     return not any(map(is_of_features, inputs))
 
 
@@ -290,7 +290,7 @@ def taken(
 def most_telling(wrong: Sequence[Answer]) -> Answer:
     """Return the wrong answer whose cause is easiest to find: several rows, more than two tokens, no padding, and many
     wrong elements. Among equally good answers, return the smallest. Two tokens are too few: matching ignores the order
-    of elements, so a pair also matches when it is reversed."""
+    of elements, so a reversed text of two tokens would also match."""
 
     def key(each: Answer) -> tuple[Any, ...]:
         rows, tokens = (

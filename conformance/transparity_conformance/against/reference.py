@@ -249,7 +249,7 @@ class Reference:
 
 
 def raised(error: Exception) -> str:
-    """Describe the exception of the user's code. An exception of the checker may wrap it."""
+    """Describe the exception that the user's code raised, even if an exception of the checker wraps it."""
     cause = error.__cause__ if isinstance(error, TransparityError) else None
     return describe_error(cause or error)
 

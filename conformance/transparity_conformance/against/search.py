@@ -48,7 +48,8 @@ LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 """Functions that yield many edits per step, or edits with numbers that are fitted to the port. They are tried last."""
 
 LAG = 2
-"""The search moves away from the first difference in rounds. `LATER` is tried this number of rounds after `SIMPLE`."""
+"""In each round, the search moves further away from the first difference. The search tries `LATER` this number of
+rounds after `SIMPLE`. After the first explanation, the search continues for this number of rounds."""
 
 RANK_OF_FITTED = 3
 """After an explanation with at least this rank, such as a fitted limit or swapped segments, the search looks for a
@@ -59,10 +60,10 @@ MEASURED = 3
 
 SHARE = 0.25
 """The share of the remaining work that one search may use. The first search may use 3 units of the module `work`. In 12
-trials of the pool `against`, searches that found an edit used at most 1.3 units."""
+comparisons of wrong ports, searches that found an edit used at most 1.3 units."""
 
 TRIES = 8
-"""The search compares at most this number of values after an edit with the port's values, to limit time."""
+"""After an edit, the search compares at most this number of later values with the port's values, to limit time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,13 +261,13 @@ class EditSearch:
                     tries += values[index].is_floating_point() and values[index].numel() > 1
                 if tries >= TRIES:
                     return False
-        except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
+        except Exception:  # noqa: BLE001 - an edit may pass invalid arguments to an operation
             return False
         return self.comparer.is_answer(values, now.shares)
 
     def _shows_together(self, edit: Edit, number: int, now: Comparison) -> bool:
-        """Return whether an edit explains the port if all steps of a line are edited, although no single step does. For
-        example, a port may rotate neither queries nor keys, or it may swap two tables."""
+        """Return whether an edit of all steps of a line explains values of the port. An edit of one step may be too
+        little: a port may rotate neither queries nor keys, or it may swap two tables."""
         is_exchange = edit.is_everywhere and edit.kind == "exchanged"
         runs = self._scopes(edit, number, now)[0] if is_exchange else self._runs_without(edit, number, now)
         if not runs:
@@ -275,7 +276,7 @@ class EditSearch:
         return after is not None and len(after.lost) < len(now.lost)
 
     def _runs_without(self, edit: Edit, number: int, now: Comparison) -> list[int]:
-        """Return all runs of a line if the port may leave out the segment that ends at one of them; otherwise none."""
+        """If the port may leave out the segment that ends at a step, return all runs of the step's line; else []."""
         step, comparer = self.program.steps[number], self.comparer
         runs = [each for each in self.program.lines[step.line] if each not in now.changes]
         if edit.kind != "left out" or len({self.program.steps[each].site for each in runs}) < 2:
@@ -288,7 +289,7 @@ class EditSearch:
             work.count(now.values[self.program.steps[number].output].numel())
             change = edit.make(self.comparer.at(number, now.changes))
             return None if change is None else change(now.values)
-        except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
+        except Exception:  # noqa: BLE001 - an edit may pass invalid arguments to an operation
             return None
 
     def _of_order(self, now: Comparison, port: Sequence[int]) -> Explanation | None:

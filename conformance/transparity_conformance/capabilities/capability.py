@@ -149,7 +149,7 @@ class Way:
     requires: str = ""
     """The id of a claim. If that claim does not agree, this claim is not compared."""
     why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""
-    """A function of a probe and a dtype. It returns the reason why the claim is not compared, or an empty text."""
+    """A function of a probe and a dtype that returns the reason why the claim is not compared, or an empty text."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
     """Whether the result of the forward pass suffices to judge the request with this key."""
     here: Callable[[ForwardPass], Requests] | None = None
@@ -184,7 +184,7 @@ class Capability:
     applies: Callable[[TransformerConfig], bool] = lambda config: True
     """Whether reports list the capability as not compared if the port lacks the method."""
     why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""
-    """A function of a probe and a dtype. It returns the reason why no claim is compared, or an empty text."""
+    """A function of a probe and a dtype that returns the reason why no claim is compared, or an empty text."""
     dtypes: tuple[str, ...] = EVERY
     not_in: str = ""
     """The reason why the capability is not compared in a dtype outside `dtypes`; `{}` stands for the dtype."""

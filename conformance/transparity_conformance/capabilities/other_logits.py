@@ -153,7 +153,6 @@ def _why_not_packed(probe: Probe, dtype: str) -> str:
 
 
 def _document_inputs(config: TransformerConfig, tokens: np.ndarray) -> Arrays:
-    """Return the inputs for tokens that are all visible."""
     return {config.input_names[0]: tokens} | dict.fromkeys(config.further_inputs, np.ones_like(tokens))
 
 
@@ -236,7 +235,7 @@ PACKED = Capability(
 # LoRA adapters
 
 RANK, ALPHA, UNIT = 3, 2.0, 64
-"""The adapters' rank and α, and the denominator of their elements. For a rank of 1, α / rank would be α / √rank."""
+"""The adapters' rank and α, and the denominator of their elements. With rank 1, α / rank would equal α / √rank."""
 
 
 @kept_in(0)

@@ -1,8 +1,8 @@
 """Calls of a port's code. All calls use `call_port`.
 
 A port may raise any exception, end the process, or change global state. `call_port` turns exceptions into sentences. It
-restores the state on which the checker depends: NumPy's error state, warning filters, standard streams, and the handler
-of Ctrl-C. The port may change other state, such as environment variables, the random state or a default dtype.
+also restores the state on which the checker depends: NumPy's error state, warning filters, standard streams, and the
+handler of Ctrl-C. The port may change other state, such as environment variables, the random state or a default dtype.
 
 Nothing can undo an exit of the process, a closed file descriptor or a patched function. Therefore,
 `running.process.isolation` runs a port in its own process.
@@ -126,8 +126,8 @@ def _is_column(file: str) -> bool:
 
 
 def _shown_file(file: str) -> str:
-    """Return a short path: relative to the working directory, or only the file's name. For a file of a package, keep
-    the name of its folder."""
+    """Return a short path for messages: relative to the working directory, or only the file's name. For a file of an
+    installed package, also return the folder's name."""
     path = PurePath(file)
     is_here = path.is_relative_to(Path.cwd()) and home(file) == ""
     return str(path.relative_to(Path.cwd()) if is_here else PurePath(*path.parts[-2 if home(file) else -1 :]))
@@ -160,8 +160,8 @@ def _shared_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[BaseException]]:
-    """Yield a list of the exceptions that the user's Ctrl-C raised. If the list stays empty, the port itself raised a
-    `KeyboardInterrupt`. Python delivers Ctrl-C only to the main thread, and only if a handler is set."""
+    """Yield a list that collects the exceptions from the user's Ctrl-C. If the port itself raises `KeyboardInterrupt`,
+    the list stays empty. Python delivers Ctrl-C only to the main thread, and only if a handler is set."""
     raised: list[BaseException] = []
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

@@ -22,7 +22,7 @@ from transparity_numpy.transformer import transformer
 
 ROWS = 4
 MANY = 8
-"""The number of rows of long prompts. A fault that changes a third of all rows is missed once in 25 times (0.67⁸)."""
+"""The number of rows of long prompts. A fault that changes a third of all rows is missed in 4 % of checks (0.67⁸)."""
 
 PROMPT = 2
 LONG_PROMPT = 64
@@ -131,8 +131,8 @@ class Asked(NamedTuple):
 
 @kept_in(0)
 def greedy_requests(probe: Probe) -> Asked:
-    """Continue prompts beyond `max_length` (unless it is large), and until every row ends. Further requests use long
-    prompts: a single row, one new token, and an end token within a prompt."""
+    """Return requests that continue prompts beyond `max_length` (unless it is large), with and without rows that end.
+    Further requests use long prompts: a single row, one new token, and an end token within a prompt."""
     config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
     beyond = _asked(probe, name, _prompt(config, 5, ROWS, PROMPT), min(config.max_length, LONGEST) + 2)
@@ -145,7 +145,7 @@ def greedy_requests(probe: Probe) -> Asked:
 
 
 def _across(probe: ReachProbe) -> Request:
-    """Continue prompts that end just before a threshold, so that the third new token lies beyond it.
+    """Return a request for prompts that end just before a threshold, so that the third new token lies beyond it.
 
     If the longest text of `probe` crosses no threshold, use prompts of at most `LONG_PROMPT` tokens.
     """
@@ -169,7 +169,7 @@ def _ending(beyond: Request) -> tuple[Request, ...]:
 
 @kept_in(0)
 def given_requests(probe: Probe) -> Asked:
-    """Continue prompts with the probe's own model. All rows together have at most about as many tokens as the probe."""
+    """Return a request to the probe's own model. All its rows together have about as many tokens as the probe."""
     config = probe.config
     width = min(probe.inputs[config.input_names[-1]].size // MANY, config.max_length)
     prompt = _prompt(config, 5, MANY, max(1, width - PROMPT))
@@ -185,8 +185,8 @@ def given_beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def drawing_requests(probe: Probe) -> Asked:
-    """Sample from the whole vocabulary, in the shapes of greedy generation, for which a port may already be compiled. A
-    further request uses the smallest and the largest random numbers."""
+    """Return a request to sample from the whole vocabulary. Its shapes are the shapes of greedy generation, for which a
+    port may already be compiled. A further request uses the smallest and the largest random numbers."""
     beyond = greedy_requests(probe).first[0]
     # float32 represents these numbers exactly, so every port gets the same numbers.
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
@@ -199,8 +199,8 @@ def drawing_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def sampling_requests(probe: Probe) -> Asked:
-    """Sample with all options at a low and at a high temperature. Further requests use one option, or a `top_k` that
-    keeps most of the vocabulary."""
+    """Return requests to sample with all options, at a low and at a high temperature. Further requests use one or two
+    options, or a `top_k` that keeps most of the vocabulary."""
     (drawn,) = drawing_requests(probe).first
     further = (*FURTHER_SAMPLINGS, Sampling(1.0, top_k=max(1, probe.config.vocab_size * 3 // 4)))
     return Asked(
@@ -211,7 +211,7 @@ def sampling_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def ragged_requests(probe: Probe) -> Asked:
-    """Continue prompts of different lengths in one batch, beyond `max_length`. A further request has more lengths."""
+    """Return a request for prompts of different lengths in one batch. A further request has more rows and lengths."""
     beyond, width = greedy_requests(probe).first[0], greedy_requests(probe).further[-1].prompt.shape[1]
     many = replace(_asked(probe, "", _prompt(probe.config, 12, MANY, width), 3), parameters=beyond.parameters)
     lengths = np.linspace(width, 1, MANY).astype(int)
@@ -228,7 +228,7 @@ def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray
 
 @kept_in(0)
 def beam_requests(probe: Probe) -> Asked:
-    """Run beam searches in which some continuations end early. Further requests have a single row, or a single beam."""
+    """Return a beam search in which some continuations end early. Further requests have a single row or one beam."""
     config, parameters = probe.config, drawing_requests(probe).first[0].parameters
     if config.eos_id is not None and "head.bias" in parameters:
         spread = float(probe.oracle.expected["logits"].std())
@@ -244,7 +244,7 @@ def beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def penalty_requests(probe: Probe) -> Asked:
-    """Run beam searches that divide the score by a power of the continuation's length."""
+    """Return beam searches with a length penalty: scores are divided by ((5 + new tokens) / 6) ** power."""
     (request,) = beam_requests(probe).first
     return Asked(
         tuple(replace(request, name=f"beams with the penalty {power:g}", length_penalty=power) for power in PENALTIES)
@@ -289,8 +289,8 @@ def _likeliest(probe: Probe) -> int:
 
 
 def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
-    """Return the requests of `_ending` for a head without bias. The first has an end token that never occurs. The
-    second has an end token with which rows end at as many different steps as possible."""
+    """Return the requests of `_ending` for a head without bias. The first has an end token that never occurs. The end
+    token of the second occurs at as many different steps as possible."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = replace(config, eos_id=None)
     tokens = generate(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
@@ -315,8 +315,8 @@ def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
 
 
 def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
-    """Choose a bias of the end token with which rows end at as many different steps as possible. This bias does not
-    change the tokens before a row's end."""
+    """Choose the end token's bias for which rows end at as many different steps as possible. The tokens before a row's
+    end do not change."""
     tokens = generate(never.config, never.parameters, never.prompt, never.steps, source=never.source)
     logits = following(never, parameters, tokens, never.steps)
     margins = np.delete(logits, eos_id, axis=-1).max(axis=-1) - logits[..., eos_id].astype(np.float64)

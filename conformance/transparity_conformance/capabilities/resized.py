@@ -38,7 +38,7 @@ def linear(x: np.ndarray) -> np.ndarray:
 def resampling(kernel: Callable[[np.ndarray], np.ndarray], corners: bool, new: int, old: int) -> np.ndarray:
     """Return the matrix (new, old) that interpolates with `kernel`. Beyond a border, the outermost entry is repeated.
 
-    With `corners`, the centers of the first and last entries stay in place; otherwise, their outer edges do.
+    With `corners`, the centers of the first and last entries stay in place; otherwise, their outer edges stay in place.
     """
     index, matrix = np.arange(new), np.zeros((new, old))
     at = index * (old - 1) / (new - 1) if corners else (index + 0.5) * old / new - 0.5
@@ -122,8 +122,8 @@ RESIZED = Capability(
     name="resized",
     attribute="resized",
     signature="resized(pixels) → the output of the model",
-    purpose="the output for images of other sizes, with the positions of the patches interpolated bicubically, "
-    "a = −0.75, from edge to edge",
+    purpose="the output for images of other sizes. The table of positions is interpolated bicubically (a = −0.75), "
+    "with aligned outer edges",
     ways=(Way("resized", _requests),),
     ask=functools.partial(ask_for_logits, "resized"),
     shapes=lambda key, request: {f"{key}/logits": request.shape},

@@ -62,7 +62,7 @@ class Sharding:
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def of(self, name: str) -> Placement:
-        """Return the placement of a tap, parameter or method: of the same name or, if none, of the first pattern."""
+        """Return the placement that the port declares for `name`, or else for the first pattern that matches `name`."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, Placement())
 

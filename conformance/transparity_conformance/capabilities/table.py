@@ -97,7 +97,7 @@ def compare_capability(
 
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
     if way.requires and verdicts.get(way.requires) != "agrees":
-        return "this claim depends on greedy generation, which is wrong"
+        return "this claim depends on greedy generation, which does not agree"
     if way.is_optional and any(verdict == "diverges" and "." not in claim for claim, verdict in verdicts.items()):
         return "the result without this option is wrong"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)

@@ -74,7 +74,7 @@ def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
 
 
 PARAMETERS = "parameters"
-"""The site of a fault that changes all parameters, which is not a tap."""
+"""The site of a fault that changes all parameters. No tap has this name."""
 
 
 def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> list[Hypothesis]:
@@ -102,7 +102,7 @@ OF_ONE_LAYER = ("layer-missing",)
 
 
 def widest(some: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Return the hypothesis with the most taps of each fault, and all hypotheses of faults in `OF_ONE_LAYER`."""
+    """Return, for each fault, the hypothesis with the most taps. Keep all hypotheses of faults in `OF_ONE_LAYER`."""
     found: dict[tuple[object, ...], Hypothesis] = {}
     for each in some:
         key = each.fault.id, each.fault.variant, each.sites if each.fault.id in OF_ONE_LAYER else ()

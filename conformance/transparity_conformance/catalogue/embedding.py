@@ -24,7 +24,8 @@ EDGES = {
     "rolled": ", and positions before or after the table wrap around",
     "kept": ", but padding keeps its position",
 }
-"""Words for positions outside of the table, which read the nearest rows or rows from the other end, and for padding."""
+"""Variants of shifted positions, with the ends of their descriptions. Outside of the table, `clipped` reads the nearest
+row, and `rolled` counts from the table's other end. With `kept`, the positions of padding do not shift."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -135,8 +136,8 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """Return the row of the position table for each position, with the shape (batch or 1, length). With
-    `position_count` `visible`, only `visible` tokens count."""
+    """Return the row of the position table for each position, with the shape (batch or 1, length). If the
+    configuration's `position_count` is `visible`, count only `visible` tokens."""
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
     return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 

@@ -65,7 +65,7 @@ class Fault:
     taken_from: Callable[[str], str] | None = None
     """A function from a tap to the tap whose parameters a port with the fault uses instead."""
     exchange: Fault | None = None
-    """If the fault uses the parameters of one part in two parts, the fault that swaps the parameters of both parts."""
+    """For a fault that uses the parameters of one part in two parts: the fault that swaps the parameters of both."""
     of_ranks: bool = False
     """Whether only a model that is sharded over several ranks can have the fault."""
     reshapes: str = ""
@@ -193,7 +193,7 @@ class Number:
     def fitted(
         self, config: TransformerConfig, is_site: Callable[[str], bool], times: float, powers: range, around: float = 0
     ) -> NumericFault:
-        """Return faults with a number to fit, starting at `around` (or the right value) times powers of `times`."""
+        """Return faults with a number to fit, first tried at `around` (or the right value) times powers of `times`."""
         grid = [(around or getattr(config, self.field)) * times**power for power in powers]
         return NumericFault(is_site, grid, functools.partial(self.fault, config))
 

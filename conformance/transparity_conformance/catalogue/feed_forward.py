@@ -99,7 +99,7 @@ def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
 
 
 def is_activated(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap is the hidden features, or the output of a layer with experts."""
+    """Return whether a fault of the activation can act at a tap: hidden features, or the output of several experts."""
     routed = own_config(config, site).num_experts > 0
     return site.endswith(".hidden") or (routed and site.endswith(".feed_forward.output"))
 
@@ -128,7 +128,8 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
 def other_activations(
     identity: str, right: str, formula: Formula, where: str = "", missing: str = "none"
 ) -> Iterator[Fault]:
-    """Yield a fault for each wrong activation function, described with `where`; `missing` names the identity."""
+    """Yield a fault for each activation function except `right`. `where` ends the descriptions, and `missing` is the
+    variant of the fault without an activation."""
     for name, (function, says) in {**ACTIVATIONS, missing: ACTIVATIONS["none"]}.items():
         if name != right:
             description = f"{says} instead of {ACTIVATIONS[right][1]}{where}"
@@ -270,7 +271,8 @@ PACKINGS: dict[str, tuple[int, Callable[[Value], Value]]] = {
     "scale twice": (1, lambda blocks: blocks * 2),
     "scale half": (1, lambda blocks: blocks / 2),
 }
-"""Wrong ways to unpack four-bit weights: (block size, equivalent change of features (…, blocks, size))."""
+"""Wrong ways to unpack four-bit weights. Each has the same effect as a change of the features, given as (block size,
+function of the features (…, blocks, block size))."""
 
 
 def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:

@@ -186,7 +186,6 @@ def _norms_in(config: TransformerConfig, scope: str) -> list[str]:
 
 
 def form_at(config: TransformerConfig, site: str) -> NormForm:
-    """Return the right formula of the norm at a tap."""
     more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
     if config.norm == "rms" or sites.is_head_norm(site) or sites.is_latent(site):
         together = sites.is_head_norm(site) and config.query_key_norm_over == "projection"

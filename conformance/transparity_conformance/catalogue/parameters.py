@@ -136,7 +136,7 @@ def parts_at(config: TransformerConfig, site: str) -> list[str]:
     if not part:
         return []
     if site.endswith("recurrence.log_decay") and own_config(config, site).mixer == "state-space":
-        return []  # In a state-space model, the time step already uses them.
+        return []  # In a state-space model, the faults of these maps already act at the time step.
     if site.endswith("_convolved"):
         return [part, f"{part}_convolution"]
     gates = [part.replace(".up", ".gate")] * (config.gated and part.endswith(".up"))
@@ -162,7 +162,7 @@ def _exchanged(
     scope, role = part.rpartition(".")[::2]
     other = f"{scope}.{pair[role == pair[0]]}"
     if parameters[f"{other}.weight"].shape != parameters[f"{part}.weight"].shape:
-        return {}  # The fault is possible only at other sizes.
+        return {}  # The maps can be confused only if their weights have the same shape.
     ends = [f"{of}.{kind}" for of in ("", "_convolution") for kind in kinds]
     return {f"{part}{end}": parameters[f"{other}{end}"] for end in ends if f"{other}{end}" in parameters}
 
@@ -189,7 +189,6 @@ def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return the parameters at `site` with the values of another layer."""
     parts = site.split(".")
     stack, rest = parts[0], [".".join(part.split(".")[3:]) for part in parts_at(config, site)] or [".".join(parts[3:])]
     own, other = ".".join(parts[:3]), f"{stack}.layers.{layer}"
@@ -252,7 +251,7 @@ PACKED = ("query", "key", "value")
 
 
 def _pair(config: TransformerConfig) -> dict[str, str]:
-    """Return the two linear maps that the files of a family pack into one matrix, head by head, by their taps."""
+    """Return the two linear maps that a family's files pack into one matrix, head by head; the keys are their taps."""
     if config.kv_lora_rank:
         return {"key": "key", "value": "value"}
     return {"query": "query", "gated_context": "gate"} if config.attention_gate else {}

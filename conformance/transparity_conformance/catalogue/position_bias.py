@@ -91,8 +91,8 @@ def _all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> 
 def _shared(
     whole: Callable[[np.ndarray], np.ndarray], part: int, config: TransformerConfig, distances: np.ndarray, both: bool
 ) -> np.ndarray:
-    """Return buckets of which the first 1/`part` contain one distance each. Later buckets get wider in geometric
-    progression, and `whole` rounds their number."""
+    """Return the bucket of each distance. The first 1/`part` of the buckets contain one distance each. The widths of
+    later buckets grow geometrically, and `whole` rounds the bucket's number to an integer."""
     offset, count, near = _halved(config, distances, both)
     exact = max(1, count // part) if part > 2 else count // part
     share = np.log(np.maximum(near, exact) / exact) / math.log(config.relative_max_distance / exact)

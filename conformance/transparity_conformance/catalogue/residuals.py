@@ -115,7 +115,6 @@ def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, f
 
 
 def _residual(variant: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
-    """Return the fault whose residual is `source(state, layer, sublayer)`."""
 
     def downstream(state: WalkState, site: str, flow: Value) -> Value:
         scope, sublayer = sites.sublayer_of(site)

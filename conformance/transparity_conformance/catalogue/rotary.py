@@ -76,7 +76,7 @@ def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 SHORTEST_TABLE = 7
-"""The smallest table of positions that faults assume in a port has 2 to this power rows."""
+"""The base-2 logarithm of the number of rows in the shortest table of positions that a fault assumes."""
 
 BEYOND: dict[str, tuple[Callable[[int, TransformerConfig, np.ndarray], np.ndarray], str]] = {
     "the last row": (

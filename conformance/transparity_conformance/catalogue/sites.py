@@ -95,7 +95,6 @@ def sublayer_of(site: str) -> tuple[str, str]:
 
 
 def norm_input(state: WalkState, site: str) -> Value:
-    """Return the input of the norm whose result is the tap `site`."""
     config, parts = state.config, site.split(".")
     if parts[1] == "embedding_norm":
         return state.taps[f"{parts[0]}.embedding"]

@@ -87,7 +87,7 @@ class Ran:
     probes: dict[str, Probe]
     """The probes on which the port ran. If the port refused a probe's model, this probe has a model of other sizes."""
     raised: PortError | None = None
-    """The first error at the requested sizes on a probe other than the first; None without an error."""
+    """The first error on a probe with the requested sizes, or None. An error on the first probe is raised at once."""
 
     @property
     def forward(self) -> Callable[..., Any]:
@@ -126,7 +126,7 @@ def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: boo
 
 
 def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool) -> Mapping[str, np.ndarray] | None:
-    """Call the port on a probe. If it fails, raise the error for the first probe, and store it in `ran` for others."""
+    """Call the port on a probe. If the port fails on the first probe, raise the error; otherwise, store it in `ran`."""
     forward, is_derived = ran.forwards[id(probe.parameters)], probe.config != first.config
     taps = answer_or_error(lambda: call_model(forward, probe, ran.reached, is_derived, logits_only=logits_only))
     if not isinstance(taps, PortError):

@@ -70,11 +70,11 @@ def check(
 
     Args:
         build: `build(config, parameters)`, which returns `forward(**tokens)`; `load(folder)`; or `file.py:NAME`.
-        preset, family: The preset, which the checker makes small; and the family of the folders that a loader reads.
-        config, parameters: A configuration in place of a preset; and its parameters (random if omitted).
-        dtype, logits_only, quick: The precision; compare only logits; compare only the forward pass.
+        preset, family: The name of a preset, which the checker makes small; and the family of a loader's folders.
+        config, parameters: Your own configuration, instead of a preset; and its parameters (random by default).
+        dtype, logits_only, quick: The precision; whether to compare only logits; whether to run only the forward pass.
         isolated, ranks, timeout: Whether to use a separate process; the number of ranks; and the seconds for a reply.
-        budget, name, lengths: The seconds for the search for causes; the port's name; and lengths of long prompts.
+        budget, name, lengths: The seconds for each search for causes; the port's name; and lengths of long prompts.
         audit, progress, located: Whether ignored fields fail; a function for progress; a function for the first report.
     """
     if other:
@@ -111,8 +111,8 @@ def _check_against(given: Mapping[str, Any]) -> Report:
         raise TypeError(f"check() got an unexpected keyword argument {unknown[0]!r}")
     if other.get("against") is None or any(given[name] != default for name, default in ALONE.items()):
         raise UsageError(
-            "check(port, against=…) takes config, checkpoint, inputs, dtype, timeout, budget, isolated, name and "
-            "progress; leave out the other options, or give against."
+            "With against, check() takes only config, checkpoint, inputs, dtype, timeout, budget, isolated, name and "
+            "progress; without against, leave out checkpoint and inputs."
         )
     name = given["name"] or name_of(port)
     if given["isolated"] and not isinstance(port, str):
@@ -148,7 +148,8 @@ def _system(
 def _built_by(
     build: Port | str, family: str | None, timeout: float, ranks: int, *, isolated: bool, is_small: bool
 ) -> contextlib.AbstractContextManager[Port]:
-    """Return the port as a `build`, in its own process if it is `isolated`, given by name, or on several ranks."""
+    """Return a context with the port as a `build`. If the port is `isolated`, given by name, or on several ranks, it
+    runs in a separate process."""
     if isolated or ranks > 1 or isinstance(build, str):
         started = isolated_build(spec_of(build), timeout, ranks=ranks, is_small=is_small)
         return contextlib.closing(started.loading(family))

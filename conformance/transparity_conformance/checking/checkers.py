@@ -38,7 +38,7 @@ Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
-    """Return a function that checks one configuration of a function, a model file or a program."""
+    """Return a function that checks the port (a function, a model file or a program) on one configuration."""
     if options.command is not None:
         from transparity_conformance.checking.command import check_command  # a slow import that is rarely needed
 
@@ -116,8 +116,8 @@ class PortCheck:
         yield artefact_system(checkpoint, limits)
 
     def is_loader(self, needed_by: str = "") -> bool:
-        """Return whether the port takes one argument, as a loader does. Raise `UsageError` if the port takes more than
-        two arguments, or if the option `needed_by` needs one argument."""
+        """Return whether the port takes one argument, as a loader does. Raise `UsageError` unless the port takes one or
+        two arguments. If an option is `needed_by`, only one argument is allowed."""
         count = required_arguments(signature_of(self.build))
         if count not in (1, 2, None):
             raise UsageError(

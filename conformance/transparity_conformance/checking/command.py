@@ -50,7 +50,7 @@ def check_command(
         command, timeout: The program with its arguments, and the time limit in seconds.
         name, config: The name of a preset or the name `config`, and the configuration.
         sections: The optional sections of the bundle; `check` documents the arguments that are not listed here.
-        ranks: The number of processes. Each gets its rank in the environment, and writes its own output file.
+        ranks: The number of processes. Each process gets its rank in the environment, and writes its own output file.
     """
     config = sized(name, config, ranks)
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:

@@ -56,7 +56,7 @@ class Options:
 
     @property
     def is_small(self) -> bool:
-        """Return whether the checker chooses the sizes of all models and prompts; the checker chooses small sizes."""
+        """Return whether all models and prompts are small, because the checker chooses their sizes."""
         is_chosen = self.config is not None if self.against else self.config is None and not self.length
         return is_chosen and self.checkpoint is None and not self.changes
 
@@ -134,7 +134,7 @@ RULES = (
     OptionRule("--family", OF_FAMILY, "--preset --config --command"),
     OptionRule("--adapter", OF_ADAPTER, "--command"),
     OptionRule("--head", OF_HEAD, needs="--checkpoint --family"),
-    OptionRule("--set", "--set changes fields of a family's small model; name it with --family.", needs="--family"),
+    OptionRule("--set", "--set changes fields of a family's small model; add --family NAME.", needs="--family"),
     OptionRule("check", EITHER, needs="PORT --command"),
     OptionRule("PORT", EITHER, "--command"),
     OptionRule("--audit", OF_AUDIT, "--command"),
@@ -148,7 +148,7 @@ RULES = (
 
 
 def one_sentence(error: BaseException) -> str:
-    """Return why a check ended early, followed by the notes of the error about the port."""
+    """Return why a check ended early, followed by the notes that were added to the error."""
     known = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted before a verdict was reached.{known}"

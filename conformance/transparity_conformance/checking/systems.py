@@ -79,7 +79,7 @@ def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[
 
 
 def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
-    """Yield parts of a checkpoint as models with its weights, then a small model with random weights. The parts are the
+    """Yield parts of a checkpoint as separate models, then a small model with random weights. The parts are the
     embedding with the head, and each layer (of `layers`, if given), which are read one after another. `head` is the
     output of an encoder; None means all hidden states. Gradients take long, so only the first of several layers with
     equal configurations compares them, unless `layers` is given."""

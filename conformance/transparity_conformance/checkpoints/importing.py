@@ -315,7 +315,7 @@ def parameters_from(
 
 
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
-    """Return the tensors without which a folder with the fields `given` and the tensors `names` cannot be imported."""
+    """Return the tensors in `names` that an import needs, if config.json has the fields `given`."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
     known: dict[TransformerConfig, tuple[Shapes, dict[str, list[Part]]]] = {}
     found = set()

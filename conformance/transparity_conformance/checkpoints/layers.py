@@ -102,7 +102,7 @@ def _stack(config: TransformerConfig) -> str:
 
 
 def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: object) -> TransformerConfig:
-    """Return `config` for other numbers of layers and tokens, without special tokens outside the vocabulary."""
+    """Return `config` with other numbers of layers and tokens, but without special tokens outside the vocabulary."""
     stack = _stack(config)
     side = "source" if stack == "encoder" else "target"
     special = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}

@@ -149,7 +149,6 @@ Entry = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def _entries(parameters: Iterable[str], table: Table) -> dict[str, Entry]:
-    """Return, for each parameter in the table, the first entry that contains it."""
     alike: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for theirs, ours in table.items():
         for name, _ in _as_parts(ours):

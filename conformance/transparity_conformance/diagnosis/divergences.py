@@ -43,9 +43,9 @@ def explain_all(
     answer: Answer | None = None,
 ) -> tuple[Divergence, ...]:
     """Explain the segments in `faulty`, except segments that an earlier cause explains. On several `ranks`, also try
-    faults of sharding. With `answer`, activations were matched by value, and some matches may be wrong. Each
-    explanation must then also reproduce the port's logits. Try single faults, then the fewest faults that explain the
-    segments, then pairs."""
+    faults of sharding. With `answer`, the port's activations were matched by value, and some matches may be wrong. The
+    faults must then also reproduce the port's logits. Try single faults, then faults that explain segments, then
+    pairs."""
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
     segments = _BySegment(results, clock, ranks, answer)
@@ -64,10 +64,10 @@ def consistent(
     """Drop causes and divergences that may come from wrong matches of activations.
 
     Run the reference with all causes, and with the port's values at unexplained taps. If this run does not compute the
-    port's logits, drop the causes at matched activations and at the logits. Also drop such a cause if a next tap is
-    unexplained. If the logits are unexplained, also drop it if the causes at all next taps are dropped. Drop an
-    unexplained divergence directly after another one. Also drop a divergence whose tap has the value of another tap:
-    only the dropped cause justified this match."""
+    port's logits, drop all causes at matched taps and at the logits. Otherwise, drop such a cause if an unexplained tap
+    directly depends on its tap. If the logits are unexplained, also drop a cause if the causes at all directly
+    dependent taps are dropped. Drop an unexplained divergence if its tap directly depends on another unexplained tap.
+    Drop a divergence whose cause was dropped if another tap has the same value: only the cause justified the match."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}
@@ -110,8 +110,8 @@ def _before_logits(answer: Answer, results: Results) -> str:
 def _of_first_layer(
     answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """Drop unexplained divergences after the first layer that has one, if some taps must be matched wrongly. This is so
-    if the causes and the port's values at unexplained taps do not reproduce the logits."""
+    """If the causes, with the port's values at unexplained taps, do not reproduce the logits, some matches are wrong.
+    Then keep the unexplained divergences of only the first layer that has one."""
     open_ = [each.where for each in divergences if not each.causes]
     told = [tap for tap in dict.fromkeys(each.where for each in divergences) if tap not in open_]
     chosen = tuple(each for tap in told if tap in explanations for each in explanations[tap].chosen)
@@ -203,8 +203,8 @@ def _sites(chosen: Combination) -> set[str]:
 
 
 class _BySegment:
-    """An explanation of each segment separately, until the faults reproduce the port's logits. If no fault explains a
-    segment, its whole sublayer is explained as one segment."""
+    """Explains one segment after another, until the faults reproduce the port's logits. If no fault explains a segment,
+    explains the segment's whole sublayer as one segment."""
 
     def __init__(self, results: Results, clock: Clock, ranks: int, answer: Answer | None) -> None:
         self.results, self.clock, self.ranks, self.answer = results, clock, ranks, answer
@@ -328,7 +328,7 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Add to a wrong shape the single fault of another divergence, if this fault changes the shape."""
+    """If a wrong shape is the effect of another divergence's single fault, add this fault as the cause."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:

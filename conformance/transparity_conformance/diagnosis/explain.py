@@ -92,8 +92,8 @@ def explained_by(
 
 
 def _where_it_acts(segment: Segment, known: Combination, chosen: Combination) -> Combination:
-    """Drop sites before the segment's tap at which a fault changes nothing in the segment, because the port's value of
-    a later activation is known."""
+    """Drop sites before the segment's tap at which a fault does not change the segment. The reference continues with
+    known values of the port, so some earlier faults have no effect."""
     order = [*segment.probes[0].oracle.expected]
     before = {*order[: order.index(segment.tap)]}
 
@@ -118,7 +118,7 @@ def _is_same(values: Sequence[np.ndarray | None], others: Sequence[np.ndarray | 
 
 
 def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str, ...], Combination]:
-    """Return combinations of `rest` that contain other kinds of faults than `chosen`, by the ids of these faults."""
+    """Return combinations of `rest` with kinds of faults that `chosen` lacks. The keys are the ids of these faults."""
     own, rivals = {each.fault.id for each in chosen}, dict[tuple[str, ...], Combination]()
     for rival in rest:
         new = tuple(dict.fromkeys(each.fault.id for each in rival if each.fault.id not in own))

@@ -39,8 +39,8 @@ def is_internal(tap: str) -> bool:
 def faulty_segments(results: Results) -> tuple[list[str], list[str]]:
     """Return the taps of wrong segments, and the taps of segments that differ only in form, in the order of the forward
     pass. A tap inside a sublayer differs only in form if `is_equivalent` accepts the tap and the sublayer's result is
-    right. A port may fold a norm's gain and bias into the next weights. The norm then differs only in form if all later
-    values are right."""
+    right. A port may fold a norm's gain and bias into the next weights. The norm then differs only in form if all
+    values outside of sublayers are right."""
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
     order = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
@@ -91,7 +91,7 @@ def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) ->
 
 def _right(result: ProbeResult, outer: Mapping[str, np.ndarray]) -> dict[str, bool]:
     """Return whether each value of the port is right if the reference continues only with `outer`."""
-    neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one is not enough near ties
+    neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one neighbour is too few near ties
     budgets = segment_budgets(result.probe, outer, result.dtype, neighbours=neighbours)
     return {tap: error <= max(budgets[tap], result.budgets[tap]) for tap, error in result.gaps_from(outer).items()}
 
@@ -216,7 +216,7 @@ def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
 
 
 def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether each hidden unit of the port is a positive multiple of one of ours; False if all are 0."""
+    """Return whether each hidden unit of the port is a positive multiple of a unit of ours; False if all are 0."""
     length = np.linalg.norm(ours, axis=0)
     likeness = (ours / np.where(length > 0, length, 1)).T @ actual
     best, scale = likeness.argmax(axis=0), likeness.max(axis=0)

@@ -58,7 +58,6 @@ class ProbeResult:
         }
 
     def without(self, taps: Collection[str]) -> ProbeResult:
-        """Return the result for a port that does not return `taps`."""
         recorded = chosen(self.recorded, [tap for tap in self.recorded if tap not in taps])
         errors = {tap: error for tap, error in self.errors.items() if tap not in taps}
         return dataclasses.replace(self, recorded=recorded, errors=errors)

@@ -58,7 +58,7 @@ class Segment:
         return self._bases[probe.name]
 
     def value(self, probe: Probe, chosen: Combination) -> np.ndarray | None:
-        """Return the reference's value with faults; None if they exclude each other, or one removes the tap."""
+        """Return the reference's value with faults; None if the faults exclude each other, or one removes the tap."""
         given = self.results[probe.name].recorded if probe.name in self.results else {}
         base = self._base(probe) if given else None
         try:
@@ -67,7 +67,7 @@ class Segment:
             return None
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Return the port's value minus the reference's value with faults; 0 where a convention determines it."""
+        """Return the port's value minus the reference's with faults; 0 where a convention decides the right value."""
         ours = self.value(probe, chosen)
         if ours is None:  # a fault may remove the tap, for example by moving a norm
             return np.array([np.inf])

@@ -46,10 +46,10 @@ ROUNDED_PRODUCTS = (
     "limits allow for accelerators, which may round factors near a tie differently"
 )
 TYPICALLY_LEFT = Threshold(0.5, ROUNDED_PRODUCTS)
-"""The share of a difference that may remain after undeclared rounding, in the median over all probes."""
+"""Undeclared rounding explains a difference if at most this share remains, in the median over all probes."""
 
 LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
-"""The share of a difference that may remain after undeclared rounding, on the worst probe."""
+"""Undeclared rounding explains a difference if at most this share remains on the worst probe."""
 
 FURTHEST_ROUNDED = Threshold(
     4,
@@ -85,7 +85,7 @@ DEEPEST = 3
 """The largest number of faults in a combination."""
 
 PAIR = 2
-"""The largest number of faults in a combination whose faults act at only some taps, if only logits are known."""
+"""If only logits are known, combinations of more faults than this number contain only faults at all possible taps."""
 
 FITS = (
     "126 wrong numbers, such as an eps, were put into seven models, and numbers of all kinds were fitted to each "

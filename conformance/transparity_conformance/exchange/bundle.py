@@ -107,7 +107,7 @@ def check_section(path: Path, section: Section, described: SectionFields) -> Non
 
 
 def _comparable(section: Section, described: SectionFields) -> str:
-    """Return a section's description as JSON, without fields that may differ. JSON distinguishes 1, 1.0 and true."""
+    """Return a section's description as JSON, without fields that may differ. In JSON, 1, 1.0 and true differ."""
     free = section.row.free_fields
     requests = {
         key: fields | {name: type(fields[name]).__name__ for name in free if name in fields}
@@ -117,7 +117,8 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return a checked section with the requests of the bundle, whose parameters may have been rounded elsewhere."""
+    """Return `section` with the requests of a bundle. Only values under `parameters/` may differ from `section`,
+    because another machine may have rounded them. Raise `BundleError` for other differences."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
             raise BundleError(
@@ -141,7 +142,7 @@ ACTUAL = "actual.safetensors"
 SMALLEST_VOCABULARY = 3
 
 WIDTH = 8
-"""The width of feed-forward networks to which two configurations are resized before they are compared."""
+"""`check_name` compares two configurations after it sets their feed-forward width to this number."""
 
 
 @dataclass(frozen=True, eq=False)

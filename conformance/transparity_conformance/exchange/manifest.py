@@ -128,7 +128,7 @@ def read_manifest(folder: Path) -> Manifest | Several:
         own = own_digest(raw)
     except msgspec.ValidationError as error:
         raise _refused(path, error) from None
-    except (RecursionError, UnicodeEncodeError):  # a lone surrogate is no text
+    except (RecursionError, UnicodeEncodeError):  # UTF-8 cannot encode a lone surrogate
         raise BundleError(f"{path} is not the manifest of a bundle; export the bundle again.") from None
     if set(manifest.sha256) != {MANIFEST, *manifest.files}:
         raise BundleError(
@@ -160,8 +160,8 @@ def _refused(path: Path, error: msgspec.ValidationError) -> BundleError:
 
 
 def _check_digests(folder: Path, manifest: Manifest | Several) -> None:
-    """Raise `BundleError` if the sha256 of a file differs from the manifest. Check the format of each file before
-    hashing, because a file could be a pipe or have any size."""
+    """Raise `BundleError` if the sha256 of a file differs from the manifest. Before hashing a file, check its size or
+    its header, because the file could be a pipe or have any size."""
     for name in manifest.files:
         path = folder / name
         _ = read_bytes(path, LARGEST_CONFIG) if name == "config.json" else opened(path)

@@ -100,10 +100,10 @@ def export_for(
 def export_pieces(
     checkpoint: Path, folder: Path, layers: list[int] | None, *, head: str | None, dtype: str, progress: Progress
 ) -> Iterator[str]:
-    """Write a bundle for each part of a checkpoint, as a model with its own weights; yield a sentence about each
-    bundle.
+    """Write a bundle for each layer of a checkpoint, and for the embedding with the head. Each bundle contains its own
+    weights. Yield a sentence about each bundle.
 
-    `layers` contains numbers from 0; None means all layers. The part with the embedding and the head is always written.
+    `layers` contains numbers from 0; None means all layers. The embedding and the head are always written.
     `export_for` and `pieces` document the other arguments and the exceptions.
     """
     check_dtype(dtype)

@@ -208,7 +208,7 @@ def line_of(step: Step) -> str:
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Describe consecutive steps by their source expression; name the operations if it also runs other steps."""
+    """Describe consecutive steps by their source expression; name the operations if this expression runs more steps."""
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"
@@ -238,7 +238,7 @@ def origin(program: Program, index: int) -> str:
 
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
-    """Return the index of the value of which `index` is a view. With `in_order`, stop at a reordering view."""
+    """Follow views back from the value `index`; return the first other value. With `in_order`, skip no reordering."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
         if in_order and (before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1))):
@@ -255,7 +255,7 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the index of the parameter, input or constant of which an argument is a view; otherwise -1."""
+    """If an argument is a parameter, an input, a constant, or a view of one, return its index; otherwise, return -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

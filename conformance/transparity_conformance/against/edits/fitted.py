@@ -48,7 +48,7 @@ def _multiples(ours: np.ndarray, prints: Sequence[np.ndarray]) -> Iterator[np.nd
 
 
 REAL = frozenset(["pow", "mul", "div", "add", "sub", "rsub"])
-"""Operations whose integer arguments are also real numbers."""
+"""Operations for which a fraction can replace an integer argument, such as an exponent."""
 
 
 def other_numbers(at: At, context: Context) -> Iterator[Edit]:

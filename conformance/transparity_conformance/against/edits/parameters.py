@@ -21,7 +21,7 @@ USES: dict[str, Function] = {
 }
 
 NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
-    "uses the norm's weight and bias, but not its epsilon,": lambda weight, bias: (weight, bias),
+    "uses the norm's weight and bias": lambda weight, bias: (weight, bias),
     "uses no weight and no bias": lambda weight, bias: (None, None),
     "uses no bias": lambda weight, bias: (weight, None),
     "uses no weight": lambda weight, bias: (None, bias),
@@ -48,7 +48,7 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _swap(one: str, other: str, renamed: Callable[..., str]) -> Edit:
-    """Return the edit that swaps the parameters of two modules, given in any order; `renamed` selects the modules."""
+    """Return the edit that swaps the parameters of two modules. The order of `one` and `other` has no effect."""
     one, other = sorted((one, other))
     make = functools.partial(_with_parameters, rename=functools.partial(renamed, names={one: other, other: one}))
     return Edit("parameter", f"swaps the parameters of {one} and {other}", make, rank=2, is_everywhere=True)

@@ -164,7 +164,7 @@ def _once_more(at: At, place: int) -> Change:
 
 
 def elsewhere(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply a segment to a result, as the reference does only in another layer."""
+    """Yield edits that apply a segment to the result of this step, as the reference does only in another layer."""
     program, seen = at.program, set[Hashable]()
     if at.step.output not in at.flow.passes:
         return
@@ -181,7 +181,8 @@ def elsewhere(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _continued_otherwise(at: At) -> Iterator[int]:
-    """Yield the step's results in other layers where other lines use the result: one result for each such use."""
+    """Yield the step's result in other layers, if other instructions read the result there than in this layer. For
+    layers with the same readers, yield only the first result."""
     program, seen = at.program, [_uses(at.program, at.step)]
     for number in program.places[at.step.site]:
         if (uses := _uses(program, program.steps[number])) not in seen:
@@ -194,7 +195,7 @@ def _uses(program: Program, step: Step) -> set[Hashable]:
 
 
 def _as_elsewhere(at: At, end: Hashable) -> Change | None:
-    """Return a change that also applies the segment that follows this step in another layer, up to the line `end`."""
+    """Return a change that also applies a segment, which in another layer leads from this step to the line `end`."""
     program, flow = at.program, at.flow
     ends = [program.steps[number].output for number in program.lines.get(end, ())]
     pairs = ((start, last) for start in _continued_otherwise(at) for last in ends if start in flow.behind(last))

@@ -75,7 +75,7 @@ class _Evaluation:
         return None, None
 
     def _as_one(self, equations: Sequence[Any], code: Any, values: dict[Any, Any], read: Collection[Any]) -> bool:
-        """Run the `jax.nn` function `code` as one operation; return False without such a PyTorch function."""
+        """Run the `jax.nn` function `code` as one operation; return False if no PyTorch function gives its values."""
         made = {each for equation in equations for each in equation.outvars}
         given = dict.fromkeys(each for equation in equations for each in _variables(equation.invars))
         outside, last = [each for each in given if each not in made], equations[-1].outvars

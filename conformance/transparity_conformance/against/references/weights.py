@@ -339,7 +339,7 @@ class _Search:
 
     def _exchanges(self, now: Paired, step: Step) -> Iterator[Paired]:
         """Yield pairings in which two steps with a common operand swap their tensors. For example, the pairing may have
-        confused the gate and the value projections of a feed-forward."""
+        confused the gate and the up projection of a feed-forward."""
         for one, other in itertools.product(self._makers(step), self.parts):
             pair = frozenset((one, other))
             if one == other or pair in self.exchanged or not self._operands(one) & self._operands(other):
@@ -412,7 +412,7 @@ class _Search:
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Pair each unconfirmed tensor as in another layer in which the tensor with the same role is confirmed."""
+    """Pair each unconfirmed tensor like the confirmed tensor with the same role in another layer."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:

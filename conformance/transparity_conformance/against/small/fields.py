@@ -179,7 +179,7 @@ class Layers:
         return list(zip(*rows, strict=True))
 
     def _is_listed(self, name: str, period: int, count: int) -> bool:
-        """Return whether a list with one entry per layer contains the same information as a period."""
+        """Return whether a list with one entry per layer already describes the `period`."""
         if "layer_types" in self.fields and re.search("att|window", name):
             return True
         lists = [list(value) for _, value in self.fields.values() if is_list(value) and len(value) == count]

@@ -37,8 +37,8 @@ MAIN = ("input_ids", *MEDIA, "inputs")
 
 def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
     """Return random arrays by name that the model's `forward` accepts, the main input first. Several layouts are tried
-    until the model runs. A decoder that reads an encoder's output gets two tokens fewer than `length`. The last two
-    tokens of the last row are padding."""
+    until the model runs. A decoder that reads an encoder's output gets two tokens fewer than `length`. If the model
+    takes a mask, the last two tokens of the last row are padding."""
     failure: Exception = TypeError(f"{type(model).__name__}.forward accepts none of {', '.join(MAIN)}")
     made = _Inputs(model, length, batch, seed)
     for number, inputs in enumerate(made.candidates()):
@@ -164,7 +164,7 @@ class _Inputs:
         yield from self._patches(channels)
 
     def _patches(self, channels: int) -> Iterator[Arrays]:
-        """Yield images as sequences of 4 × 4 patches."""
+        """Yield images as sequences of 16 patches, from a grid of 4 × 4."""
         patch = self._find("patch_size")
         if not isinstance(patch, int):
             return

@@ -28,7 +28,7 @@ HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
 """The head size of small models, the smallest width that is shrunk, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
-"""Special tokens with at least this id get an id at the end of the small vocabulary. Random texts use no such id."""
+"""Special tokens with at least this id get an id at the end of the small vocabulary, which random texts do not use."""
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 

@@ -112,8 +112,8 @@ def compare_way(
     shorten: Callable[[Answer], Inputs] | None = None,
 ) -> CapabilityResult:
     """Compare the answers of both implementations in one kind of call; return a claim, and a fault if they differ.
-    `reference` is the result of `way.reference`. `shorten` returns shorter inputs with which a wrong answer stays
-    wrong."""
+    `reference` is the result of `way.reference`. `shorten` returns shorter inputs for a wrong answer; if the answer
+    stays wrong, the report describes the shorter call."""
     if not probes:
         return not_compared(f"{way.claim}: not compared, because no probe has suitable inputs")
     try:

@@ -107,7 +107,8 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 
 
 def _judged(request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str) -> Judged:
-    """Judge generated tokens. A model without a table of positions may read more than `max_length` tokens."""
+    """Judge generated tokens. If they are wrong, and the model has no table of positions, accept the tokens of a port
+    that reads more than `max_length` tokens."""
 
     def judge(request: Request) -> Judged:
         return judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)

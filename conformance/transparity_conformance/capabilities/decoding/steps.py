@@ -58,7 +58,7 @@ class StepRequest:
 
 
 def step_requests(probes: Probes) -> dict[str, StepRequest]:
-    """Decode the first probe token by token, and in chunks of different lengths."""
+    """Return requests to decode the first probe token by token, and in chunks of different lengths."""
     key, probe = first_of(probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     sizes = {"one by one": (1,) * length}
@@ -210,7 +210,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
 
 
 def _limits(requests: Iterable[StepRequest]) -> list[str]:
-    """Return a note about the lengths across which no cache can be right; an empty list without such lengths."""
+    """If rotary angles change at some lengths, return a note: across these lengths, no cache can be right."""
     limits = sorted({limit for request in requests for limit in request.probe.config.angle_limits})
     says = f"step: not compared across {' or '.join(map(str, limits))} tokens, where rotary angles change"
     return [says] * bool(limits)

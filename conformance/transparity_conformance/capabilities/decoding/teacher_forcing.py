@@ -60,7 +60,7 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
     """Judge generated tokens by the first wrong token. Without a wrong token, use the token with the largest error. A
-    wrong prompt, padding or length has an infinite error. The result is cached, because histories repeat calls."""
+    wrong prompt, padding or length has an infinite error. Cache the result, because the checker repeats calls."""
     return _judged(request, tokens.astype(np.int64).tobytes(), tokens.shape, dtype)
 
 

@@ -178,7 +178,7 @@ def averaged_in_parts(name: str, part: str, count: int) -> list[SimulatedFault]:
         SimulatedFault(
             name,
             f"each {part} averages the loss over its own {parts}, and the loss is the mean of these {count} means, "
-            f"despite different numbers of targets{says}",
+            f"although their numbers of targets differ{says}",
             partial(_of_parts, _mean, split, count, empty),
         )
         for parts, split in PARTS.items()
@@ -199,7 +199,7 @@ def _of_parts(
     targets: np.ndarray,
     pad_id: int | None,
 ) -> np.ndarray:
-    """Return the loss of a port that averages the losses of each part, and combines these means by `combine`."""
+    """Return the loss of a port that computes the mean loss of each part, and applies `combine` to these means."""
     means = [
         cross_entropy(x, y, pad_id) if (y != pad_id).any() else logits.dtype.type(empty)
         for x, y in zip(split(logits, count), split(targets, count), strict=True)

@@ -34,9 +34,9 @@ def judge_dropout(
     name: str,
     unknown: Collection[str] = (),
 ) -> CapabilityResult:
-    """Compare the gradients of the runs along the directions of `ours`, except for the names in `unknown`. Each run
-    rounds like the reference, so the tolerance of a difference is twice the tolerance of a gradient, in proportion to
-    the gradient's size."""
+    """Compare derivatives of the runs along the directions of `ours`; leave out the parameters in `unknown`. Each run
+    has rounding errors, so the tolerance of a difference is twice the tolerance of a gradient. The tolerance grows if
+    the port's gradients are larger than the reference's."""
     found = {run: ours.along(gradients) for run, gradients in runs.items()}
     expected = {each: value for each, value in ours.expected.items() if each not in unknown}
     if missing := [each for each in expected if any(each not in gradients for gradients in found.values())]:

@@ -1,7 +1,7 @@
 """The capability `gradients`: compare gradients with complex-step derivatives, if the forward pass is right.
 
-The checker leaves out rows in which a query sees no key, because their gradients depend on a convention. It also leaves
-out the gradient of the padding token's embedding, which PyTorch's `padding_idx` excludes from learning.
+The checker leaves out rows in which a query sees no key, because their gradients depend on a convention. The checker
+also leaves out the gradient of the padding token's embedding, which PyTorch's `padding_idx` excludes from learning.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def judge_gradients(
 def _together(
     claim: str, ours: Derivatives, gradients: Gradients, dtype: str, unknown: Collection[str]
 ) -> ClaimResult | None:
-    """Compare all gradients together. Return the claim's result if they are right, otherwise None."""
+    """Compare all gradients together. If the gradients are right, return the claim's result; otherwise, None."""
     known = [name for name in ours.directions if name not in unknown]
     shapes = {name: tuple(part.shape[1] for part in ours.directions[name]) for name in known}
     if any(name not in gradients or gradients[name].shape != shapes[name] for name in known):

@@ -51,7 +51,6 @@ def loss_inputs(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def as_loss(value: Any) -> np.ndarray:
-    """Convert a result to a single number, or raise `TypeError`."""
     array = as_numbers(value)
     if array.size != 1 or array.dtype.kind not in "fiu":
         raise TypeError(f"the loss has the shape {array.shape} and the dtype {array.dtype}; expected one number")

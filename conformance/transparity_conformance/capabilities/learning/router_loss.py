@@ -37,7 +37,7 @@ Layers = list[np.ndarray]
 """The logits (tokens, experts) of each layer's router."""
 
 Rule = Callable[[Layers, int], np.ndarray]
-"""A function that returns the auxiliary loss. Its second argument is the number of experts that each token chooses."""
+"""A function that returns the auxiliary loss. The second argument is the number of experts that each token chooses."""
 
 
 def load_balancing_loss(layers: Layers, count: int) -> np.ndarray:

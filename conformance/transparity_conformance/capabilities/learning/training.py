@@ -42,13 +42,11 @@ from transparity_conformance.report.report import DIVERGES, CapabilityResult, Ca
 STEPS, ROWS, TOKENS = 3, 3, 6
 
 KEPT_CONFIGURATIONS = 16
-"""The number of cached configurations. It exceeds the number of presets."""
+"""The number of cached configurations. This number exceeds the number of presets."""
 
 NEAREST_FAULTS = 3
-"""If no fault explains all errors, this number of faults is tried again, each with its own tolerances.
-
-Some faults, such as longer steps, also increase rounding errors.
-"""
+"""If no fault explains all errors, this number of faults is tried again, each with its own tolerances. Faults that make
+the optimizer's steps larger also make rounding errors larger."""
 
 # Only the first training clips gradients. `eps` is large, so that a port without `eps` fails. The last step is the
 # first after the warm-up: further steps would take longer, and increase the rounding errors of Adam.
@@ -61,8 +59,8 @@ TRAININGS = {
 
 
 def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
-    """Return a tiny version of a configuration, because the reference runs a forward pass for every single parameter.
-    Sizes that may be sharded are multiples of `ranks`."""
+    """Return a tiny version of a configuration, because the reference differentiates by each number in the parameters
+    separately. Sizes that may be sharded are multiples of `ranks`."""
     grouped = config.key_value_heads < config.num_heads
     shared = grouped and (ranks == 1 or config.key_value_heads == 1)
     heads = max(2, ranks * (1 + (grouped and not shared)))
@@ -128,8 +126,8 @@ ONE_STEP = "sgd, clipped, one step"
 
 
 def _here(forward: ForwardPass) -> Requests:
-    """Return the training requests, with sizes that the number of ranks divides. Several ranks also get a request with
-    one step: if ranks clip by different norms, only the first step shows the cause."""
+    """Return the training requests, with sizes that are multiples of the number of ranks. On several ranks, add a
+    request with one step: if ranks clip by different norms, only the first step shows the cause."""
     requests = training_requests(first_of(forward.probes)[1].config, forward.sharding.ranks)
     if forward.sharding.ranks == 1:
         return requests

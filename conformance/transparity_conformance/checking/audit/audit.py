@@ -32,8 +32,8 @@ def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Prog
 
 
 def audit_loader(evidence: Evidence) -> None:
-    """Audit the fields and the tensors of a loader. An ignored field or tensor is a divergence only if the user asked
-    for the audit. If the user gives weights, there is no audit, because these weights fit only one model."""
+    """Audit the fields and the tensors that a loader reads, or a `build` if the user asked for the audit. Only then, an
+    ignored field or tensor is a divergence. If the user gives weights, which fit only one model, there is no audit."""
     arguments, report, port = evidence.arguments, evidence.report, audited_of(evidence.port)
     is_loader = port.model_type is not None
     if arguments.parameters is not None or not (is_loader if arguments.audit is None else arguments.audit):
@@ -68,7 +68,6 @@ def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> It
 def _claims(
     name: str, faults: Sequence[Divergence], audited: Sequence[AuditedField | AuditedTensor]
 ) -> Iterator[ClaimResult]:
-    """Yield the claim `name` with its verdict, or nothing if the audit has no results for it."""
     if faults:
         worst = max(faults, key=SHARE)
         yield ClaimResult(name, "diverges", worst.error, worst.budget, worst.where)

@@ -153,14 +153,14 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""One or two variants that make the same change, each with a call whose logits the variant changes, or None without
-such a call. The audit tries the second variant if the port refuses the first, or if the error of the first may be
+"""One or two variants that make the same change. Each has a call whose logits the variant changes, or None if no call
+shows the change. The audit tries the second variant if the port refuses the first, or if the first error may be
 chance."""
 
 
 @functools.lru_cache(maxsize=KEPT)
 def exercised(model_type: str | None, config: TransformerConfig, dtype: str) -> tuple[Exercised, ...]:
-    """Return the variants of a small model's configuration, each with a call that shows whether the port ignores it."""
+    """Return the variants of a small model, each with a call that shows whether the port ignores the variant."""
     return tuple(_that_show(changed, dtype) for changed in variants_of(model_type, config))
 
 
@@ -172,7 +172,6 @@ def _that_show(changed: Changed, dtype: str) -> Exercised:
 
 
 def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progress: Progress) -> Iterator[AuditedField]:
-    """Build the port for each variant, and compare its logits with the reference."""
     changes = exercised(port.model_type, config, dtype)
     for done, variants in enumerate(changes):
         progress("changing fields of the configuration", done, len(changes))

@@ -152,13 +152,13 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 
 
 SECONDS = 30.0
-"""After this time, only tensors of the first and last layer are tried. In PyTorch, all tensors take 1 or 2 s."""
+"""After this time, only tensors of the first and last layer are left out. In PyTorch, all tensors take 1 or 2 s."""
 
 
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Build the port without each tensor in turn. If the port is wrong, also change each tensor."""
+    """Test whether the port reads each tensor, and fails without it. If the port is wrong, also change each tensor."""
     with in_folder(port, tensor_file(port.model_type, config, dtype)) as file:
         yield from _audited(port, file, progress)
 

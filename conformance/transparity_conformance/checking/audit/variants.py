@@ -123,7 +123,7 @@ Changed = list[Variant]
 
 
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:
-    """Yield variants of a small model: changes of a family's config.json, otherwise of our configuration."""
+    """Yield variants of a small model: changes of a family's config.json or, without a family, of `config`."""
     if model_type is None:
         yield from _changed(TransformerConfig.as_dict, TransformerConfig.as_dict, config)
         return
@@ -139,7 +139,7 @@ def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[C
 def _changed(draft: Write, write: Write, config: TransformerConfig) -> Iterator[Changed]:
     """Yield variants with another value of a field, or of several fields that change together.
 
-    `draft` returns the same fields as `write`, but is faster, because it does not read them back.
+    `draft` returns the same fields as `write`, but does not test whether the family can express the configuration.
     """
     base = write(config)
     assert base is not None
@@ -167,7 +167,7 @@ def _changed(draft: Write, write: Write, config: TransformerConfig) -> Iterator[
 def _nearest(
     known: list[tuple[TransformerConfig, Fields]], config: TransformerConfig, fields: Fields
 ) -> tuple[list[str], Variant]:
-    """Return a configuration as a variant of the most similar known configuration, and the changed fields."""
+    """Return the fields in which `config` differs from the most similar known configuration, and the variant."""
     before, base = min(known, key=lambda each: len(differing(each[1], fields)))
     names = differing(base, fields)
     value, was = (json.dumps(each.get(names[0])) for each in (fields, base))
@@ -201,7 +201,7 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
 
 
 def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
-    """Yield two models with their rotary fields in an older form, and in the forms of transformers 4 and 5."""
+    """Yield variants of two rotary models, whose fields have an older form, or the form of transformers 4 or 5."""
     based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
     for other in (based, dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)):
         for name, value, fields in _forms_of(write(other) or {}):

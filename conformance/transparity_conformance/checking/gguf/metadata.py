@@ -60,7 +60,7 @@ SHAPES = {key.field for key in (*SIZES, *GROUPED)}
 """Fields on which the shapes of weights depend."""
 
 CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention_head_dim", "rotated_dim": "rotary_dim"}
-"""For properties of the configuration, the field that sets the property, if it has another name."""
+"""The field of the configuration that sets a property, if the property has another name."""
 
 
 def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
@@ -96,7 +96,7 @@ def _is_same(value: float, right: float | None) -> bool:
 
 
 def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
-    """Return a fault that needs no tolerance, such as a missing key. Its error is infinite."""
+    """Return a fault that needs no tolerance, such as a missing key. The error of this fault is infinite."""
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says),))
 
 

@@ -27,7 +27,7 @@ SAYS = {
     "gguf-transposed": "the matrix is transposed",
     "gguf-tensor-swapped": "the tensor has the values of {other}",
     "gguf-scaled": "the tensor is {factor:.4g} × the checkpoint's tensor",
-    "gguf-disorder": "some values in a block have another order of size than in the checkpoint: the file is damaged, "
+    "gguf-disorder": "sorting the values of a block gives another order than in the checkpoint: the file is damaged, "
     "or comes from other weights",
 }
 

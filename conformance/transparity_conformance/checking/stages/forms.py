@@ -45,7 +45,7 @@ class Part:
     covers: str = ""
     """The part of the logits that the result contains; empty if it contains all logits."""
     part: Arrange = lambda ours: ours
-    """A function that extracts the part that the result contains from an array of the reference."""
+    """A function of an array of the reference. The function extracts the part that the port's result contains."""
     read: Read = lambda theirs, shape: theirs
     """A function that arranges the port's result like the reference's array, given this array's shape. The function
     raises `OtherForm` or `ValueError` for a result in another arrangement."""
@@ -75,7 +75,7 @@ def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return by how much our logit of each returned token is below the largest logit at its position."""
+    """Return by how much the reference's logit of each returned token is below the largest logit at its position."""
     if theirs.shape != ours.shape[:-1]:
         raise OtherForm
     ids = theirs.astype(np.int64)

@@ -301,7 +301,7 @@ def explain_at_other_size(evidence: Evidence) -> None:
 
 
 def told_in(report: Report, probe: Probe) -> Combination:
-    """Return the faults of the reference that correspond to the report's causes; skip causes without a fault."""
+    """Return the faults of the catalogue that the report names as causes; skip other causes."""
     causes = ((cause, cause.at or fault.where) for fault in report.faults for cause in fault.causes)
     made = (hypothesis_of(probe, cause, where) for cause, where in causes)
     return tuple(each for each in made if each is not None)

@@ -76,7 +76,7 @@ def compare_offers(evidence: Evidence) -> None:
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    """Compare all capabilities, or none if the forward pass, which all use, rounds more than declared."""
+    """Compare all capabilities, or none if the forward pass rounds more than declared: all capabilities use it."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
@@ -109,9 +109,8 @@ class _Request:
 def compare_history(
     port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability] = ()
 ) -> CapabilityResult:
-    """Call one object many times, and compare every result. `forward` has the right logits of each probe. The calls
-    repeat the requests of each capability that agreed in `first`. `rows` are the capabilities that were compared; empty
-    means all."""
+    """Call one object many times, and compare every result with the logits in `forward`. Some calls repeat the requests
+    of capabilities that agreed in `first`. `rows` are the capabilities that were compared; empty means all."""
     random = np.random.default_rng(0)
     is_large = any(probe.is_large for probe in forward.probes.values())
     requests = [] if is_large else _requests(port, forward, first, rows or CAPABILITIES.values())

@@ -100,7 +100,7 @@ def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, p
 
 
 def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Add a claim that replicas are equal, and a fault if they differ by more than each tap's relative budget."""
+    """Add a claim that replicas are equal. Add a fault if they differ by more than the largest relative budget."""
     allowed = max(_relative_budgets(probes, report.dtype), default=0.0)
     far = [each for each in differing.worst.values() if each.relative > allowed]
     worst = max(differing.worst.values(), key=lambda each: each.relative, default=None)

@@ -222,7 +222,7 @@ def call_long(evidence: Evidence) -> None:
             if has_prefixes(probe.config):
                 _shorten(evidence, probe, errors)
             if not can_be_walked(shortest := reached.wrong[0].probe):
-                reached.notes.append(f"{shortest.name}: not searched for causes, because too little memory is free")
+                reached.notes.append(f"{shortest.name}: not searched for causes, because it is too large")
 
 
 def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
@@ -230,7 +230,7 @@ def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
 
 
 def can_be_walked(probe: Probe) -> bool:
-    """Return whether a search for causes is possible: memory must suffice for all activations of the call."""
+    """Return whether a search for causes is possible: a call must be short, and its activations must fit in memory."""
     if not isinstance(probe, LongProbe):
         return True
     length = max(probe.lengths)

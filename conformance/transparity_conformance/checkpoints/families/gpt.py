@@ -132,7 +132,7 @@ def _write_rotary_neox(config: TransformerConfig) -> dict[str, Any]:
     if not whole_heads or config.projection != "full":
         raise CheckpointError(
             f"The family gpt_neox cannot express {config.key_value_heads} key heads of {config.head_dim} features with "
-            f"projection {config.projection!r}; expected {config.num_heads} heads that divide embed_dim, and 'full'."
+            f"projection {config.projection!r}; expected 'full', and {config.num_heads} heads that divide embed_dim."
         )
     found = rotary_fields(config)
     part = found.get("partial_rotary_factor", 1.0)

@@ -2,7 +2,7 @@
 
 The effect of a fault is the change of the reference's logits if the reference has the fault. Rounding errors point in
 random directions, so their projection onto an effect is small. An error that contains a multiple of the effect has a
-larger projection. The checker projects the error of the logits onto each effect. It compares the length with
+larger projection. The checker projects the error of the logits onto each effect. The checker compares the length with
 projections of the reference's own rounding errors, measured with slightly changed weights.
 """
 
@@ -62,7 +62,8 @@ class Coherent:
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Return the fault onto whose effect the error has the longest projection, unless rounding explains it."""
+    """Project the error onto the effect of each fault. Return the fault with the longest projection; None if rounding
+    explains the projection."""
     some = {
         name: result.probe
         for name, result in results.items()

@@ -33,7 +33,7 @@ def _cause(divergence: Divergence, number: int) -> Any:
 
 
 def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
-    """Return the impact of the deviations at `taps`, or of the whole port. Return None without comparable logits."""
+    """Return the impact of the deviations at `taps` or, without taps, of the whole port; None if no logits compare."""
     real = changed = moved = padded = 0
     head = "logits"
     for result in results.values():

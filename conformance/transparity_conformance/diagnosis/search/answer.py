@@ -37,7 +37,7 @@ class Answer:
     """The taps that are matched with operations of the port by value."""
 
     singles: Sequence[Combination] = ()
-    """The single faults that reproduce the port's logits, which the method `single` sets."""
+    """The single faults that reproduce the port's logits. The method `single` sets this attribute."""
 
     told: Combination = ()
     """The faults that the report names. Together, they reproduce the port's logits."""

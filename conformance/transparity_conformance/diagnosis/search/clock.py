@@ -65,7 +65,7 @@ class Clock:
         self.watch, self.told = watch, float("-inf")
 
     def allow(self, of_a_candidate: float) -> None:
-        """Extend the limit to about `CANDIDATES` candidates, if one candidate costs `of_a_candidate`."""
+        """Extend the limit of work to about `CANDIDATES` candidates, each of which takes the work `of_a_candidate`."""
         factor = max(CANDIDATES * of_a_candidate / WORK, 1.0)
         self.work.end += self.work.amount * (factor - 1)
         self.work.amount *= factor
@@ -133,4 +133,4 @@ class Clock:
             return f"the search for causes was interrupted{known}"
         if self.is_late:
             return f"the search for causes ended after {self.time.amount:g} s{known} (--budget SECONDS searches longer)"
-        return f"the search for causes reached its limit of runs of the reference{known}"
+        return f"the search for causes reached its limit of computation{known}"

@@ -16,10 +16,10 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFa
 from transparity_conformance.diagnosis.thresholds import BELOW_MEDIAN, IMPROVED
 
 PROMISING = 12
-"""The steps before a fit is judged, which narrow the interval to 1/300 of the grid's spacing."""
+"""The number of steps before a fit is judged. These steps narrow the interval to 1/300 of the grid's spacing."""
 
 STEPS = 40
-"""The number of all steps, which narrow the interval to 1/(2 × 10⁸) of the grid's spacing."""
+"""The number of all steps. These steps narrow the interval to 1/(2 × 10⁸) of the grid's spacing."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 """(faults that differ only in a number, taps at which the fault acts)."""
@@ -50,7 +50,7 @@ def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
 
 
 def of_each_kind(every: Iterable[Fittable]) -> list[Fittable]:
-    """Return the first entry for each fault id, which acts at all possible taps."""
+    """Return the first entry for each fault id. This entry acts at all possible taps."""
     found: dict[str, Fittable] = {}
     for numeric, chosen in every:
         found.setdefault(numeric.make(1.0).id, (numeric, chosen))

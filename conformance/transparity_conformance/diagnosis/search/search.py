@@ -34,7 +34,7 @@ Round = tuple[Probe, list[Combination]]
 
 class Effects:
     """The difference between port and reference at a sample of the elements: `before` without a fault, and `left[i]`
-    with fault `i` in the reference. For two independent faults, `left[i] + left[j] − before` estimates it."""
+    with fault `i` in the reference. With two faults, the difference is about `left[i] + left[j] − before`."""
 
     def __init__(self, before: np.ndarray, faults: int) -> None:
         self.shape = before.shape
@@ -73,7 +73,7 @@ class Effects:
 
 class Search:
     """A search for faults at the taps `sites` that explain the difference at `segment`. The reference always has the
-    faults `known`. Every method may raise `OutOfTime`."""
+    faults `known`. Methods may raise `OutOfTime`."""
 
     def __init__(self, segment: Segment, sites: list[str], known: Combination, clock: Clock) -> None:
         self.segment, self.sites, self.known, self.clock = segment, sites, known, clock
@@ -86,7 +86,7 @@ class Search:
         """Each fitted fault with its entry of `fittables`, by the `id` of the fault."""
         self.fittables = list(fittables(self.screen.config, sites))
         self._fits: dict[tuple[int, ...], Hypothesis | None] = {}
-        """The results of `_fit`, by the `id` of the entry and of each partner, which stay alive."""
+        """The results of `_fit`, by the `id` of its argument `fittable` and of each partner."""
 
     def run(
         self, likely: Sequence[Combination], deepest: int, *, only_wide: bool = False
@@ -224,7 +224,7 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """Yield the best partners of each fault with a fitted number in `best`, with which to fit it again."""
+        """Yield the best partners of each fault in `best` with a fitted number, to fit the number with each partner."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])
@@ -277,7 +277,7 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the faults that explain the most wrong probes, but at least two: one may be chance."""
+        """Return the faults that explain the most wrong probes. If this number is one, it may be chance; return []."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 

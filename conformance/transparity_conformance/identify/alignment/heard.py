@@ -154,7 +154,7 @@ def _why_not(row: Probe, clock: Clock) -> str:
     if clock.time.left <= 0:
         return "no time is left for the search (--budget SECONDS allows more)"
     if clock.is_over:
-        return "the search for causes reached its limit of runs of the reference"
+        return "the search for causes reached its limit of computation"
     before = work.done()
     walk(row, {})
     of_a_walk = work.done() - before

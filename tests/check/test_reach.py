@@ -82,6 +82,7 @@ def test_a_right_port_agrees_at_its_thresholds(name: str) -> None:
     report = check(logits_only, config=config)
     assert report.verdict == "agrees", as_text([report])
     assert config.max_length in report.coverage.lengths and report.coverage.batches[:3] == (1, 2, 3)
+    assert bool(report.coverage.source_lengths) == (len(config.input_names) > 1)
 
 
 @pytest.mark.long

@@ -349,6 +349,6 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source
     shapes = (next(iter(each.inputs.values())).shape for each in sides.called)
     batches = {shape[0] for shape in shapes if shape}
     calls = len(sides.called) + report.coverage.calls
-    coverage = Coverage(tuple(sorted(lengths)), tuple(sorted(batches)), calls, untested=untested)
+    coverage = Coverage(tuple(sorted(lengths)), (), tuple(sorted(batches)), calls, untested=untested)
     verdict = "inconclusive" if untested and report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, coverage=coverage)

@@ -25,6 +25,8 @@ class Coverage:
     """The calls of a port that were compared with the reference; the verdict holds only for such calls."""
 
     lengths: tuple[int, ...] = ()
+    source_lengths: tuple[int, ...] = ()
+    """The lengths of the encoder's inputs, if the model also has a decoder; `lengths` are then the decoder's."""
     batches: tuple[int, ...] = ()
     calls: int = 0
     """The number of calls of the port's object, each compared with the same call of a new object."""
@@ -46,8 +48,9 @@ class Coverage:
     @property
     def inputs(self) -> str:
         """The sizes of inputs: `25 lengths from 1 to 1,025, 6 batch sizes from 1 to 13`; empty if they are unknown."""
-        parts = [_values(self.lengths, "length")] * bool(self.lengths)
-        return ", ".join(parts + [_values(self.batches, "batch size")] * bool(self.batches))
+        target = "target length" if self.source_lengths else "length"
+        named = ((self.source_lengths, "source length"), (self.lengths, target), (self.batches, "batch size"))
+        return ", ".join(_values(values, name) for values, name in named if values)
 
     @property
     def line(self) -> str:

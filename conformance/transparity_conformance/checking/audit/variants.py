@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.errors import ConfigError, TransparityError
+from transparity.text import VALUE, safe
 from transparity_conformance.checkpoints.exporting import drafted, explicit, read_beside, written
 from transparity_conformance.checkpoints.importing import family_called
 from transparity_conformance.checkpoints.tables.codecs import TOKENS, Family
@@ -218,12 +219,9 @@ def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
     five = {name: value for name, value in fields.items() if name not in ("rope_theta", "rope_scaling")}
     scaling = fields["rope_scaling"]
     name = "rope_scaling" if scaling else "rope_theta"
-    yield name, f"{json.dumps(fields[name])} (without rope_parameters, as in transformers 4)", four
-    yield (
-        "rope_parameters",
-        f"{json.dumps(fields['rope_parameters'])} (without rope_theta and rope_scaling, as in transformers 5)",
-        five,
-    )
+    older, newer = (safe(json.dumps(fields[each]), 2 * VALUE) for each in (name, "rope_parameters"))
+    yield name, f"{older} (without rope_parameters, as in transformers 4)", four
+    yield "rope_parameters", f"{newer} (without rope_theta and rope_scaling, as in transformers 5)", five
     # transformers 5 does not read the older form for families with one block for each kind of layer.
     if scaling and "rope_type" in fields["rope_parameters"]:
         older = {"type" if name == "rope_type" else name: value for name, value in scaling.items()}

@@ -32,12 +32,14 @@ def coverage_of(probes: Iterable[Probe]) -> Coverage:
     if not every:
         return Coverage()
     lengths = [
-        {lengths_of(probe.config, probe.inputs)[name] for probe in every} for name in every[0].config.input_names
+        sorted({lengths_of(probe.config, probe.inputs)[name] for probe in every})
+        for name in every[0].config.input_names
     ]
     batches = {len(probe.inputs[probe.config.input_names[0]]) for probe in every}
     sizes = covered_sizes(probe.config for probe in every)
     return Coverage(
-        tuple(sorted(set.intersection(*lengths))),
+        tuple(lengths[-1]),
+        tuple(lengths[0]) if lengths[1:] else (),
         tuple(sorted(batches)),
         sizes=tuple(range_of(name, values) for name, values in sizes.items()),
     )

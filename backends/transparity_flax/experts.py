@@ -57,7 +57,7 @@ def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> H
 class MixtureOfExperts(nnx.Module):
     """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert, if any.
 
-    Every expert runs on every token, because the shapes of arrays may not depend on the router's choice.
+    Every expert runs on every token: in compiled code, the shapes of arrays may not depend on the router's choice.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

@@ -57,7 +57,7 @@ def shared_expert(config: TransformerConfig, parameters: Parameters, x: Hidden, 
 def mixture_of_experts(config: TransformerConfig, parameters: Parameters, x: Hidden, tap: Tap = identity) -> Hidden:
     """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert, if any.
 
-    Each expert runs only on the tokens that chose it.
+    Each expert runs only on the tokens for which the router chose it.
     """
     logits = tap("router_logits", linear(parameters["router"], x))
     scores = SCORES[config.router_scores](upcast(logits))

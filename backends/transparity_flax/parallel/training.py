@@ -20,10 +20,7 @@ from transparity_flax.transformer import Transformer
 
 
 def loss_of_rows(model: Transformer, targets: TokenIds, **inputs: Any) -> Float[Array, ""]:
-    """Return the loss of a model.
-
-    Its inputs may have more rows than `targets`: rows that were added to fill the ranks.
-    """
+    """Return the loss of a model. Rows of `inputs` beyond the rows of `targets` only fill ranks, and do not count."""
     return cross_entropy(model(**inputs)[: len(targets)], targets, model.config.pad_id)
 
 

@@ -1,8 +1,8 @@
 """Faster linear maps for inference on CPUs, by oneDNN with weights in its packed layout.
 
 By default, PyTorch multiplies by MKL, whose fastest kernels run only on Intel processors, and does not pack weights. A
-product with a single row, as in decoding, takes as long as reading the weight; the fastest library for it depends on
-the processor. Compiled code instead reads the weight from two places at once.
+product with a single row, as in decoding, takes as long as reading the weight. Its fastest library depends on the
+processor; compiled code uses a loop that reads the weight from two places at once.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def multiplied_by_one_row(
 def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return `step`, compiled for one token per row.
 
-    On a CPU, the compiled form is used only for a single row, because packed weights are faster with more rows. On a
-    GPU, the compiler also generates the products with one token per row.
+    On a CPU, only calls with a single row use the compiled form, because packed weights are faster with more rows. On a
+    GPU, all calls with one token per row use a form for which the compiler also tunes its kernels.
     """
     compiled, on_a_gpu = torch.compile(step), torch.compile(step, options={"coordinate_descent_tuning": True})
 

@@ -51,7 +51,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         layers = max(PROBE_SIZES["num_decoder_layers"], len(kinds))
         sizes |= {"layer_types": kinds, "num_encoder_layers": layers, "num_decoder_layers": layers}
         sizes |= {"layer_overrides": {kind: _small(own) for kind, own in config.layer_overrides.items()}}
-    if config.positions == "relative":  # MPNet, which also has learned positions, has fixed sizes in its code
+    if config.positions == "relative":  # the code of MPNet, which has `relative_bias`, fixes these sizes
         sizes |= {"relative_buckets": 8, "relative_max_distance": 9}
     length = SCALINGS[config.rotary_scaling].probe_length
     sizes |= {"rotary_original_length": length} if length else {}
@@ -83,9 +83,10 @@ def _recurrent_sizes(config: Any) -> dict[str, Any]:
 
 
 def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
-    """Return the `recurrent_value_dim` that keeps the ratio of all heads' features to `embed_dim`.
+    """Return the `recurrent_value_dim` with which all value heads have the same multiple of `embed_dim` features.
 
-    Mamba-2's `expand` is this ratio, a whole number.
+    Mamba-2 calls this multiple `expand`. The result is empty if the multiple is not a whole number, or if a layer has
+    attention.
     """
     times, rest = divmod(config.recurrent_dim, config.embed_dim)
     is_fixed = config.attends_never and not rest and not times * embed_dim % heads

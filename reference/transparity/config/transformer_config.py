@@ -210,8 +210,8 @@ class TransformerConfig:
     query_temperature_first: int = whole(0, 0, 1, least=0)
     """Number of the first position in the formula of the query temperature: 0 (Ministral 3) or 1 (Llama 4)."""
     mask_value: float = number(-math.inf, NOT_POSITIVE, -math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)
-    """Number that replaces masked scores. −inf means a very low finite number, with which a query whose keys are all
-    masked has equal weights instead of NaN."""
+    """Number that replaces masked scores. −inf stands for a very low finite number: if all keys of a query are masked,
+    their weights are equal instead of NaN."""
     mask_order: MaskOrder = "after-scale"
     """Whether masked scores are replaced before or after the scores are scaled."""
     target_mask: TargetMask = "causal"
@@ -614,7 +614,7 @@ class TransformerConfig:
         }
 
     def input_of(self, name: str) -> Input:
-        """Return the form of the input `name`."""
+        """Return the description of the input `name`, such as `source`."""
         return INPUTS[self.input_kinds[self.input_stack(name)]]
 
     @property
@@ -660,7 +660,7 @@ class TransformerConfig:
 
     @property
     def decoder_mask(self) -> TargetMask:
-        """The mask of the decoder's self-attention: `target_mask`, but an `attention_mask` always hides padding."""
+        """The mask of the decoder's self-attention; in a decoder-only model, an `attention_mask` also hides padding."""
         masked = self.padding == "attention-mask" and self.architecture == "decoder"
         return "causal-and-padding" if masked else self.target_mask
 

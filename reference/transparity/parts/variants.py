@@ -31,7 +31,7 @@ class Held(NamedTuple):
     """An array that a layer's cache holds."""
 
     shape: tuple[int | str, ...]
-    """The sizes of its axes; `batch` and `capacity` stand for the sizes of the cache."""
+    """The sizes of its axes; `batch` and `capacity` stand for the cache's numbers of rows and of positions."""
     is_wide: bool = False
     """Whether its dtype is at least float32."""
     cut: tuple[str, int] | None = None

@@ -64,7 +64,7 @@ def _scores(query: Array, key: Array, mask: Array, scale: float, softcap: float 
 
 
 def _exponentials(scores: Scores, sinks: Sinks | None) -> tuple[Scores, Inexact[Array, "batch heads queries 1"]]:
-    """Return exp(scores − largest score), computed in place, and its sum with the sinks over the keys."""
+    """Return exp(scores − largest score), computed in place, and the sum over the keys and the sink."""
     largest = scores.real.max(axis=-1, keepdims=True)
     if sinks is None:
         weights = np.exp(np.subtract(scores, largest, out=scores), out=scores)

@@ -59,7 +59,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Return the number of generated tokens or, in other tasks, of tokens with logits, without the encoder's."""
+        """Return the number of generated tokens; in other tasks, the number of tokens that have logits."""
         last = self.new_tokens or self.lengths[self.config.input_names[-1]]
         return self.batch * last * (self.steps or 1)
 
@@ -149,7 +149,7 @@ def inputs_of(workload: Workload) -> Arrays:
 
 
 def _workloads() -> Iterator[Workload]:
-    """Yield the workloads of workloads.toml, whose decoders have no head bias, and forward passes of all presets."""
+    """Yield the workloads of workloads.toml, with a head bias only in encoder-decoders, then the presets' workloads."""
     tables = tomllib.loads(Path(__file__).with_name("workloads.toml").read_text(encoding="utf-8"))
     for row in tables["workloads"]:
         fields = tables["configs"][row["config"]]

@@ -1,4 +1,4 @@
-"""The rows of a race: the time, the speed as a share of the machine's limit, and relative to the best peer's speed."""
+"""The rows of a race: each candidate's time, and its speed relative to the machine's limit and to the best peer."""
 
 from __future__ import annotations
 

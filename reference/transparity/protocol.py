@@ -126,7 +126,7 @@ class Forward(Protocol):
         lengths: Any = None,
         source: Any = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return each prompt with the best of `beams` continuations, like `generate`, and the scores (batch,)."""
+        """Like `generate`, but return each prompt with the best of `beams` continuations, and the scores (batch,)."""
 
     def ready(self, result: Any) -> None:
         """Wait until `result` is computed, because frameworks may return before the device has finished."""

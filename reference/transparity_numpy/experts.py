@@ -41,7 +41,7 @@ def choose(
 
 
 def router_weights(config: TransformerConfig, scores: ByExpert, chosen: ByExpert) -> ByExpert:
-    """router_scale · score / Σ scores of the chosen experts (without the sum if not `normalize_topk`); 0 for others."""
+    """router_scale · score for chosen experts, divided by the sum of their scores if `normalize_topk`; 0 for others."""
     weights = np.where(chosen != 0, scores, scores.dtype.type(0))
     if config.normalize_topk:
         weights = weights / weights.sum(axis=-1, keepdims=True)

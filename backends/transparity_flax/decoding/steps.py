@@ -101,7 +101,7 @@ def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: Sou
 def next_logits(
     split: SplitModel, tokens: GeneratedIds, lengths: Lengths, cache: Cache | None, source: SourceIds | None, new: int
 ) -> NextLogits:
-    """Return the logits after the first `lengths` tokens of each row, of which at most `new` are not in the cache.
+    """Return the logits after the first `lengths` tokens of each row; the cache lacks at most the last `new` of them.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

@@ -94,7 +94,7 @@ def query_temperature(config: TransformerConfig, positions: Positions, keys: int
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: jnp.dtype) -> Context:
-    """Return `context` with the rotary tables of a layer with this `config`, and with the layer's window in the mask."""
+    """Return `context` for a layer with this `config`: with its window in the mask, and with its rotary tables."""
     mask, keys = context.mask, context.mask.array.shape[-1]
     if config.sliding_window is not None:
         window = window_mask(context.positions, keys, config.sliding_window, config.window_kind)

@@ -85,7 +85,7 @@ def in_parts(
     weight: Float[Tensor, "features_out features_in"], row: Float[Tensor, " features_in"]
 ) -> Float[Tensor, " features_out"]:
     """Return weight · row as one product per thread, because MKL would use one thread for the whole product."""
-    # The transpose has other strides than reshape(-1, 1), with which MKL takes four times as long.
+    # With reshape(-1, 1) instead of the transpose, the strides differ, and MKL takes four times as long.
     threads, column = torch.get_num_threads(), row[None].T
     whole = len(weight) // threads * threads
     parts = weight[:whole].view(threads, -1, len(row))

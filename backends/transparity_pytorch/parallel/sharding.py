@@ -126,7 +126,7 @@ def gathered(value: Any) -> Any:
 
 @contextmanager
 def all_gathered(root: Root) -> Iterator[None]:
-    """Gather the parameters of all layers on each data rank, for functions that call parts of layers."""
+    """Return a context manager in which each data rank has all parameters, for functions that call parts of layers."""
     units = [module for module in root.modules() if isinstance(module, FSDPModule)]
     if units:
         root(lambda model: None)  # FSDP takes the first module that is called as its root

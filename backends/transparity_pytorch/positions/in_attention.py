@@ -89,7 +89,7 @@ def query_temperature(config: TransformerConfig, positions: Positions, dtype: to
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: torch.dtype) -> Context:
-    """Return `context` with the rotary tables of a layer with this `config`, and with the layer's window in the mask."""
+    """Return `context` for a layer with this `config`: with its window in the mask, and with its rotary tables."""
     (mask, kind), positions = context.mask, context.positions
     if config.sliding_window is not None:
         kind = None if kind is None else "some"  # with a window, each query still sees itself

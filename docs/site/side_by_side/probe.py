@@ -191,7 +191,7 @@ class _Watcher:
 
 @contextmanager
 def _watching(statements: dict[str, dict[int, Statement]], seen: dict[LINES, Seen], model: str) -> Iterator[Tap]:
-    """Within the context, store the value of every statement that runs in `seen`; yield the model's tap function."""
+    """Return a context manager that yields a tap function, and stores the values of the statements that run in `seen`."""
     watcher = _Watcher(statements)
     sys.settrace(watcher.call)
     try:

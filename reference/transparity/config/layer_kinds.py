@@ -87,7 +87,7 @@ def checked_overrides(name: str, value: Any) -> Overrides:
 
 
 def kinds_of(config: Any, types: Sequence[str], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the configuration of each kind of layer of a `TransformerConfig`, whose file imports this one.
+    """Return the configuration of each kind of layer of a `TransformerConfig` (`Any`, to avoid an import cycle).
 
     Raises `ConfigError` if `layer_types` and `layer_overrides` do not fit together, or a kind is impossible.
     """

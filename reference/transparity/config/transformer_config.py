@@ -176,7 +176,8 @@ class TransformerConfig:
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
     q_lora_rank: int | None = None
-    """Features of the queries' latent vector, after an RMS norm; needs `kv_lora_rank`. None means no such vector."""
+    """Features of the latent vector from which queries are projected, after an RMS norm; needs `kv_lora_rank`. None
+    means that queries are projected from the layer's input."""
     kv_lora_rank: int | None = None
     """Features of the latent vector from which keys and values are projected, after an RMS norm (latent attention,
     DeepSeek-V2). The last `rotary_dim` features of each key are instead projected from the layer's input; all heads
@@ -274,7 +275,7 @@ class TransformerConfig:
     """Row of the first token in the table of learned positions, which has this many additional rows."""
     position_count: Literal["all", "visible"] = "all"
     """Tokens that count as positions: `all`, or only `visible` ones, not padding (RoBERTa, OPT). With `visible`,
-    padding has the position before the first."""
+    padding has the row before the first token's row."""
     rope_layout: RopeLayout = "interleaved"
     """Pairs of features with the same sinusoidal or rotary angle. `interleaved`: neighbors. `halves`: features half the
     width apart."""
@@ -407,7 +408,7 @@ class TransformerConfig:
 
     @property
     def angle_limits(self) -> tuple[int, ...]:
-        """Return the lengths beyond which a layer's rotary angles change (LongRoPE), below `max_length`."""
+        """Return the lengths below `max_length` beyond which the rotary angles of some layers change (LongRoPE)."""
         kinds = [own for own in self.layer_kinds.values() if own.positions == "rotary" and own.rotary_depends_on_length]
         return tuple(own.rotary_original_length for own in kinds if own.rotary_original_length < self.max_length)
 
@@ -710,7 +711,7 @@ class TransformerConfig:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
-        """Read fields that `as_dict` of any version wrote; raises `ConfigError` for unknown or missing ones."""
+        """Read fields that `as_dict` of any version wrote; raise `ConfigError` for unknown or missing fields."""
         if not isinstance(fields, dict):
             raise ConfigError(f"The configuration is of type {type(fields).__name__}; expected an object of fields.")
         fields, known = renamed(fields), [field.name for field in dataclasses.fields(cls)]
@@ -732,7 +733,7 @@ class TransformerConfig:
 
     @classmethod
     def from_json(cls, text: str) -> TransformerConfig:
-        """Read the result of `to_json`; raises `ConfigError` if `text` is not JSON."""
+        """Read the result of `to_json`; raise `ConfigError` if `text` is not JSON."""
         try:
             fields = json.loads(text, object_pairs_hook=without_repetition)
         except (ValueError, RecursionError, TypeError) as error:

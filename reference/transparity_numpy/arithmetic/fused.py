@@ -31,7 +31,7 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Inexact[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value, in blocks of queries, each without the keys after its last visible key.
+    """softmax(query · keyᵀ · scale) · value, in blocks of queries; a block skips the keys after its last visible key.
 
     The weighted sum of the values is divided by the sum of the weights. This needs fewer divisions than dividing each
     weight. A query whose keys are all masked gives equal weights to all keys, so its block uses every key.

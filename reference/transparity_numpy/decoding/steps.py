@@ -118,7 +118,7 @@ def next_logits(
     source: SourceIds | None,
     new: int,
 ) -> NextLogits:
-    """Return the logits after the first `lengths` tokens of each row, of which at most `new` are not in the cache.
+    """Return the logits after the first `lengths` tokens of each row; the cache lacks at most the last `new` of them.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

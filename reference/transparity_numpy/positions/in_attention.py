@@ -89,7 +89,7 @@ def query_temperature(config: TransformerConfig, positions: Positions, dtype: DT
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: DTypeLike) -> Context:
-    """Return `context` with the rotary tables of a layer with this `config`, and with the layer's window in the mask."""
+    """Return `context` for a layer with this `config`: with its window in the mask, and with its rotary tables."""
     mask = context.mask
     if config.sliding_window is not None:
         mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)

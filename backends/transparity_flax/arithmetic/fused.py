@@ -25,8 +25,8 @@ BLOCK = 128
 def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLike) -> bool:
     """Return whether fused attention can replace the explicit computation.
 
-    This requires that no tap function is used, that masked keys have the weight 0, that scores are not capped, and that
-    sums are in at least float32.
+    This requires that no tap function is used, that masked keys have the weight 0, and that scores are not capped. XLA
+    must also sum in at least float32.
     """
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and dtype in DTYPES
 

@@ -191,7 +191,7 @@ class _Watcher:
 
 @contextmanager
 def _watching(statements: dict[str, dict[int, Statement]], seen: dict[LINES, Seen], model: str) -> Iterator[Tap]:
-    """Return a context manager that yields a tap function, and stores the values of the statements that run in `seen`."""
+    """Return a context manager that yields a tap function, and writes the values of statements that run into `seen`."""
     watcher = _Watcher(statements)
     sys.settrace(watcher.call)
     try:

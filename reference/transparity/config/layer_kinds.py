@@ -113,8 +113,8 @@ def _of_kind(config: Any, kind: str, fields: Mapping[str, Any]) -> Any:
         )
     if own.sliding_window is not None and config.sliding_window is None:
         raise ConfigError(
-            f"layer_overrides has a sliding_window of {own.sliding_window} for layers of the kind {shown(kind)}, but "
-            "sliding_window is absent; set sliding_window, and override it by null where layers have no window."
+            f"layer_overrides has a sliding_window of {own.sliding_window} for layers of the kind {shown(kind)}; set "
+            "sliding_window too, and override it by null where layers have no window."
         )
     return own
 

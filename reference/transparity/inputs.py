@@ -48,8 +48,8 @@ def check_length(config: TransformerConfig, length: int, name: str = "a sequence
 def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs as arrays, tokens as int64 (batch, length): the main inputs in their order, then any others.
 
-    Raises `InputError` for missing or unknown inputs, and for wrong shapes or dtypes. Tokens outside the vocabulary, and
-    inputs that are empty, longer than `max_length` or of different numbers of rows, also raise `InputError`.
+    Raises `InputError` for missing or unknown inputs, and for wrong shapes or dtypes. Tokens outside the vocabulary,
+    and inputs that are empty, longer than `max_length` or of different numbers of rows, also raise `InputError`.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     expected = config.input_names + config.further_inputs

@@ -94,7 +94,8 @@ def _bullets(lines: Any) -> str:
 def overview() -> str:
     names = [f"`{model_type}`" for model_type in sorted(FAMILIES)]
     listed = f"The checker reads these families: {', '.join(names[:-1])} and {names[-1]}."
-    return re.sub(r"(?s)The checker reads these families: .+?\.(?= )", lambda _: listed, OVERVIEW.read_text(encoding="utf-8"))
+    pattern = r"(?s)The checker reads these families: .+?\.(?= )"
+    return re.sub(pattern, lambda _: listed, OVERVIEW.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

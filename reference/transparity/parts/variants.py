@@ -35,7 +35,7 @@ class Held(NamedTuple):
     is_wide: bool = False
     """Whether its dtype is at least float32."""
     cut: tuple[str, int] | None = None
-    """A parameter of the mixer, and the axis of this array that is distributed over ranks like that parameter. None
+    """The name of a parameter of the mixer, and the axis along which this array is distributed together with it. None
     means that every rank has the whole array."""
 
     def sizes(self, batch: int, capacity: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Check a PyTorch module whose parameters have other names: a small GPT in a common style.
+"""Check a PyTorch module with its own names for parameters: a small GPT in a common style.
 
 `python examples/checks/torch_module.py` prints the verdict and ends with its exit code.
 """

@@ -67,8 +67,8 @@ def step(
     depend on the capacity of the cache.
 
     Args:
-        valid_lengths: Number of valid tokens in each row. None means all. The others are fillers: no token attends to
-            them, and the next step overwrites them.
+        valid_lengths: Number of valid tokens in each row. None means all. The other tokens are fillers: no token
+            attends to them, and the next step overwrites them.
         attention_mask: Zero where `tokens` has padding.
         index: The index of one token in each row of `tokens`; only its logits are computed. None means all tokens.
     """

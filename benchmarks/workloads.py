@@ -67,8 +67,8 @@ class Workload:
     def flops(self) -> int:
         """Return the FLOPs of the whole task (`benchmarks.flops`).
 
-        Decoding with a cache has the FLOPs of one forward pass. A training step counts as three forward passes,
-        because the backward pass has two products of equal size for every product.
+        Decoding with a cache has the FLOPs of one forward pass over all tokens. A training step counts as three forward
+        passes, because the backward pass has two products of equal size for every product.
         """
         more = max(0, self.new_tokens - 1)
         lengths = {name: length + more for name, length in self.lengths.items()}

@@ -31,7 +31,7 @@ class Quartiles:
         return Quartiles(self.low * factor, self.middle * factor, self.high * factor)
 
     def under(self, work: float) -> Quartiles:
-        """Return the quartiles of `work / x`, if these are the quartiles of x."""
+        """Return the quartiles of `work / x`, where `self` has the quartiles of x."""
         return Quartiles(work / self.high, work / self.middle, work / self.low)
 
 

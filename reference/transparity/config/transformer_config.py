@@ -275,7 +275,7 @@ class TransformerConfig:
     """Row of the first token in the table of learned positions, which has this many additional rows."""
     position_count: Literal["all", "visible"] = "all"
     """Tokens that count as positions: `all`, or only `visible` ones, not padding (RoBERTa, OPT). With `visible`,
-    padding has the row before the first token's row."""
+    padding gets the row before the first token's row."""
     rope_layout: RopeLayout = "interleaved"
     """Pairs of features with the same sinusoidal or rotary angle. `interleaved`: neighbors. `halves`: features half the
     width apart."""

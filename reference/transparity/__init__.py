@@ -1,4 +1,4 @@
-"""transparity: a transformer in three frameworks, whose results are compared. This package is their shared contract.
+"""transparity: one transformer in NumPy, PyTorch and JAX. This package is the contract that the three columns share.
 
 The model: `config`, `presets`, `parameters`, `taps`, `axes`. The inputs of the model: `inputs`, `sampling`, `training`,
 `errors`. The interfaces are in `protocol`; `checked` has base classes for their implementations."""

@@ -33,7 +33,7 @@ def best_groups(config: TransformerConfig, scores: Experts) -> Experts:
 
 
 def choose(config: TransformerConfig, scores: Experts, correction: Float[Array, " experts"] | None = None) -> Experts:
-    """Return 1 for the experts with the highest scores plus correction, and 0 for the others."""
+    """Return 1 for the experts with the highest sums of score and correction, and 0 for the others."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
         corrected = jnp.where(best_groups(config, corrected) == 1, corrected, -jnp.inf)

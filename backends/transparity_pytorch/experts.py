@@ -35,7 +35,7 @@ def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
 def choose(
     config: TransformerConfig, scores: ByExpert, correction: Float[Tensor, " experts"] | None = None
 ) -> ByExpert:
-    """Return 1 for the experts with the highest scores plus correction, and 0 for the others."""
+    """Return 1 for the experts with the highest sums of score and correction, and 0 for the others."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
         corrected = corrected.masked_fill(best_groups(config, corrected) != 1, -torch.inf)

@@ -33,7 +33,7 @@ def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
 def choose(
     config: TransformerConfig, scores: ByExpert, correction: Inexact[Array, " experts"] | None = None
 ) -> ByExpert:
-    """Return 1 for the experts with the highest scores plus correction, and 0 for the others."""
+    """Return 1 for the experts with the highest sums of score and correction, and 0 for the others."""
     corrected = scores.real if correction is None else scores.real + upcast(correction.real)
     if config.router_groups > 1:
         corrected = np.where(best_groups(config, corrected) == 1, corrected, -np.inf)

@@ -34,7 +34,7 @@ TRAINED = "gemma"
 """The only trained model; others would take long, because NumPy's gradients need a forward pass per weight."""
 
 CALLS = 12
-"""The number of calls of one function that are followed in a model. Later calls are in loops."""
+"""The number of calls of one function that are followed in a model; later calls only repeat a loop."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Faster linear maps for inference on CPUs, by oneDNN with weights in its packed layout.
 
 By default, PyTorch multiplies by MKL, whose fastest kernels run only on Intel processors, and does not pack weights. A
-product with a single row, as in decoding, takes as long as reading the weight. Its fastest library depends on the
-processor; compiled code uses a loop that reads the weight from two places at once.
+product with a single row, as in decoding, takes as long as reading the weight. The fastest library for this product
+depends on the processor; compiled code uses a loop that reads the weight from two places at once.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class _Watcher:
 
 @contextmanager
 def _watching(statements: dict[str, dict[int, Statement]], seen: dict[LINES, Seen], model: str) -> Iterator[Tap]:
-    """Return a context manager that yields a tap function, and stores in `seen` the values of all statements that run."""
+    """Return a context manager that yields a tap function, and stores the values of all statements in `seen`."""
     watcher = _Watcher(statements)
     sys.settrace(watcher.call)
     try:

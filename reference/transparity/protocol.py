@@ -204,7 +204,7 @@ class ShardedHarness(Harness, Protocol):
 
     SHARDED: str
     """The name of the module with the class `ShardedBackend(data, tensor)`, which implements this protocol's
-    `ShardedBackend`. Every process that a launcher such as torchrun starts imports the module."""
+    `ShardedBackend`. Each process imports the module when a launcher such as torchrun starts it."""
 
     def processes(self, ranks: int) -> int:
         """Return the number of processes that `ranks` need: one per rank, or a single process with several devices."""

@@ -124,7 +124,7 @@ def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class PackedLinear(nn.Linear):
-    """A linear map for inference with the parameters of a `nn.Linear`, and a copy of the weight in oneDNN's layout."""
+    """A linear map for inference with the parameters of an `nn.Linear`, and a copy of the weight in oneDNN's layout."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)

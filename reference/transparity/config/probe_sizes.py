@@ -83,9 +83,9 @@ def _recurrent_sizes(config: Any) -> dict[str, Any]:
 
 
 def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
-    """Return the `recurrent_value_dim` with which all value heads have the same multiple of `embed_dim` features.
+    """Return the `recurrent_value_dim` that keeps the ratio of the features of all value heads to `embed_dim`.
 
-    Mamba-2 calls this multiple `expand`. The result is empty if the multiple is not a whole number, or if a layer has
+    Mamba-2 calls this ratio `expand`. The result is empty if the ratio is not a whole number, or if a layer has
     attention.
     """
     times, rest = divmod(config.recurrent_dim, config.embed_dim)

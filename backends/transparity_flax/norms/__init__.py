@@ -1,1 +1,1 @@
-"""Norms: they differ in the divisor, in the position of eps, and in the axes over which they subtract a mean, if any."""
+"""Norms: they differ in the divisor, in the position of eps, and in the axes (if any) whose mean they subtract."""

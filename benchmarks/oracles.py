@@ -44,7 +44,7 @@ write_oracle(pathlib.Path(sys.argv[1]), WORKLOADS[sys.argv[2]])
 """
 
 CHUNK = 64
-"""The positions that are compared at a time, because float64 copies of all logits would fill the memory."""
+"""The number of positions that are compared at a time; float64 copies of all logits would fill the memory."""
 
 UNSURE = -1
 """The number that replaces each token that rounding may change, and all later tokens in the row."""

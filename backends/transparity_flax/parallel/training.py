@@ -27,7 +27,7 @@ def loss_of_rows(model: Transformer, targets: TokenIds, **inputs: Any) -> Float[
 def start_on_mesh(
     mesh: Mesh, training: Training, rates: Float[Array, " steps"], parameters: State
 ) -> tuple[optax.OptState, Any]:
-    """Return an optimizer's state, sharded like the parameters, and a step in which both stay sharded."""
+    """Return an optimizer's state, sharded like the parameters, and a step function in which both stay sharded."""
     state = optimization.optimizer_of(training, rates).init(parameters)
     places = _places(mesh, parameters), _places(mesh, state)
     step = inspect.unwrap(optimization.optimizer_step)  # not compiled, because XLA would choose other shardings

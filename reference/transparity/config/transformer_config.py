@@ -243,7 +243,7 @@ class TransformerConfig:
     convolution_width: int = whole(4, 4, 2, 1)
     """Width of the causal convolution of queries, keys and values in a recurrence."""
     convolution_bias: bool = False
-    """Whether these convolutions have biases (Mamba-2)."""
+    """Whether the convolutions of a recurrence have biases (Mamba-2)."""
     recurrent_bias: bool = False
     """Whether the linear maps of a recurrence have biases."""
     time_step_min: float = number(0.0, NOT_NEGATIVE, 0.0, 0.3)

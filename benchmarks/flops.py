@@ -64,10 +64,11 @@ def mixer_flops(config: TransformerConfig, length: int) -> int:
 
 
 def state_flops(config: TransformerConfig, length: int) -> int:
-    """Return the FLOPs of a recurrence's states, if computed chunk by chunk.
+    """Return the FLOPs of a recurrence that updates its state chunk by chunk.
 
-    Within a chunk, queries are multiplied by keys, and these products by values. Queries are also multiplied by the
-    state. The gated delta rule also multiplies the keys by each other and by the state.
+    Within a chunk, queries are multiplied by keys, and the results by values. The state is multiplied by the queries,
+    and updated by the products of keys and values. The gated delta rule also multiplies keys by keys, and the state by
+    the keys.
     """
     keys, values = config.recurrent_key_dim, config.recurrent_value_dim
     chunks = [min(CHUNK, length - begin) for begin in range(0, length, CHUNK)]

@@ -44,7 +44,7 @@ write_oracle(pathlib.Path(sys.argv[1]), WORKLOADS[sys.argv[2]])
 """
 
 CHUNK = 64
-"""The positions that are compared at a time, because float64 copies of all logits would fill the memory."""
+"""The number of positions that are compared at a time; float64 copies of all logits would fill the memory."""
 
 UNSURE = -1
 """The number that replaces each token that rounding may change, and all later tokens in the row."""
@@ -65,7 +65,7 @@ def expected_of(workload: Workload, parameters: Arrays, inputs: Arrays) -> Expec
 
 
 def conformity(expected: Expected, result: Any) -> dict[str, float]:
-    """Return the `error` of a result, its `budget` and the `share` error / budget. A share above 1 is wrong."""
+    """Return the `error` of a result, its `budget` and the `share` error / budget. The result is wrong if share > 1."""
     if expected.workload.kind == "decode":
         error = difference(*sure_tokens(expected.workload, as_numbers(result), expected.values))
     elif expected.workload.kind == "train":
@@ -101,7 +101,7 @@ def digest_of(workload: Workload, root: Path) -> str:
 
 
 def kept(name: str, write: Callable[[Path], None]) -> Path:
-    """Return the folder `name`. If it is missing, fill it with `write`, and remove folders with another digest."""
+    """Return the folder `name`, which ends with a digest. If it is missing, fill it, and remove its older versions."""
     folder = ORACLES / name
     if not folder.exists():
         ORACLES.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def _differences(workload: Workload, result: np.ndarray, expected: np.ndarray) -
 
 
 def sure_tokens(workload: Workload, result: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the generated and the expected tokens, without those that rounding may change."""
+    """Return the generated and the expected tokens, without the tokens that rounding may change."""
     generated = result[:, -workload.new_tokens :]
     if generated.shape != expected.shape:
         return generated, expected

@@ -65,7 +65,7 @@ def missing(config: pytest.Config) -> list[str]:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Print the number of benchmarks and the missing libraries at the start, because the first result takes long."""
+    """Print the number of benchmarks and the missing libraries before the first result, which takes long."""
     absent = [f"missing: {line}" for line in missing(config)]
     return [f"{len(items)} benchmarks; each is compared with the reference, then timed", *absent]
 

@@ -59,7 +59,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Return the number of generated tokens or, in other tasks, of tokens with logits, without the encoder's."""
+        """Return the number of generated tokens; in other tasks, the number of tokens that have logits."""
         last = self.new_tokens or self.lengths[self.config.input_names[-1]]
         return self.batch * last * (self.steps or 1)
 
@@ -67,8 +67,8 @@ class Workload:
     def flops(self) -> int:
         """Return the FLOPs of the whole task (`benchmarks.flops`).
 
-        Decoding with a cache has the FLOPs of one forward pass. A training step counts as three forward passes,
-        because the backward pass has two products of equal size for every product.
+        Decoding with a cache has the FLOPs of one forward pass over all tokens. A training step counts as three forward
+        passes, because the backward pass has two products of equal size for every product.
         """
         more = max(0, self.new_tokens - 1)
         lengths = {name: length + more for name, length in self.lengths.items()}
@@ -149,7 +149,7 @@ def inputs_of(workload: Workload) -> Arrays:
 
 
 def _workloads() -> Iterator[Workload]:
-    """Yield the workloads of workloads.toml, whose decoders have no head bias, and forward passes of all presets."""
+    """Yield the workloads of workloads.toml, with a head bias only in encoder-decoders, then the presets' workloads."""
     tables = tomllib.loads(Path(__file__).with_name("workloads.toml").read_text(encoding="utf-8"))
     for row in tables["workloads"]:
         fields = tables["configs"][row["config"]]

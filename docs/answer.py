@@ -63,7 +63,7 @@ def picture() -> str:
 
 
 def _texts(lines: list[str]) -> Iterator[str]:
-    """Return the SVG elements of a line, stretched to the width that it has in a monospaced font."""
+    """Yield an SVG element for each line, stretched to the width of the line in a monospaced font."""
     for number, line in enumerate(lines):
         if not line:
             continue

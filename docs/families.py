@@ -93,8 +93,9 @@ def _bullets(lines: Any) -> str:
 
 def overview() -> str:
     names = [f"`{model_type}`" for model_type in sorted(FAMILIES)]
-    listed = f"These families are read: {', '.join(names[:-1])} and {names[-1]}."
-    return re.sub(r"(?s)These families are read: .+?\.(?= )", lambda _: listed, OVERVIEW.read_text(encoding="utf-8"))
+    listed = f"The checker reads these families: {', '.join(names[:-1])} and {names[-1]}."
+    pattern = r"(?s)The checker reads these families: .+?\.(?= )"
+    return re.sub(pattern, lambda _: listed, OVERVIEW.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ and the report shows where; only the cause has no name.
 
 
 def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
-    """Yield every activation of every kind of model with each of its faults; the name is empty for the whole model."""
+    """Yield each fault of the forward pass with its activation's name, which is empty for faults of a whole model."""
     for config in MODELS.values():
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
             yield from ((site, fault) for fault in faults_at(config, site, ranks=RANKS))
@@ -132,8 +132,8 @@ def planted_lines() -> dict[str, dict[str, str]]:
 
 
 def published_lines() -> dict[str, tuple[str, str]]:
-    """Return a diff of other code for each cause, with the file's name and what is wrong. Published bugs are
-    preferred to the tests' pools."""
+    """Return, for each cause, a description of a file outside of the columns, and the diff of a bug in this file.
+    Bugs in published code are preferred to bugs in the independent port."""
     found: dict[str, tuple[bool, bool, int, int, tuple[str, str, str]]] = {}
     for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
         hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})

@@ -33,7 +33,7 @@ def best_groups(config: TransformerConfig, scores: Experts) -> Experts:
 
 
 def choose(config: TransformerConfig, scores: Experts, correction: Float[Array, " experts"] | None = None) -> Experts:
-    """Return 1 for the experts with the highest scores plus correction, and 0 for the others."""
+    """Return 1 for the experts with the highest sums of score and correction, and 0 for the others."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
         corrected = jnp.where(best_groups(config, corrected) == 1, corrected, -jnp.inf)
@@ -41,7 +41,7 @@ def choose(config: TransformerConfig, scores: Experts, correction: Float[Array, 
 
 
 def router_weights(config: TransformerConfig, scores: Experts, chosen: Experts) -> Experts:
-    """router_scale · score / Σ scores of the chosen experts (without the sum if not `normalize_topk`); 0 for others."""
+    """router_scale · score for chosen experts, divided by the sum of their scores if `normalize_topk`; 0 for others."""
     weights = jnp.where(chosen != 0, scores, 0)
     if config.normalize_topk:
         weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -57,7 +57,7 @@ def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> H
 class MixtureOfExperts(nnx.Module):
     """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert, if any.
 
-    Every expert runs on every token, because the shapes of arrays may not depend on the router's choice.
+    Every expert runs on every token: in compiled code, the shapes of arrays may not depend on the router's choice.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

@@ -63,7 +63,7 @@ class FlaxModule:
 def _applied(
     graph: nnx.GraphDef[Any], with_taps: bool, state: State, arrays: list[Any], named: dict[str, Any]
 ) -> tuple[jax.Array, dict[str, jax.Array], State]:
-    """Return the result of a part, its activations if `taps` is true, and its new state, which batch norms update."""
+    """Return the result of a part, its activations if `with_taps`, and its new state, which batch norms update."""
     part: Any = nnx.merge(graph, state)
     recorded: dict[str, jax.Array] = {}
     tap: dict[str, Any] = {"tap": recording(recorded)} if with_taps else {}

@@ -244,9 +244,9 @@ class FlaxBackend(CheckedBackend[FlaxForward]):
 def loaded(
     module: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str, device: jax.Device
 ) -> Any:
-    """Return a module of the column whose parameters are committed to `device`, as results of JAX are.
+    """Return a module of the column, with its parameters committed to `device`.
 
-    If they were not, JAX would compile the same program twice: for parameters and for results.
+    JAX commits the results of computations. It would compile a program again for parameters that are not committed.
     """
     model = nnx.merge(*shapes_of(module, config), copy=True)
     with x64_for(dtype):
@@ -264,7 +264,7 @@ def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[nn
 
 
 class _OneKey(nnx.Rngs):
-    """Random keys that are all equal: given parameters need no keys, and splitting keys is slow.
+    """One random key for all parameters: their initial values are not used, and splitting keys is slow.
 
     A tap function applies dropout in this port, so dropout needs no key.
     """

@@ -53,7 +53,7 @@ Source = SourceIds | Pixels | Frames
 """The input of a stack."""
 
 Input = Shaped[Array, "batch ..."]
-"""An input of a model; the inputs have different lengths."""
+"""An input of a model; several inputs may have different lengths."""
 
 Frequencies = Float64[np.ndarray, " pairs"]
 RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]]

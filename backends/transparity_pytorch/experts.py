@@ -35,7 +35,7 @@ def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
 def choose(
     config: TransformerConfig, scores: ByExpert, correction: Float[Tensor, " experts"] | None = None
 ) -> ByExpert:
-    """Return 1 for the experts with the highest scores plus correction, and 0 for the others."""
+    """Return 1 for the experts with the highest sums of score and correction, and 0 for the others."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
         corrected = corrected.masked_fill(best_groups(config, corrected) != 1, -torch.inf)
@@ -43,7 +43,7 @@ def choose(
 
 
 def router_weights(config: TransformerConfig, scores: ByExpert, chosen: ByExpert) -> ByExpert:
-    """router_scale · score / Σ scores of the chosen experts (without the sum if not `normalize_topk`); 0 for others."""
+    """router_scale · score for chosen experts, divided by the sum of their scores if `normalize_topk`; 0 for others."""
     weights = scores.masked_fill(chosen == 0, 0)
     if config.normalize_topk:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -59,7 +59,7 @@ def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> H
 class MixtureOfExperts(nn.Module):
     """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert, if any.
 
-    Every expert runs on every token, because the shapes of arrays may not depend on the router's choice.
+    Every expert runs on every token: in compiled code, the shapes of arrays may not depend on the router's choice.
     """
 
     def __init__(self, config: TransformerConfig) -> None:

@@ -52,7 +52,7 @@ Source = SourceIds | Pixels | Frames
 """The input of a stack."""
 
 Input = Shaped[Tensor, "batch ..."]
-"""An input of a model; the inputs have different lengths."""
+"""An input of a model; several inputs may have different lengths."""
 
 Frequencies = Float64[Tensor, " pairs"]
 RotaryTables = tuple[Float[Tensor, "#batch 1 length pairs"], Float[Tensor, "#batch 1 length pairs"]]

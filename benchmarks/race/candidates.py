@@ -61,7 +61,7 @@ class Candidate:
         if workload.dtype not in self.dtypes:
             return f"it computes in {' and '.join(self.dtypes)} only"
         if not (workload.peers or self.ours or self.is_limit):
-            return "its layout cannot hold the weights"
+            return "it cannot run the model of this workload"
         if device not in self.devices:
             return f"it runs on {' and '.join(self.devices)} only"
         if self.longest and longest > self.longest:

@@ -24,13 +24,13 @@ TRIALS = 3
 
 @dataclass(frozen=True)
 class Limit:
-    """The speed of the fastest of several runs, given the FLOPs or bytes of each run; a call times all runs again."""
+    """A `Run` that measures a limit of the machine. `runs` has several products, each with its FLOPs or bytes."""
 
     runs: Sequence[tuple[Run, float]]
     device: str = "cpu"
 
     def __call__(self) -> float:
-        """Return the time in which the fastest run would do `WORK` FLOPs, or read `WORK` bytes."""
+        """Time all products; return the time in which the fastest would do `WORK` FLOPs, or read `WORK` bytes."""
         return min(_quickest(run, self.device) / work for run, work in self.runs) * WORK
 
 
@@ -41,7 +41,7 @@ def _quickest(run: Run, device: str) -> float:
 
 
 def product(task: Task, library: str) -> Run:
-    """Return a run that measures the speed of a library's matrix products, in the workload's precision."""
+    """Return a run that measures the speed of a library's fastest matrix product, in the workload's precision."""
     random = np.random.default_rng(0)
     runs = []
     for m, k, n in PRODUCTS if task.device == "cpu" else PRODUCTS_ON_A_GPU:

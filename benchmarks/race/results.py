@@ -53,7 +53,7 @@ def why_not_kept(path: Path, conditions: Mapping[str, Any]) -> str | None:
 
 
 def keep(path: Path, rows: Sequence[Row], conditions: Mapping[str, Any], absent: Sequence[str]) -> None:
-    """Add a race's rows to a results file, instead of older rows of the same workloads."""
+    """Write a race's rows into a results file, in place of older rows of the same workloads."""
     raced = {row.workload for row in rows}
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
     for run in runs:

@@ -1,4 +1,4 @@
-"""The rows of a race: the time, the speed as a share of the machine's limit, and relative to the best peer's speed."""
+"""The rows of a race: each candidate's time, and its speed relative to the machine's limit and to the best peer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Quartiles:
         return Quartiles(self.low * factor, self.middle * factor, self.high * factor)
 
     def under(self, work: float) -> Quartiles:
-        """Return the quartiles of `work / x`, if these are the quartiles of x."""
+        """Return the quartiles of `work / x`, where `self` has the quartiles of x."""
         return Quartiles(work / self.high, work / self.middle, work / self.low)
 
 

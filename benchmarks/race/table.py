@@ -16,10 +16,10 @@ LEGEND = (
     "Figures are medians of the rounds, with quartiles in brackets where there is room. FLOPs count matrix products; a "
     "training step counts as three forward passes. The limit is the fastest matrix product of any library in the same "
     "rounds. For decoding, the limit is the fastest pass over memory, which reads the weights once for each token. The "
-    "ratio is to the best peer of the kind (of any kind, if the kind has none), round by round: above 1 is faster. “Of "
-    "budget” is the share of the error budget that the result uses. “First” is the first call with compilation. “Peak” "
-    "is the most memory in use until the end of the first call, including the given weights. On a GPU, only the GPU's "
-    "memory counts."
+    "ratio divides the candidate's speed by the speed of the best peer of its kind in the same round. If the kind has "
+    "no peer, the best peer of any kind counts. “Of budget” is the share of the error budget that the result uses. "
+    "“First” is the first call with compilation. “Peak” is the most memory in use until the end of the first call, "
+    "including the given weights. On a GPU, only the GPU's memory counts."
 )
 
 WIDE = 130

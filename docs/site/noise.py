@@ -24,7 +24,7 @@ PLACE = "<!-- measured: by docs/site/noise.py, in the site -->"
 HEAD = """### Measured rounding errors
 
 The model is a small {case} with {size}. The tables show the largest rounding error of the reference's logits, as a
-share of the largest logit, in the precision of each column. With these random weights, attention is neither flat nor
+share of the largest logit, with a column for each precision. With these random weights, attention is neither flat nor
 concentrated on one key.
 """
 

@@ -65,8 +65,8 @@ class GPT(nnx.Module):
         return self.head(self.final_norm(x))
 
 
-# `build` is what the checker calls. It gets a configuration and the parameters of the reference, and returns a function
-# from tokens to logits.
+# The checker calls `build` with a configuration and the parameters of the reference. `build` returns a function from
+# tokens to logits.
 def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Callable[..., Array]:
     """Return the port: the module with the parameters of the reference."""
     model = GPT(config, nnx.Rngs(0))

@@ -57,7 +57,7 @@ class GPT(nn.Module):
         return self.head(self.final_norm(x))
 
 
-# `build` is what the checker calls. MLX stores matrices as (out, in), as the reference does, so only names differ.
+# The checker calls `build`. MLX stores matrices as (out, in), as the reference does, so only names differ.
 def build(config, parameters):
     """Return the port: the module with the parameters of the reference, whose matrices are (out, in) as in MLX."""
     names = {name: name for name in parameters}

@@ -1,4 +1,4 @@
-"""Check a PyTorch module whose parameters have other names: a small GPT in a common style.
+"""Check a PyTorch module with its own names for parameters: a small GPT in a common style.
 
 `python examples/checks/torch_module.py` prints the verdict and ends with its exit code.
 """
@@ -29,7 +29,7 @@ NAMES = {
     "mlp.0.": "feed_forward.up.",
     "mlp.2.": "feed_forward.down.",
 }
-"""The module's parameter names, with the reference's."""
+"""Parts of the module's tensor names, each with the name in the reference."""
 
 
 # The module is unchanged for the check. One matrix computes queries, keys and values.
@@ -77,8 +77,8 @@ class GPT(nn.Module):
         return self.lm_head(self.ln_f(x))
 
 
-# `build` is what the checker calls. It gets a configuration and the parameters of the reference, and returns a function
-# from tokens to logits.
+# The checker calls `build` with a configuration and the parameters of the reference. `build` returns a function from
+# tokens to logits.
 def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Callable[..., Tensor]:
     """Return the port: the module with the parameters of the reference."""
     model = GPT(config).eval()

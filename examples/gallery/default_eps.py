@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Qwen 3 in PyTorch: its modules have the names of Hugging Face's, and it has its own norm."""
+"""A Qwen 3 in PyTorch, with Hugging Face's names of modules, and with a norm of its own."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A GPT-2 in PyTorch, whose linear maps compute x @ W as in the paper's code."""
+"""A GPT-2 in PyTorch, whose linear maps compute x @ W as in OpenAI's code."""
 
 import json
 from pathlib import Path

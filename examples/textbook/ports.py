@@ -71,7 +71,7 @@ def sizes(config: TransformerConfig) -> tuple[int, ...]:
 
 
 def short(name: str) -> str:
-    """Return the textbook's name of a parameter: `encoder.0` is `encoder.layers.0`."""
+    """Return the textbook's name of a parameter: `encoder.0` for `encoder.layers.0`."""
     return name.replace("encoder.token_embedding", "token_embedding").replace(".layers.", ".")
 
 

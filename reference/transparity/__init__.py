@@ -1,4 +1,4 @@
-"""transparity: a transformer in three frameworks that provably agree. This package is their shared contract.
+"""transparity: one transformer in NumPy, PyTorch and JAX. This package is the contract that the three columns share.
 
 The model: `config`, `presets`, `parameters`, `taps`, `axes`. The inputs of the model: `inputs`, `sampling`, `training`,
 `errors`. The interfaces are in `protocol`; `checked` has base classes for their implementations."""
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used, so that `--help` imports none."""
+    """Import a name when it is first used, because importing all of them would delay `--help`."""
     for home in ("config", "errors", "taps", "parameters", "presets") if name in __all__ else ():
         if hasattr(module := importlib.import_module(f"{__name__}.{home}"), name):
             return getattr(module, name)

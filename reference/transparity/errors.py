@@ -62,7 +62,7 @@ def is_finite(value: Any) -> bool:
 
 
 def as_array(name: str, value: Any, error: type[TransparityError]) -> np.ndarray:
-    """Return `value` as an array; raise `error` if NumPy cannot convert it, such as rows of different lengths."""
+    """Return `value` as an array; raise `error` if NumPy cannot convert it, such as lists of different lengths."""
     import numpy as np
 
     try:

@@ -48,8 +48,8 @@ def check_length(config: TransformerConfig, length: int, name: str = "a sequence
 def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs as arrays, tokens as int64 (batch, length): the main inputs in their order, then any others.
 
-    Raises `InputError` for missing or unknown inputs, wrong shapes or dtypes, and empty or different batches. Tokens
-    outside the vocabulary and sequences that are empty or longer than `max_length` also raise it.
+    Raises `InputError` for missing or unknown inputs, and for wrong shapes or dtypes. Tokens outside the vocabulary,
+    and inputs that are empty, longer than `max_length` or of different numbers of rows, also raise `InputError`.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     expected = config.input_names + config.further_inputs
@@ -69,8 +69,8 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
 def inputs_by_name(config: TransformerConfig, inputs: Sequence[T], named: Mapping[str, T | None]) -> dict[str, T]:
     """Return the inputs of a model by name; `inputs` were given by position, and `named` by name.
 
-    Raises `InputError` unless each input of `config` is given once, and all others in `named` are other models' inputs
-    with the value None.
+    Raises `InputError` for a missing, repeated or unknown input. `named` may contain inputs of other models if their
+    values are None.
     """
     others = {"source", "target", *(kind.name for kind in INPUTS.values())}
     absent = {name for name in others if named.get(name) is None}
@@ -236,7 +236,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
     """Return `prompt`, `lengths` and, for an encoder-decoder, `source` as arrays by name.
 
     The arguments are explained at `transparity.protocol.Forward.generate`. Raises `InputError` for a wrong argument,
-    and for a row that is all masked padding.
+    and for a row that has only masked padding.
     """
     if not config.has_decoder:
         raise InputError("The model is only an encoder, which cannot generate; expected a model with a decoder.")
@@ -265,7 +265,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
 
 
 def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, lengths: np.ndarray | None) -> None:
-    """Raise `InputError` if a row has only masked padding: all keys, even unused ones, would weigh the same."""
+    """Raise `InputError` if a row has only masked padding: even unused places of the cache would have a weight."""
     if "padding" not in config.decoder_mask or config.padding == "attention-mask":
         return
     counted = np.arange(prompt.shape[1]) < (prompt.shape[1] if lengths is None else lengths[:, None])

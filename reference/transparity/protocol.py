@@ -85,7 +85,8 @@ class Forward(Protocol):
             cache: the cache that the last step returned, which may not be used again. None starts a new sequence.
             source: (batch, keys), in the first step of an encoder-decoder.
             valid_lengths: (batch,), how many of `tokens` are valid in each row. None means all.
-            attention_mask: the mask of `source` if there is one, else of `tokens`, if `padding` is `attention-mask`.
+            attention_mask: (batch, length), the mask of `source` or, without a `source`, of `tokens`; only for models
+                whose `padding` is `attention-mask`.
 
         Returns:
             The logits (batch, length, vocab) after each token, and the cache for the next step.
@@ -125,7 +126,7 @@ class Forward(Protocol):
         lengths: Any = None,
         source: Any = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return each prompt with the best of `beams` continuations, like `generate`, and the scores (batch,)."""
+        """Like `generate`, but return each prompt with the best of `beams` continuations, and the scores (batch,)."""
 
     def ready(self, result: Any) -> None:
         """Wait until `result` is computed, because frameworks may return before the device has finished."""
@@ -183,8 +184,8 @@ class Harness(Protocol):
         """Return the versions of the libraries, the device's name, and the precision of float32 matrix products."""
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context manager in which float32 matrix products use float32 on every device, without TF32. In this
-        context, small models also use the faster code for large models."""
+        """Return a context manager in which float32 matrix products use float32 on every device, without TF32. PyTorch
+        models also use the fast path for large weights in this context, so that claims about small models test it."""
 
 
 class ShardedBackend(Backend, Protocol):
@@ -203,7 +204,7 @@ class ShardedHarness(Harness, Protocol):
 
     SHARDED: str
     """The name of the module with the class `ShardedBackend(data, tensor)`, which implements this protocol's
-    `ShardedBackend`. Every process that a launcher such as torchrun starts imports the module."""
+    `ShardedBackend`. Each process imports the module when a launcher such as torchrun starts it."""
 
     def processes(self, ranks: int) -> int:
         """Return the number of processes that `ranks` need: one per rank, or a single process with several devices."""

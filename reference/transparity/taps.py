@@ -75,7 +75,7 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
 
     `batch` is the number of rows. `lengths` has the number of positions of each input, as `lengths_of` returns them.
     """
-    sizes, kept = lengths | {"batch": batch}, vars(config).setdefault("_tap_shapes", {})  # kept as in `model`
+    sizes, kept = lengths | {"batch": batch}, vars(config).setdefault("_tap_shapes", {})  # as in `parts.model.model`
     key = tuple(sorted(sizes.items()))
     if key not in kept:
         kept.clear()

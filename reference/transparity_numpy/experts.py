@@ -33,7 +33,7 @@ def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
 def choose(
     config: TransformerConfig, scores: ByExpert, correction: Inexact[Array, " experts"] | None = None
 ) -> ByExpert:
-    """Return 1 for the experts with the highest scores plus correction, and 0 for the others."""
+    """Return 1 for the experts with the highest sums of score and correction, and 0 for the others."""
     corrected = scores.real if correction is None else scores.real + upcast(correction.real)
     if config.router_groups > 1:
         corrected = np.where(best_groups(config, corrected) == 1, corrected, -np.inf)
@@ -41,7 +41,7 @@ def choose(
 
 
 def router_weights(config: TransformerConfig, scores: ByExpert, chosen: ByExpert) -> ByExpert:
-    """router_scale · score / Σ scores of the chosen experts (without the sum if not `normalize_topk`); 0 for others."""
+    """router_scale · score for chosen experts, divided by the sum of their scores if `normalize_topk`; 0 for others."""
     weights = np.where(chosen != 0, scores, scores.dtype.type(0))
     if config.normalize_topk:
         weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -57,7 +57,7 @@ def shared_expert(config: TransformerConfig, parameters: Parameters, x: Hidden, 
 def mixture_of_experts(config: TransformerConfig, parameters: Parameters, x: Hidden, tap: Tap = identity) -> Hidden:
     """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert, if any.
 
-    Each expert runs only on the tokens that chose it.
+    Each expert runs only on the tokens for which the router chose it.
     """
     logits = tap("router_logits", linear(parameters["router"], x))
     scores = SCORES[config.router_scores](upcast(logits))

@@ -100,7 +100,7 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 def _named(name: str) -> Callable[..., Any]:
-    """Return the NumPy name of a module, such as `attention.self_attention` for `attention.SelfAttention`."""
+    """Return the function for a name of the protocol: `attention.self_attention` for `attention.SelfAttention`."""
     if name in PARTS:
         return PARTS[name]
     file, _, attribute = name.rpartition(".")

@@ -55,7 +55,7 @@ Source = SourceIds | Pixels | Frames
 """The input of a stack."""
 
 Input = Shaped[Array, "batch ..."]
-"""An input of a model; the inputs have different lengths."""
+"""An input of a model; several inputs may have different lengths."""
 
 Parameters = Mapping[str, Any]
 """Arrays by flat name, or the nested parameters of a part of the model."""

@@ -14,7 +14,7 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
-    """Return a tap function that multiplies activations with a mask by mask / (1 − rate) (Srivastava et al. 2014)."""
+    """Return a tap function for dropout: value · mask / (1 − rate) for names in `masks` (Srivastava et al. 2014)."""
 
     def drop(name: str, value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         return jnp.where(masks[name], value / (1 - rate), 0) if name in masks else value
@@ -32,7 +32,7 @@ def dropped(at: tuple[str, ...], dropout: nnx.Dropout) -> Tap:
 
 
 def rounding(dtype: DTypeLike) -> Tap:
-    """Return a tap function that rounds every activation to `dtype`, and keeps the dtype of its array.
+    """Return a tap function that rounds every activation to `dtype`; the array keeps its own dtype.
 
     XLA may remove a cast to `dtype` and back, but not `reduce_precision`, which turns float16's subnormal numbers into
     zeros. Subnormal numbers of float16 are therefore rounded separately, to multiples of the smallest one. Subnormal

@@ -71,7 +71,7 @@ def beam_search(
     tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
     longest = prompt.shape[1]
     cache, new = cache_for(split, tokens, longest, source), longest
-    # All beams of a row start with the same tokens. Only the first starts with a score above −inf.
+    # All beams of a row start with the same tokens. Only the first has a finite score, so that continuations differ.
     score = jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf) * jnp.ones((batch, 1))
     state = BeamState(score, jnp.zeros((batch, beams), int), jnp.zeros((batch, beams), bool))
     for _ in range(max_new_tokens):

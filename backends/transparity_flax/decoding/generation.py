@@ -60,7 +60,7 @@ class Written(NamedTuple):
 
 
 def allocate(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
-    """Pad the prompt on the right by `more` tokens; no row has ended."""
+    """Pad the prompt on the right by `more` tokens; mark no row as ended."""
     batch, length = prompt.shape
     lengths = jnp.full(batch, length) if lengths is None else lengths
     tokens = jnp.pad(prompt, ((0, 0), (0, more)))

@@ -55,7 +55,7 @@ def _rows_in_one_axis(
 ) -> Float[Array, "*batch features_out"]:
     """Return x W as a product of two matrices.
 
-    If the rows had two axes, XLA would transpose an operand to sum the gradient by W over all rows.
+    With two axes of rows, XLA would transpose an operand to compute the gradient with respect to W.
     """
     product = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **named)
     return product.reshape(*x.shape[:-1], kernel.shape[1])

@@ -25,7 +25,7 @@ def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
     """(1 − momentum) · old + momentum · new.
 
-    Variances divide by n, as in `nnx.BatchNorm`, whose momentum is 1 − ours.
+    Variances divide by n, as in `nnx.BatchNorm`, whose momentum is 1 − this momentum.
     """
     return (1 - momentum) * old + momentum * new
 
@@ -33,7 +33,7 @@ def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
 def statistics(norm: Any, x: Vectors, tap: Tap) -> tuple[Weight, Weight]:
     """Return the running mean and variance or, in training, the mean and variance of the batch.
 
-    Training also taps the new running statistics.
+    In training, the new running statistics are taps, too.
     """
     if norm.use_running_average:
         return norm.mean[...], norm.var[...]

@@ -47,7 +47,8 @@ def _read(source: Any, dtype: str, transposed: bool, index: tuple[slice, ...] | 
 def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """Distribute the rows of every array over the data axis of the mesh.
 
-    If the ranks do not divide the rows, the first row is repeated at the end; the caller drops the repeated results.
+    If the number of ranks does not divide the number of rows, the first row is repeated at the end. The caller drops
+    the results of the repeated rows.
     """
     axis, sharding = mesh.shape["data"], NamedSharding(mesh, PartitionSpec("data"))
     rows = {}

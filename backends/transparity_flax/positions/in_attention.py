@@ -39,7 +39,7 @@ def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, bo
     buckets, distances = (buckets // 2, jnp.abs(distances)) if both else (buckets, jnp.maximum(-distances, 0))
     exact = buckets // 2
     shares = np.arange(1, buckets - exact) / (buckets - exact)
-    # Rounding of the power must not move the start of a range from a whole number to just above it.
+    # If a bucket starts at a whole distance, rounding must not move its start to just above this distance.
     begins = np.ceil(exact * (max_distance / exact) ** shares * (1 - 1e-12)).astype(int)
     return offset + jnp.where(distances < exact, distances, exact + jnp.searchsorted(begins, distances, side="right"))
 
@@ -56,8 +56,8 @@ def relative_bias(
 def alibi_slopes(num_heads: int) -> Float64[np.ndarray, " heads"]:
     """2^(−8 i / num_heads) for the heads i = 1 … num_heads (Press et al. 2022, §3, and their code).
 
-    If `num_heads` is no power of two, the heads first get all slopes for the next lower power of two. The other heads
-    get every other slope for the next higher power of two.
+    If `num_heads` is no power of two, let n be the next lower power of two. The first n heads get the slopes for n
+    heads, and the others get every other slope for 2n heads.
     """
     below = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 / below * np.arange(1, below + 1))
@@ -94,7 +94,7 @@ def query_temperature(config: TransformerConfig, positions: Positions, keys: int
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: jnp.dtype) -> Context:
-    """Return the context of a layer with this `config`: a mask with its window, and its own rotary tables."""
+    """Return `context` for a layer with this `config`: with its window in the mask, and with its rotary tables."""
     mask, keys = context.mask, context.mask.array.shape[-1]
     if config.sliding_window is not None:
         window = window_mask(context.positions, keys, config.sliding_window, config.window_kind)

@@ -75,7 +75,7 @@ def to_numpy(value: Any) -> np.ndarray:
 
 
 def variables(model: nnx.Module) -> list[tuple[tuple[Any, ...], str, nnx.Variable[Any]]]:
-    """Yield the path, the name and the variable of every parameter and running statistic of `model`."""
+    """Return the path, the name and the variable of every parameter and running statistic of `model`."""
     return [(path, _name(path), node) for path, node in nnx.iter_graph(model) if isinstance(node, HELD)]
 
 

@@ -56,7 +56,7 @@ def train(
 
 
 def _on_one_device(training: Training, rates: Float[Array, " steps"], parameters: State) -> tuple[optax.OptState, Any]:
-    """Return an optimizer's state on the parameters' device, as after a step, so that a step is compiled only once."""
+    """Return an optimizer's state, placed as after a step so that a step is compiled only once, and the step."""
     home = jax.tree.leaves(parameters)[0].sharding
     return jax.device_put(_start(training, rates, parameters), home), optimizer_step
 

@@ -12,7 +12,7 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Tensor, "*batch"]], rate: float) -> Tap:
-    """Return a tap function that multiplies activations with a mask by mask / (1 − rate) (Srivastava et al. 2014)."""
+    """Return a tap function for dropout: value · mask / (1 − rate) for names in `masks` (Srivastava et al. 2014)."""
 
     def drop(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return (value / (1 - rate)).masked_fill(~masks[name], 0) if name in masks else value
@@ -30,7 +30,7 @@ def dropped(at: tuple[str, ...], dropout: nn.Dropout) -> Tap:
 
 
 def rounding(dtype: torch.dtype) -> Tap:
-    """Return a tap function that rounds every activation to `dtype`, and keeps the dtype of its array."""
+    """Return a tap function that rounds every activation to `dtype`; the array keeps its own dtype."""
 
     def rounded(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return value.to(dtype).to(value.dtype)

@@ -71,7 +71,7 @@ def beam_search(
     tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
     longest = prompt.shape[1]
     cache, new = cache_for(model, tokens, longest, source), longest
-    # All beams of a row start with the same tokens. Only the first starts with a score above −inf.
+    # All beams of a row start with the same tokens. Only the first has a finite score, so that continuations differ.
     begin = torch.where(torch.arange(beams, device=device) == 0, 0.0, -torch.inf).expand(batch, beams)
     score = begin.to(torch.promote_types(next(model.parameters()).dtype, torch.float32))
     state = BeamState(score, torch.zeros_like(score, dtype=torch.long), torch.zeros_like(score, dtype=torch.bool))

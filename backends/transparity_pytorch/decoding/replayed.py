@@ -17,7 +17,7 @@ from transparity_pytorch.transformer import Transformer
 
 
 class ReplayedGeneration:
-    """A `generate` for GPUs that records the second step and replays it for later steps.
+    """A `generate` for GPUs that records the kernels of its second step, and replays the recording for later steps.
 
     The second consecutive call with the same shapes also records the processing of the prompt. Later calls replay both
     recordings. The recordings keep the tokens and the cache between calls, so only one thread at a time may use them.

@@ -1,8 +1,8 @@
 """Faster linear maps for inference on CPUs, by oneDNN with weights in its packed layout.
 
 By default, PyTorch multiplies by MKL, whose fastest kernels run only on Intel processors, and does not pack weights. A
-product with a single row, as in decoding, takes as long as reading the weight; the fastest library for it depends on
-the processor. Compiled code instead reads the weight from two places at once.
+product with a single row, as in decoding, takes as long as reading the weight. The fastest library for this product
+depends on the processor; compiled code uses a loop that reads the weight from two places at once.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def in_parts(
     weight: Float[Tensor, "features_out features_in"], row: Float[Tensor, " features_in"]
 ) -> Float[Tensor, " features_out"]:
     """Return weight · row as one product per thread, because MKL would use one thread for the whole product."""
-    # The transpose has other strides than reshape(-1, 1), with which MKL takes four times as long.
+    # With reshape(-1, 1) instead of the transpose, the strides differ, and MKL takes four times as long.
     threads, column = torch.get_num_threads(), row[None].T
     whole = len(weight) // threads * threads
     parts = weight[:whole].view(threads, -1, len(row))
@@ -111,8 +111,8 @@ def multiplied_by_one_row(
 def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return `step`, compiled for one token per row.
 
-    On a CPU, the compiled form is used only for a single row, because packed weights are faster with more rows. On a
-    GPU, the compiler also generates the products with one token per row.
+    On a CPU, only calls with a single row use the compiled form, because packed weights are faster with more rows. On a
+    GPU, all calls with one token per row use a form for which the compiler also tunes its kernels.
     """
     compiled, on_a_gpu = torch.compile(step), torch.compile(step, options={"coordinate_descent_tuning": True})
 
@@ -124,7 +124,7 @@ def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class PackedLinear(nn.Linear):
-    """A linear map for inference with the parameters of a `nn.Linear`, and a copy of the weight in oneDNN's layout."""
+    """A linear map for inference with the parameters of an `nn.Linear`, and a copy of the weight in oneDNN's layout."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)

@@ -27,7 +27,7 @@ position is `post` in Vaswani et al. 2017, §3.1, and `pre` in Xiong et al. 2020
 
 
 def normalize(module: nn.Module, name: str, x: Hidden, context: Context) -> Hidden:
-    """Apply the norm `name` of a layer or stack, and tap the result under this name."""
+    """Apply the norm `name` of a layer or stack; the result is a tap of this name."""
     return context.tap(name, getattr(module, name)(x, scoped(context.tap, name)))
 
 

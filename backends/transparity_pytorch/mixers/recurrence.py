@@ -91,7 +91,7 @@ def log_decay(module: Recurrence, step: Rates) -> Rates:
 
 
 def by_head(x: Rates, context: Context) -> PerHead:
-    """Move heads before positions, cast to at least float32, and set the filler tokens of a cache to 0."""
+    """Move heads before positions, cast to at least float32, and set tokens beyond a row's `valid_lengths` to 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
 
 

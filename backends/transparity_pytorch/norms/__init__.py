@@ -1,1 +1,1 @@
-"""Norms, which differ in the divisor, the position of eps, and whether and over which axes they subtract the mean."""
+"""Norms: they differ in the divisor, in the position of eps, and in the axes (if any) whose mean they subtract."""

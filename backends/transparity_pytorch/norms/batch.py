@@ -33,7 +33,7 @@ def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
 def statistics(norm: Any, x: Vectors, tap: Tap) -> tuple[Weight, Weight]:
     """Return the running mean and variance or, in training, the mean and variance of the batch.
 
-    Training also taps the new running statistics.
+    In training, the new running statistics are taps, too.
     """
     if not norm.training:
         return norm.running_mean, norm.running_var

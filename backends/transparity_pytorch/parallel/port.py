@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # imported here, before each process would import it with its first DTensor operation
+import torch._dynamo  # the first DTensor operation would import it, during the forward pass
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh

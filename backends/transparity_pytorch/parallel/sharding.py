@@ -98,7 +98,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
 
 
 def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
-    """Return this rank's part of a parameter: some rows of the slice that belongs to its tensor rank."""
+    """Return the part of a parameter that this rank holds: its data rank's rows of its tensor rank's slice."""
     held, axis = [slice(0, size) for size in value.shape], plan[name].axis
     if axis is not None:
         held[axis] = chunk(held[axis], mesh["tensor"])
@@ -126,7 +126,7 @@ def gathered(value: Any) -> Any:
 
 @contextmanager
 def all_gathered(root: Root) -> Iterator[None]:
-    """Gather the parameters of all layers on each data rank, for functions that call parts of layers."""
+    """Return a context manager in which each data rank has all parameters, for functions that call parts of layers."""
     units = [module for module in root.modules() if isinstance(module, FSDPModule)]
     if units:
         root(lambda model: None)  # FSDP takes the first module that is called as its root

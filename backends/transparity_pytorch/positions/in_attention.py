@@ -37,7 +37,7 @@ def relative_buckets(distances: Integers, buckets: int, max_distance: int, *, bo
     buckets, distances = (buckets // 2, distances.abs()) if both else (buckets, (-distances).clamp(min=0))
     exact = buckets // 2
     shares = torch.arange(1, buckets - exact, dtype=torch.float64, device=distances.device) / (buckets - exact)
-    # Rounding of the power must not move the start of a range from a whole number to just above it.
+    # If a bucket starts at a whole distance, rounding must not move its start to just above this distance.
     begins = exact * (max_distance / exact) ** shares * (1 - 1e-12)
     return offset + torch.where(distances < exact, distances, exact + torch.bucketize(distances, begins, right=True))
 
@@ -54,8 +54,8 @@ def relative_bias(
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Float64[Tensor, " heads"]:
     """2^(−8 i / num_heads) for the heads i = 1 … num_heads (Press et al. 2022, §3, and their code).
 
-    If `num_heads` is no power of two, the heads first get all slopes for the next lower power of two. The other heads
-    get every other slope for the next higher power of two.
+    If `num_heads` is no power of two, let n be the next lower power of two. The first n heads get the slopes for n
+    heads, and the others get every other slope for 2n heads.
     """
     below = 2 ** int(math.log2(num_heads))
     steps = torch.arange(1, below + 1, dtype=torch.float64, device=device)
@@ -89,7 +89,7 @@ def query_temperature(config: TransformerConfig, positions: Positions, dtype: to
 
 
 def layer_context(config: TransformerConfig, context: Context, dtype: torch.dtype) -> Context:
-    """Return the context of a layer with this `config`: a mask with its window, and its own rotary tables."""
+    """Return `context` for a layer with this `config`: with its window in the mask, and with its rotary tables."""
     (mask, kind), positions = context.mask, context.positions
     if config.sliding_window is not None:
         kind = None if kind is None else "some"  # with a window, each query still sees itself

@@ -11,7 +11,7 @@ from transparity.config import TransformerConfig
 
 
 def tie_embeddings(config: TransformerConfig, model: Any) -> None:
-    """Let the stacks share their table of token embeddings, and the head use the last stack's, as configured."""
+    """Tie the two stacks' token embeddings, and the head's weight to the last stack's embeddings, if configured."""
     if config.shared_embedding:
         tie(model, "decoder.token_embedding.weight", "encoder.token_embedding.weight")
     if config.has_tied_head:

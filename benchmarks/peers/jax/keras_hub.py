@@ -55,7 +55,7 @@ def stack(config: TransformerConfig, name: str, tokens: Any, memory: Any = None)
 
 
 def path_of(scope: str, name: str) -> str:
-    """Return Keras's name of the weight `name` of the block `scope`, given Flax's name."""
+    """Return Keras's name of a weight; `name` is Flax's name of the weight in the block `scope`."""
     stack, block = scope.split(".")[0], scope.split(".")[-1]
     if block.endswith("embedding"):
         return f"{stack}.embedding/{block}/embeddings"

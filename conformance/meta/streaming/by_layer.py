@@ -88,7 +88,7 @@ def page(found: dict[str, Any]) -> str:
     peaks = [max(row[who] for row in whole["pieces"]) / 1e9 for who in ("checker", "port")]
     text = (
         f"Without a mistake, {agreeing} of the model's {len(whole['pieces'])} pieces agree. "
-        f"This check takes {whole['seconds'] / 60:.0f} minutes, with the small model.\n"
+        f"This check takes {whole['seconds'] / 60:.0f} minutes, including the check of a small model.\n"
         f"The checker uses at most {peaks[0]:.1f} GB, and the port at most {peaks[1]:.1f} GB. "
     )
     rows = [

@@ -17,7 +17,7 @@ INTRODUCTION = """# The command line
 """
 
 EXIT_CODES = {
-    0: "`agrees`, or another command succeeded",
+    0: "`agrees`; for other commands than `check`, success",
     1: "`diverges`",
     2: "wrong usage or input; or the port could not be built, or crashed",
     3: "`inconclusive`: too little was compared to decide",

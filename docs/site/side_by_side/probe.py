@@ -34,7 +34,7 @@ TRAINED = "gemma"
 """The only trained model; others would take long, because NumPy's gradients need a forward pass per weight."""
 
 CALLS = 12
-"""The number of calls of one function that are followed in a model. Later calls are in loops."""
+"""The number of calls of one function that are followed in a model; later calls only repeat a loop."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class _Watcher:
 
 @contextmanager
 def _watching(statements: dict[str, dict[int, Statement]], seen: dict[LINES, Seen], model: str) -> Iterator[Tap]:
-    """Within the context, store the value of every statement that runs in `seen`; yield the model's tap function."""
+    """Return a context manager that yields a tap function, and stores the values of all statements in `seen`."""
     watcher = _Watcher(statements)
     sys.settrace(watcher.call)
     try:

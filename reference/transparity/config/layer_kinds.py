@@ -61,7 +61,7 @@ class Overrides(Mapping[str, Any]):
 
 
 def checked_types(name: str, value: Any) -> tuple[str, ...]:
-    """Return the shortest list of kinds that, repeated, is `value`; raise `ConfigError` for anything but names."""
+    """Return the shortest list of kinds whose repetition is `value`; raise `ConfigError` unless all kinds are names."""
     given = tuple(value) if isinstance(value, list | tuple) else (None,)
     if wrong := [kind for kind in given if not isinstance(kind, str) or not kind]:
         says = f"{name} is {shown(value)}; expected a list of names, such as ['sliding_attention', 'full_attention']"
@@ -87,7 +87,7 @@ def checked_overrides(name: str, value: Any) -> Overrides:
 
 
 def kinds_of(config: Any, types: Sequence[str], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the configuration of each kind of layer of a `TransformerConfig`, whose file imports this one.
+    """Return the configuration of each kind of layer of a `TransformerConfig` (`Any`, to avoid an import cycle).
 
     Raises `ConfigError` if `layer_types` and `layer_overrides` do not fit together, or a kind is impossible.
     """
@@ -113,8 +113,8 @@ def _of_kind(config: Any, kind: str, fields: Mapping[str, Any]) -> Any:
         )
     if own.sliding_window is not None and config.sliding_window is None:
         raise ConfigError(
-            f"layer_overrides has a sliding_window of {own.sliding_window} for layers of the kind {shown(kind)}, but "
-            "sliding_window is absent; set sliding_window, and null for layers without one."
+            f"layer_overrides has a sliding_window of {own.sliding_window} for layers of the kind {shown(kind)}; set "
+            "sliding_window too, and override it by null where layers have no window."
         )
     return own
 

@@ -22,7 +22,7 @@ OVERRIDDEN = {"sliding_window": 3, "rotary_original_length": 64, "feed_forward_d
 
 
 def probe_sizes(config: Any) -> dict[str, Any]:
-    """Return small values for the sizes of a `TransformerConfig` (whose file imports this one)."""
+    """Return small values for the sizes of a `TransformerConfig` (`Any`, to avoid an import cycle)."""
     sizes: dict[str, Any] = dict(PROBE_SIZES)
     if config.key_value_heads < config.num_heads:
         sizes |= {"num_heads": 4, "num_key_value_heads": 1 if config.key_value_heads == 1 else 2}
@@ -51,7 +51,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         layers = max(PROBE_SIZES["num_decoder_layers"], len(kinds))
         sizes |= {"layer_types": kinds, "num_encoder_layers": layers, "num_decoder_layers": layers}
         sizes |= {"layer_overrides": {kind: _small(own) for kind, own in config.layer_overrides.items()}}
-    if config.positions == "relative":  # MPNet, which also has learned positions, has fixed sizes in its code
+    if config.positions == "relative":  # the code of MPNet, which has `relative_bias`, fixes these sizes
         sizes |= {"relative_buckets": 8, "relative_max_distance": 9}
     length = SCALINGS[config.rotary_scaling].probe_length
     sizes |= {"rotary_original_length": length} if length else {}
@@ -72,7 +72,7 @@ def _temperature_sizes(config: Any) -> dict[str, Any]:
 
 
 def _recurrent_sizes(config: Any) -> dict[str, Any]:
-    """Return a few heads; each key head is shared by one, two or all of them, as in the full-size model."""
+    """Return small numbers of heads. One, two or all value heads share a key head, as in the full-size model."""
     if not config.is_recurrent:
         return {}
     shares = config.recurrent_heads // config.recurrent_key_heads
@@ -83,9 +83,10 @@ def _recurrent_sizes(config: Any) -> dict[str, Any]:
 
 
 def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
-    """Return the `recurrent_value_dim` that keeps the ratio of all heads' features to `embed_dim`.
+    """Return the `recurrent_value_dim` that keeps the ratio of the features of all value heads to `embed_dim`.
 
-    Mamba-2's `expand` is this ratio, a whole number.
+    Mamba-2 calls this ratio `expand`. The result is empty if the ratio is not a whole number, or if a layer has
+    attention.
     """
     times, rest = divmod(config.recurrent_dim, config.embed_dim)
     is_fixed = config.attends_never and not rest and not times * embed_dim % heads
@@ -93,7 +94,7 @@ def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
 
 
 def _router_sizes(config: Any) -> dict[str, Any]:
-    """Return small numbers of experts. A token uses one, some or all experts, as in the full-size model."""
+    """Return a small number of experts, of which a token uses one, two or all, as in the full-size model."""
     count, chosen = most_experts(config), config.experts_per_token
     if not count:
         return {}
@@ -107,7 +108,7 @@ def _router_sizes(config: Any) -> dict[str, Any]:
 
 
 def feed_forward_width(config: Any, embed_dim: int) -> int:
-    """Return a feed-forward width in proportion to `embed_dim`; with experts, a multiple of 4 for `grouped_mm`."""
+    """Return a width in proportion to `embed_dim`; for experts, a multiple of 4, which PyTorch's `grouped_mm` needs."""
     width = max(min(1, config.feed_forward_dim), config.feed_forward_dim * embed_dim // config.embed_dim)
     return -(-width // 4) * 4 if most_experts(config) else width
 

@@ -176,7 +176,8 @@ class TransformerConfig:
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
     q_lora_rank: int | None = None
-    """Features of the queries' latent vector, after an RMS norm; needs `kv_lora_rank`. None means no such vector."""
+    """Features of the latent vector from which queries are projected, after an RMS norm; needs `kv_lora_rank`. None
+    means that queries are projected from the layer's input."""
     kv_lora_rank: int | None = None
     """Features of the latent vector from which keys and values are projected, after an RMS norm (latent attention,
     DeepSeek-V2). The last `rotary_dim` features of each key are instead projected from the layer's input; all heads
@@ -210,8 +211,8 @@ class TransformerConfig:
     query_temperature_first: int = whole(0, 0, 1, least=0)
     """Number of the first position in the formula of the query temperature: 0 (Ministral 3) or 1 (Llama 4)."""
     mask_value: float = number(-math.inf, NOT_POSITIVE, -math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)
-    """Number that replaces masked scores. −inf means a very low finite number, with which a query whose keys are all
-    masked has equal weights instead of NaN."""
+    """Number that replaces masked scores. −inf stands for a very low finite number: if all keys of a query are masked,
+    their weights are equal instead of NaN."""
     mask_order: MaskOrder = "after-scale"
     """Whether masked scores are replaced before or after the scores are scaled."""
     target_mask: TargetMask = "causal"
@@ -242,7 +243,7 @@ class TransformerConfig:
     convolution_width: int = whole(4, 4, 2, 1)
     """Width of the causal convolution of queries, keys and values in a recurrence."""
     convolution_bias: bool = False
-    """Whether these convolutions have biases (Mamba-2)."""
+    """Whether the convolutions of a recurrence have biases (Mamba-2)."""
     recurrent_bias: bool = False
     """Whether the linear maps of a recurrence have biases."""
     time_step_min: float = number(0.0, NOT_NEGATIVE, 0.0, 0.3)
@@ -274,7 +275,7 @@ class TransformerConfig:
     """Row of the first token in the table of learned positions, which has this many additional rows."""
     position_count: Literal["all", "visible"] = "all"
     """Tokens that count as positions: `all`, or only `visible` ones, not padding (RoBERTa, OPT). With `visible`,
-    padding has the position before the first."""
+    padding gets the row before the first token's row."""
     rope_layout: RopeLayout = "interleaved"
     """Pairs of features with the same sinusoidal or rotary angle. `interleaved`: neighbors. `halves`: features half the
     width apart."""
@@ -407,7 +408,7 @@ class TransformerConfig:
 
     @property
     def angle_limits(self) -> tuple[int, ...]:
-        """Return the lengths beyond which a layer's rotary angles change (LongRoPE), below `max_length`."""
+        """Return the lengths below `max_length` beyond which the rotary angles of some layers change (LongRoPE)."""
         kinds = [own for own in self.layer_kinds.values() if own.positions == "rotary" and own.rotary_depends_on_length]
         return tuple(own.rotary_original_length for own in kinds if own.rotary_original_length < self.max_length)
 
@@ -614,7 +615,7 @@ class TransformerConfig:
         }
 
     def input_of(self, name: str) -> Input:
-        """Return the form of the input `name`."""
+        """Return the description of the input `name`, such as `source`."""
         return INPUTS[self.input_kinds[self.input_stack(name)]]
 
     @property
@@ -660,7 +661,7 @@ class TransformerConfig:
 
     @property
     def decoder_mask(self) -> TargetMask:
-        """The mask of the decoder's self-attention: `target_mask`, but an `attention_mask` always hides padding."""
+        """The mask of the decoder's self-attention; in a decoder-only model, an `attention_mask` also hides padding."""
         masked = self.padding == "attention-mask" and self.architecture == "decoder"
         return "causal-and-padding" if masked else self.target_mask
 
@@ -710,7 +711,7 @@ class TransformerConfig:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
-        """Read fields that `as_dict` of any version wrote; raises `ConfigError` for unknown or missing ones."""
+        """Read fields that `as_dict` of any version wrote; raise `ConfigError` for unknown or missing fields."""
         if not isinstance(fields, dict):
             raise ConfigError(f"The configuration is of type {type(fields).__name__}; expected an object of fields.")
         fields, known = renamed(fields), [field.name for field in dataclasses.fields(cls)]
@@ -732,7 +733,7 @@ class TransformerConfig:
 
     @classmethod
     def from_json(cls, text: str) -> TransformerConfig:
-        """Read the result of `to_json`; raises `ConfigError` if `text` is not JSON."""
+        """Read the result of `to_json`; raise `ConfigError` if `text` is not JSON."""
         try:
             fields = json.loads(text, object_pairs_hook=without_repetition)
         except (ValueError, RecursionError, TypeError) as error:

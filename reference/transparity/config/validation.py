@@ -94,7 +94,7 @@ def _numbers(field: dataclasses.Field[Any], value: Any) -> tuple[float, ...]:
 
 
 def check_together(config: Any) -> None:
-    """Raise `ConfigError` if the fields of a `TransformerConfig` (whose file imports this one) do not fit together."""
+    """Raise `ConfigError` if fields of a `TransformerConfig` (`Any`, to avoid an import cycle) do not fit together."""
     checks = (
         _check_variants,
         _check_pooling,

@@ -15,7 +15,7 @@ from transparity.text import listed, reason
 LARGEST_HEADER = 16 * 2**20
 """Largest size in bytes of a safetensors header.
 
-A configuration may have 10,000 layers. With 16 tensors each, and about 100 bytes of header for a tensor, they fit.
+The header of a model with 10,000 layers fits: 16 tensors per layer, with about 100 bytes per tensor.
 """
 
 

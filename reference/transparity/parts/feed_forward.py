@@ -29,7 +29,7 @@ def feed_forward(
 
 
 def experts(config: TransformerConfig, length: str) -> Part:
-    """Return a mixture of experts. Only the shared expert records activations; the other experts do not."""
+    """Return a mixture of experts, whose router and shared expert have activations; the other experts have none."""
     count, into, cuts = config.num_experts, config.embed_dim, (NOT_YET, NOT_YET)
     each = feed_forward(config, length, cuts=cuts)._replace(taps={})
     shared = NOTHING

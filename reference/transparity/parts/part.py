@@ -21,7 +21,7 @@ class Cut(NamedTuple):
     heads: int | None = None
     """Number of heads along the axis. None means that the axis consists of features that belong to no head."""
     of: str = "heads"
-    """The words for these heads in error messages."""
+    """The words for these heads in messages, such as `heads of keys`."""
     why_whole: str | None = None
     """The reason why the parameter may not be distributed with this configuration."""
 
@@ -40,7 +40,7 @@ class Part(NamedTuple):
     taps: TapShapes
     """Shapes of activations. A size is a number, `batch`, or the name of the input with this number of positions."""
     cuts: dict[str, Cut]
-    """How parameters may be distributed; a parameter without an entry may not be."""
+    """The cut of each parameter; a parameter without a cut may not be distributed."""
 
     def under(self, scope: str) -> Part:
         """Prefix every name by `scope`."""

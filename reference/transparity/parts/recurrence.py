@@ -64,7 +64,7 @@ def _of_keys(config: TransformerConfig, axis: int) -> Cut:
 
 
 def _state(config: TransformerConfig) -> dict[str, Held]:
-    """Return the last inputs of the convolutions, and the state of each head."""
+    """Return the arrays in the cache of a recurrence: the last inputs of its convolutions, and each head's state."""
     earlier, of_keys = config.convolution_width - 1, "key.weight"
     size = ("batch", config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     held = {role: Held(("batch", earlier, width), cut=(of_keys, 2)) for role, width in config.convolution_dims.items()}

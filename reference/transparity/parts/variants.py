@@ -31,11 +31,11 @@ class Held(NamedTuple):
     """An array that a layer's cache holds."""
 
     shape: tuple[int | str, ...]
-    """The sizes of its axes; `batch` and `capacity` stand for the sizes of the cache."""
+    """The sizes of its axes; `batch` and `capacity` stand for the cache's numbers of rows and of positions."""
     is_wide: bool = False
     """Whether its dtype is at least float32."""
     cut: tuple[str, int] | None = None
-    """A parameter of the mixer, and the axis of this array that is distributed over ranks like that parameter. None
+    """The name of a parameter of the mixer, and the axis along which this array is distributed together with it. None
     means that every rank has the whole array."""
 
     def sizes(self, batch: int, capacity: int) -> tuple[int, ...]:

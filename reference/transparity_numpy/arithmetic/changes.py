@@ -13,7 +13,7 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
-    """Return a tap function that multiplies activations with a mask by mask / (1 − rate) (Srivastava et al. 2014)."""
+    """Return a tap function for dropout: value · mask / (1 − rate) for names in `masks` (Srivastava et al. 2014)."""
 
     def drop(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         if name not in masks:
@@ -24,7 +24,7 @@ def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
 
 
 def rounding(dtype: DTypeLike) -> Tap:
-    """Return a tap function that rounds every activation to `dtype`, and keeps the dtype of its array."""
+    """Return a tap function that rounds every activation to `dtype`; the array keeps its own dtype."""
 
     def rounded(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         return value.astype(dtype).astype(value.dtype)

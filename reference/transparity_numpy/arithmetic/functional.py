@@ -1,4 +1,4 @@
-"""The functions of `torch.nn.functional` and `jax.nn` that NumPy lacks.
+"""Functions that PyTorch and JAX provide and NumPy lacks, such as softmax, and derivatives by the complex step.
 
 Every function preserves the dtype of its input. Inputs may be complex, because the complex step computes derivatives
 from complex inputs. No function therefore takes an absolute value or compares complex numbers.

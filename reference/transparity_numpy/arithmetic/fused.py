@@ -31,7 +31,7 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Inexact[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value, in blocks of queries, each without the keys after its last visible key.
+    """softmax(query · keyᵀ · scale) · value, in blocks of queries; a block skips the keys after its last visible key.
 
     The weighted sum of the values is divided by the sum of the weights. This needs fewer divisions than dividing each
     weight. A query whose keys are all masked gives equal weights to all keys, so its block uses every key.
@@ -64,7 +64,7 @@ def _scores(query: Array, key: Array, mask: Array, scale: float, softcap: float 
 
 
 def _exponentials(scores: Scores, sinks: Sinks | None) -> tuple[Scores, Inexact[Array, "batch heads queries 1"]]:
-    """Return exp(scores − largest score), computed in place, and its sum with the sinks over the keys."""
+    """Return exp(scores − largest score), computed in place, and the sum over the keys and the sink."""
     largest = scores.real.max(axis=-1, keepdims=True)
     if sinks is None:
         weights = np.exp(np.subtract(scores, largest, out=scores), out=scores)

@@ -70,7 +70,7 @@ def beam_search(
     tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
     longest = prompt.shape[1]
     cache, new = cache_for(config, parameters, tokens, longest, source), longest
-    # All beams of a row start with the same tokens. Only the first starts with a score above −inf.
+    # All beams of a row start with the same tokens. Only the first has a finite score, so that continuations differ.
     score = np.where(np.arange(beams) == 0, 0.0, -np.inf) * np.ones((batch, 1))
     state = BeamState(score, np.zeros((batch, beams), int), np.zeros((batch, beams), bool))
     for _ in range(max_new_tokens):

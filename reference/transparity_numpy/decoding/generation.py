@@ -57,7 +57,7 @@ class Written(NamedTuple):
 
 
 def allocate(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
-    """Pad the prompt on the right by `more` tokens; no row has ended."""
+    """Pad the prompt on the right by `more` tokens; mark no row as ended."""
     batch, length = prompt.shape
     lengths = np.full(batch, length) if lengths is None else lengths.copy()
     tokens = np.pad(prompt, ((0, 0), (0, more)))

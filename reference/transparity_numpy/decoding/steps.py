@@ -77,8 +77,8 @@ def step(
     depend on the capacity of the cache.
 
     Args:
-        valid_lengths: Number of valid tokens in each row. None means all. The others are fillers: no token attends to
-            them, and the next step overwrites them.
+        valid_lengths: Number of valid tokens in each row. None means all. The other tokens are fillers: no token
+            attends to them, and the next step overwrites them.
         attention_mask: Zero where `tokens` has padding.
         index: The index of one token in each row of `tokens`; only its logits are computed. None means all tokens.
     """
@@ -118,7 +118,7 @@ def next_logits(
     source: SourceIds | None,
     new: int,
 ) -> NextLogits:
-    """Return the logits after the first `lengths` tokens of each row, of which at most `new` are not in the cache.
+    """Return the logits after the first `lengths` tokens of each row; the cache lacks at most the last `new` of them.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

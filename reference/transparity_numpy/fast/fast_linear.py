@@ -49,10 +49,7 @@ class FastBias(np.ndarray):
 
 
 def packed(parameters: Parameters) -> dict[str, Array]:
-    """Return the same arrays, with float32 matrices as `FastWeight` and their biases as `FastBias`.
-
-    A tied head has a bias, and the token embedding as its weight.
-    """
+    """Return the same arrays, with float32 matrices as `FastWeight`, and their biases and `head.bias` as `FastBias`."""
     weights = {
         name: value.view(FastWeight)
         for name, value in parameters.items()

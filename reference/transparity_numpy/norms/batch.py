@@ -40,7 +40,7 @@ def statistics(
 ) -> tuple[Weight, Weight]:
     """Return the running mean and variance or, in training, the mean and variance of the batch.
 
-    Training also taps the new running statistics.
+    In training, the new running statistics are taps, too.
     """
     old_mean, old_variance = parameters["running_mean"], parameters["running_var"]
     if not training:

@@ -1,4 +1,4 @@
-"""Positions: tables added to embeddings; and windows, biases, rotary tables and a temperature in attention."""
+"""Positions in the embeddings (tables), and in attention (windows, biases, rotary tables, a query temperature)."""
 
 from transparity_numpy.positions.learned import add_learned
 from transparity_numpy.positions.sinusoidal import add_sinusoidal

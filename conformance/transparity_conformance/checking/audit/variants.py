@@ -219,9 +219,9 @@ def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
     five = {name: value for name, value in fields.items() if name not in ("rope_theta", "rope_scaling")}
     scaling = fields["rope_scaling"]
     name = "rope_scaling" if scaling else "rope_theta"
-    older, newer = (safe(json.dumps(fields[each]), 2 * VALUE) for each in (name, "rope_parameters"))
-    yield name, f"{older} (without rope_parameters, as in transformers 4)", four
-    yield "rope_parameters", f"{newer} (without rope_theta and rope_scaling, as in transformers 5)", five
+    old, new = (safe(json.dumps(fields[each]), 2 * VALUE) for each in (name, "rope_parameters"))
+    yield name, f"{old} (without rope_parameters, as in transformers 4)", four
+    yield "rope_parameters", f"{new} (without rope_theta and rope_scaling, as in transformers 5)", five
     # transformers 5 does not read the older form for families with one block for each kind of layer.
     if scaling and "rope_type" in fields["rope_parameters"]:
         older = {"type" if name == "rope_type" else name: value for name, value in scaling.items()}

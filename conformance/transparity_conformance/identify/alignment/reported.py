@@ -18,7 +18,7 @@ from transparity_conformance.diagnosis.walk import Impossible, segment_budgets, 
 from transparity_conformance.identify.alignment.heard import AlignedCall, RecordedPort
 from transparity_conformance.identify.alignment.lines import at_omission, behind_taps, maker, operation_of
 from transparity_conformance.listening.operation import Operation, Source
-from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS, largest
+from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS, Recorded, largest
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged_gap
@@ -87,24 +87,22 @@ def _with_line(fault: Divergence, report: Report, heard: RecordedPort, probes: M
         return fault
     site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
     if site in call.numbers:  # only the logits reveal the fault: use the line at which the fault acts
-        is_made = _makes(fault.causes[0], site, call, probes[fault.probe], report.dtype)
-        source = call.operations[call.numbers[site]].source if is_made else None
+        source = _line_of_site(site, report, call, probes[fault.probe])
     else:
         source = _line(fault, report, call, probes[fault.probe])
         fault = _with_own_lines(fault, report, call, probes[fault.probe])
     return fault if source is None else dataclasses.replace(fault, source=dataclasses.asdict(source))
 
 
-def _makes(cause: Cause, site: str, call: AlignedCall, probe: Probe, dtype: str) -> bool:
-    """Return whether the reference with the cause computes the value that was matched with the tap `site`."""
-    hypothesis, given = hypothesis_of(probe, cause, site), {tap: call.taps[tap] for tap in call.taps if tap != site}
-    if hypothesis is None:
-        return True
+def _line_of_site(site: str, report: Report, call: AlignedCall, probe: Probe) -> Source | None:
+    """Return the line that computes the value of the tap `site` in the reference with all causes of the report."""
+    told = [(cause, cause.at or fault.where) for fault in report.faults for cause in fault.causes]
+    hypotheses = [hypothesis_of(probe, cause, where) for cause, where in told]
     with contextlib.suppress(Impossible):
-        ours, theirs = walk(probe, given, [hypothesis], until=site)[site], call.taps[site]
-        tolerance = epsilon(dtype) ** HALF_OF_THE_DIGITS
-        return ours.shape == theirs.shape and judged_gap(probe, site, theirs, ours, dtype) <= tolerance * largest(ours)
-    return False
+        ours = walk(probe, {}, [each for each in hypotheses if each is not None], until=site)[site]
+        match = Recorded(call.operations, call.taps["logits"], probe.config.num_heads, report.dtype).nearest(ours)
+        return call.operations[match.index].source if match and match.index < len(call.operations) else None
+    return None
 
 
 def _line(

@@ -194,7 +194,7 @@ def _missing(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
 def test_a_backend_without_its_framework_is_left_out_and_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     _missing(monkeypatch, "a_framework")
     assert backends.installed() == ["numpy"]
-    assert backends.absent() == {"theirs": "it cannot be imported (No module named 'a_framework')"}
+    assert backends.absent() == {"theirs": "its framework cannot be imported (No module named 'a_framework')"}
 
 
 def test_a_backend_that_lacks_a_module_of_its_own_is_broken_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ MODELS: dict[str, Found] = {
 LONG: dict[str, Found] = {
     "another scale": dataclasses.replace(
         drawn(num_heads=4, attention_scale="embed_dim"),
-        untold={"attention_scale": "head_dim with the multiplier 0.5 is equivalent"},
+        untold={"attention_scale": '"head_dim" with the multiplier 0.5 has the same effect'},
     ),
     "a long context": dataclasses.replace(
         drawn({}, positions="rotary", max_length=77),

@@ -191,7 +191,8 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values contain the same elements in any order. Masks of 0 and one number never match."""
+        """Return whether two values contain the same elements in any order. Values of 0 and one other number never
+        match."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
@@ -210,7 +211,7 @@ class Recorded:
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """Return the nearest match after `after` that `may_be` accepts. A later match must be twice as near."""
+        """Return the nearest match after `after` that `may_be` accepts. A later match must halve the distance."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):
@@ -228,7 +229,8 @@ class Recorded:
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield the port's values that fit a layout of `ours`, except duplicates, constants and infinite values."""
+        """Yield the port's values that fit a layout of `ours`, without duplicates, constants and values with
+        infinities."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]

@@ -144,8 +144,8 @@ def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers
 
 
 def rearranged(found: Found, lost: str) -> Matches:
-    """Return later matches for taps before `lost` whose elements the port rearranges, such as merged heads. The
-    reference must then compute the port's values of the next taps."""
+    """If the port rearranges the elements of inputs of `lost`, for example when it merges heads, match these inputs
+    after the rearrangement. The reference must then compute the port's values of the next taps."""
     feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
     for is_any in (True, False):
         misplaced = {tap: _misplaced(found, tap, is_any) for tap in feeding}
@@ -157,8 +157,8 @@ def rearranged(found: Found, lost: str) -> Matches:
 
 
 def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
-    """Return the first operation after a tap that contains the tap's elements in another order. With `is_any`, every
-    order of the axes counts as the tap's order, not only the least permuted order."""
+    """Return the first operation after a tap that contains the tap's elements in another order. An order that a
+    permutation of the axes explains does not count; without `is_any`, only the least permutation is tried."""
     ours, match, port = found.values[tap], found.matches[tap], found.port
     same = {match.index}
     for index in port.by_size[ours.size]:
@@ -175,8 +175,8 @@ def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
 
 
 def further_on(found: Found, lost: str) -> Matches:
-    """Return later matches for one or two taps before `lost`; the reference then computes the port's value of `lost`.
-    For example, if a port normalizes queries and keys twice, both taps must move to the second norm."""
+    """Return later matches for one or two inputs of `lost` with which the reference computes the port's value of
+    `lost`. For example, if a port normalizes queries and keys twice, both taps must move to the second norm."""
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():
         others = found.without([tap])
@@ -196,8 +196,8 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return the taps that match the same value of the port as one of their inputs, if only `moved` taps read them. For
-    example, a port may apply a norm later than the reference does. The norm's tap then equals the norm's input."""
+    """Return the taps that only `moved` taps read, and that match the same value of the port as one of their inputs.
+    For example, a port may apply a norm later than the reference does. The norm's tap then equals the norm's input."""
     return [
         tap
         for tap, match in found.matches.items()

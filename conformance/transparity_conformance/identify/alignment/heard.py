@@ -118,9 +118,9 @@ def hear(
     row: Probe | None = None,
     known: Combination = (),
 ) -> RecordedPort:
-    """Record a port whose logits are wrong, and find the taps that the port does not return. They are matched on `row`
-    (by default a row of the first probe), with the port's `known` faults in the reference. A large model is recorded
-    only on this row."""
+    """Record a port whose logits are wrong, and find the taps that the port does not return. Match them on `row` (by
+    default a row of the first probe); the reference has the port's `known` faults. Record a large model only on this
+    row."""
     first = next(iter(probes.values()))
     row = row or aligned_probe(first)
     if shows_all(probes, actual):

@@ -77,8 +77,8 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """Return the first operation with the elements of `match` in the tap's order of axes, or None. In this order, axes
-    cannot be confused in other calls, where two may have the same length."""
+    """Return the first operation with the elements of `match` in the tap's order of axes, or None. In another call, two
+    axes may have the same length; the order of axes of this operation needs no guess."""
     if match.layout.is_in_order:
         return match
     value = port.read(match)
@@ -200,8 +200,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call. For an operation that computes a tap,
-    prefer the input of its readers' counterparts: in a loop over experts, the sum after the last iteration."""
+    """Map operations of the aligned call to their counterparts in another call. Map a tap's operation to the input of
+    the counterpart of its reader: in a loop over experts, this input is the sum after the last iteration."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

@@ -36,8 +36,8 @@ def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe])
 
 
 def alike_on_a_line(faults: Sequence[Divergence]) -> tuple[Divergence, ...]:
-    """Drop the causes of a line that computes other activations of the same kind wrongly without a known cause. For
-    example, a cause explains some norms only by chance if it does not explain all norms that the line computes."""
+    """Drop the causes of a line that also computes an activation of the same kind wrongly, but without a known cause. A
+    cause that explains only some of the norms that a line computes explains them by chance."""
 
     def computing(fault: Divergence) -> tuple[object, ...]:
         line = fault.source or {}
@@ -68,7 +68,7 @@ def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
 
 
 def _changes(value: np.ndarray, given: np.ndarray, tap: str) -> dict[str, list[float]]:
-    """Return the largest change of the tap's value `given` along each axis, with the last axis of a value of heads."""
+    """Return the largest change from `given` to `value` at each index of an axis; for heads, also of the last axis."""
     errors = error_profile(value, given)
     if given.ndim == 4:
         last = "key" if tap.endswith((".scores", ".weights")) else "feature"
@@ -166,8 +166,8 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 def _right_alike(
     fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
 ) -> list[str]:
-    """Return the taps of the wrong tap's kind at which the report has no fault and, if there are causes, a cause can
-    act. If a norm of queries and keys is at the wrong place, all norms are of this kind."""
+    """Return the taps of the same kind as the wrong tap at which the report has no fault and, if there are causes, a
+    cause can act. If a query-key norm is at the wrong place, return all norms without a fault instead."""
     ids = {cause.mistake for cause in causes}
     kind = "norms" if "query-key-norm" in ids else tap_kind(fault.where)
     wrong = {numbers[each.where] for each in report.faults if each.where in numbers}

@@ -31,7 +31,7 @@ Taken = TypeVar("Taken")
 
 
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Return the number of rows of the table that each input indexes, and inputs that the module accepts."""
+    """Return, for each input, the number of rows of the table that it indexes; and inputs that the module accepts."""
     if "pixels" in subject.names:
         return {}, {"pixels": take_image(subject)}
     if subject.names.get("source") in FRAMES:

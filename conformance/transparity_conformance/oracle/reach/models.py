@@ -283,7 +283,7 @@ def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel
     """Return a model and its calls.
 
     If `reached` is not 0, other calls already cover lengths up to `reached`. Then return only a few short calls, and
-    calls longer than `reached` across thresholds.
+    calls longer than `reached` just beyond thresholds.
     """
     calls = list(_calls(config, config.max_length))
     if reached:

@@ -31,8 +31,8 @@ PRACTICALLY_ALL = 0.99
 """A difference counts as explained if its causes account for at least this share of it."""
 
 ROUNDED = 2.0**-23
-"""The spacing of float32 at 1. If a difference is smaller than its square, the checker computed both values, such as
-parts of a fused operation."""
+"""The spacing of float32 at 1. A remaining difference below ROUNDED² cannot come from a float32 port: both sides are
+computed by the checker in float64, such as parts of a fused operation."""
 
 _MOST_SPANS = 5
 
@@ -49,8 +49,8 @@ class Finding:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """The causes of the worst divergence, at their places in all divergences, without alternatives that do not
-        explain the other divergences."""
+        """The causes of the worst divergence, with their places in all divergences. Alternatives are left out if they
+        do not explain every divergence."""
         every = [cause for fault in self.faults for cause in fault.causes]
         return tuple(
             _in_common(cause, [each for each in every if _is_same(cause, each)]) for cause in self.worst.causes

@@ -200,8 +200,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call. Map a tap's operation to the input of
-    the counterpart of its reader: in a loop over experts, this input is the sum after the last iteration."""
+    """Map operations of the aligned call to their counterparts in another call. For a tap, the counterpart is the input
+    of its reader's counterpart: in a loop over experts, the sum after the last iteration."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

@@ -166,8 +166,8 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 def _right_alike(
     fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
 ) -> list[str]:
-    """Return the taps of the same kind as the wrong tap at which the report has no fault and, if there are causes, a
-    cause can act. If a query-key norm is at the wrong place, return all norms without a fault instead."""
+    """Return the taps of the wrong tap's kind without a fault in the report. If there are causes, a cause can act at
+    each of these taps. If a query-key norm is at the wrong place, return all norms without a fault instead."""
     ids = {cause.mistake for cause in causes}
     kind = "norms" if "query-key-norm" in ids else tap_kind(fault.where)
     wrong = {numbers[each.where] for each in report.faults if each.where in numbers}

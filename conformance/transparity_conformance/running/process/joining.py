@@ -99,10 +99,10 @@ Names = tuple[str, ...]
 
 
 class Whole:
-    """Selects the operations whose values are equal on all ranks.
+    """A selection of the operations whose values are equal on all ranks.
 
-    A port's first call decides for all later calls with the same operations, because shards of a shorter input may be
-    equal by chance.
+    A port's first call determines the selection for later calls with the same operations. In a later call, shards of a
+    shorter input may be equal by chance.
     """
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ class Closed(Exception):  # noqa: N818 - it is always caught
 
 
 class Kept:
-    """Marks a value that must stay in the port's process, even if it could be sent."""
+    """A value that must stay in the port's process, even if it could be sent."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -222,7 +222,7 @@ def causes(report: Report) -> list[str]:
 
 @pytest.mark.long
 def test_a_tap_that_the_port_shows_is_compared_and_contradicts_a_cause() -> None:
-    """Use a port that shows twice the value that it uses. The scale of its scores explains only its logits."""
+    """Use a port that returns twice the attention output that it uses. The wrong scale explains only its logits."""
     report = check(Showing, config=GPT2)
     assert {item.tap for item in report.measured} == set(probes.probes_of(GPT2, "gpt2")["mixed"].oracle.expected)
     (scores,) = report.faults

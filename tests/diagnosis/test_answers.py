@@ -154,7 +154,7 @@ def test_an_unexplained_step_to_the_logits_hides_no_true_cause(probes: dict[str,
 
 
 def test_a_cause_that_only_a_dropped_cause_follows_is_dropped(probes: dict[str, Probe]) -> None:
-    """An unexplained step to the logits denies the cause directly before it, which then confirms no earlier cause."""
+    """Unexplained logits contradict the cause at `decoder.output`, which then cannot confirm the earlier cause."""
     name, probe = next(iter(probes.items()))
     wheres = ["decoder.layers.1.output", "decoder.output"]
     faults = [hypotheses(probe.config, [where])[0] for where in wheres]

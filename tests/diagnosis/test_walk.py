@@ -170,7 +170,7 @@ def test_another_choice_in_a_near_tie_changes_the_logits() -> None:
 
 @pytest.mark.parametrize("logits_only", [False, True])
 def test_another_choice_in_a_near_tie_is_no_fault(logits_only: bool) -> None:
-    """With taps, the port's own scores decide. With near ties at most positions, logits do not suffice to agree."""
+    """Expect `agrees` if the port returns taps; otherwise `inconclusive` if near-ties affect most positions."""
     report = verdict(probe(), answers(probe(), last_of_equals), logits_only=logits_only)
     assert not report.faults
     assert any(note.startswith("near_ties: ") for note in report.notes)

@@ -120,7 +120,7 @@ def _alone(model_type: str, name: str, pipe: Any) -> None:
 
 
 def answer_of(model_type: str, name: str) -> dict[str, Any]:
-    """Return the number of stages that a class passed, measured in a process with limited time and memory."""
+    """Return the last stage that a class passed, in a process with limited time and memory, and why it stopped."""
     ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_alone, args=(model_type, name, theirs))
     began, answer = time.monotonic(), {"stage": "listed", "reason": "killed"}

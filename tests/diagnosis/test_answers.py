@@ -361,7 +361,7 @@ def showing(**fields: Any) -> Callable[..., Any]:
 @pytest.mark.long
 def test_a_port_that_shows_its_activations_is_told_that_it_is_another_model() -> None:
     report = check(showing(norm="rms", positions="rotary", activation="silu"), "notes-lm", budget=120)
-    assert sentence(report).startswith("This is not notes-lm: it has ")
+    assert sentence(report).startswith("The port is not notes-lm: it has ")
     assert "norm rms (not layer)" in sentence(report) and "`transparity fit`" in sentence(report)
     ports = {name: pair["port"] for name, pair in report.as_dict()["other_fields"].items()}
     assert ports | {"norm": "rms", "positions": "rotary", "activation": "silu"} == ports

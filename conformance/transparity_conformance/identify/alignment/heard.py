@@ -66,7 +66,7 @@ class RecordedPort:
 
 NOT_ASKED = RecordedPort({})
 
-RETURN_THEM = "if the port returns its activations, the check finds more"
+RETURN_THEM = "if the port returns its activations, the checker can find more faults"
 
 
 class AlignedRow(Probe):

@@ -190,7 +190,7 @@ def another_model(report: Report) -> str:
         return ""
     fields = listed([f"{name} {port} (not {given})" for name, (given, port) in report.other_fields.items()])
     named = "the model of the configuration" if report.preset == "config" else report.preset
-    return f"This is not {named}: it has {fields}; `transparity fit` finds the whole configuration of a model."
+    return f"The port is not {named}: it has {fields}; `transparity fit` finds the whole configuration of a model."
 
 
 def remedy(report: Report) -> str:
@@ -237,7 +237,7 @@ def _quoted(lines: Iterable[PortLine]) -> str:
 
 
 def partly(finding: Finding) -> str:
-    return f"this explains {finding.explained:.0%} of the error, and the rest is unexplained"
+    return f"the known causes explain {finding.explained:.0%} of the error, and the rest is unexplained"
 
 
 def worst_share(report: Report) -> str:
@@ -246,7 +246,7 @@ def worst_share(report: Report) -> str:
     if not where:
         return "nothing was compared"
     if used > 1:
-        return f"end to end, an error is {format_share(used)} its tolerance ({where})"
+        return f"the largest end-to-end error is {format_share(used)} its tolerance ({where})"
     return f"at most {format_share(used)} of the tolerance is used ({where})".replace("at most <", "less than ")
 
 

@@ -127,7 +127,7 @@ def _drawn() -> Arrays:
 def _run(arrays: Arrays, tap: Tap) -> None:
     for name, rule in RULES.items():
         read, state = rule(*(arrays[name] for name in NAMES))
-        tap(f"read of {name}", read)
+        tap(f"output of {name}", read)
         tap(f"state of {name}", state)
 
 
@@ -140,12 +140,12 @@ def steps(bench: Bench) -> Iterator[ClaimEvidence]:
     for name in RULES:
         rule = bench.function(f"mixers.{name.removesuffix('_rule')}.{name}")
         read, state = rule(*given, begun)
-        yield record.oracle(oracle, f"read of {name}", read)
+        yield record.oracle(oracle, f"output of {name}", read)
         yield record.oracle(oracle, f"state of {name}", state)
         first, between = rule(*(x[:, :, :CUT] for x in given), begun)
         second, state = rule(*(x[:, :, CUT:] for x in given), np.asarray(between))
         whole = np.concatenate([np.asarray(first), np.asarray(second)], axis=2)
-        yield record.oracle(oracle, f"read of {name} in two calls", whole, f"read of {name}")
+        yield record.oracle(oracle, f"output of {name} in two calls", whole, f"read of {name}")
         yield record.oracle(oracle, f"state of {name} after two calls", state, f"state of {name}")
 
 

@@ -164,7 +164,7 @@ def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) ->
     found.fields["head_scale"], found.fields["head_multiplier"] = next(iter(scaled.items()))
     plain = {name: norm.times(1 / factor) if name == final else norm for name, norm in named.items()}
     others = eps_besides(plain, kind, eps)
-    found.remarks += [f"{name} has eps {each:g}; the others have {eps:g}" for name, each in others.items()]
+    found.remarks += [f"{name} has eps {each:g}; the others {eps:g}" for name, each in others.items()]
     return kind, eps
 
 

@@ -89,8 +89,8 @@ def _same(name: str, answers: Sequence[Any]) -> Any:
     for rank, answer in enumerate(answers):
         if type(answer) is not type(answers[0]) or answer != answers[0]:
             raise PortError(
-                f"Ranks 0 and {rank} give different answers for {name}: {shown(answers[0])} and {shown(answer)}; expected "
-                "the same answer on every rank, or arrays with a declared placement."
+                f"Ranks 0 and {rank} give different answers for {name}: {shown(answers[0])} and {shown(answer)}; "
+                "expected the same answer on every rank, or arrays with a declared placement."
             )
     return answers[0]
 

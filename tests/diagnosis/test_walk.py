@@ -1,4 +1,4 @@
-"""Test walks from recorded activations; faults that exclude each other, and near ties of experts, are not reported."""
+"""Test walks from recorded activations: they report neither faults that exclude each other nor near-ties of experts."""
 
 from __future__ import annotations
 

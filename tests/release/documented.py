@@ -139,7 +139,7 @@ def run_command(line: str, clone: Path) -> int:
 
 
 def is_there(name: str) -> bool:
-    """Return whether an input file of a command exists; names of output files start with `check.` or `report.`."""
+    """Return whether a file in a command exists, or is an output, whose name starts with `check.` or `report.`."""
     return Path(name).exists() or name.startswith(("check.", "report."))
 
 

@@ -30,7 +30,8 @@ MIDDLE, SPREAD = 0.6, 0.3
 
 
 def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw random numbers for tensors. Scale matrices by their smaller side, because their orientation is unknown."""
+    """Draw random numbers for tensors. Matrices are scaled by their smaller side, because it is unknown which is the
+    input."""
     random = np.random.default_rng(seed)
     values = {}
     for name, tensor in tensors.items():

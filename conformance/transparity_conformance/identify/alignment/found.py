@@ -47,8 +47,8 @@ class Flow:
         return reached
 
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
-        """Return, in order, the missing taps on which no `confirming` tap depends directly or through missing taps. A
-        router's choice confirms no tap, because other scores may lead to the same choice."""
+        """Return, in order, the missing taps on which no `confirming` tap depends, neither directly nor through missing
+        taps. A router's choice confirms no tap, because other scores may lead to the same choice."""
         telling = {tap for tap in confirming if not is_choice(tap)}
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
 
@@ -130,8 +130,7 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether a match splits features into heads as the matches of the tap's inputs with the same shape
-        do."""
+        """Return whether a match splits features into heads like the matches of those inputs that have its shape."""
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 

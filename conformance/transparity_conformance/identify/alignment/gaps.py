@@ -1,4 +1,4 @@
-"""Find taps that comparing values does not find: taps between two faults, and taps whose elements the port rearranges.
+"""Find taps that no comparison of values finds: taps between two faults, and taps whose elements the port rearranges.
 
 If two successive taps are wrong, the reference computes neither of their values. The missing tap is then the last value
 of the right size between the known taps before and after it.
@@ -63,8 +63,8 @@ def _confirmed(found: Found, possible: Mapping[str, Sequence[Match]]) -> dict[st
 
 
 def _fitting(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> list[int]:
-    """Return the values of the given shape that depend on the taps before `tap`, and lead to all taps after `tap`; the
-    last value first. Values that lead directly to each of these later taps come before other values."""
+    """Return the values of the given shape that depend on the taps before `tap`, and lead to all taps after `tap`.
+    Values that lead directly to each of these later taps come first; otherwise, later values come first."""
     if not made_from and known.flow.inputs[tap]:
         return []
     port, every = known.port, [match.index for match in known.matches.values()]
@@ -103,7 +103,7 @@ def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[
 
 
 def repeated(found: Found, lost: str) -> Match | None:
-    """Return the operation whose code computes the same tap in another layer, or None if layers run different code."""
+    """Return the operation that runs the code of this tap in another layer, or None if layers run different code."""
     named, port = in_layer(lost), found.port
     if named is None:
         return None

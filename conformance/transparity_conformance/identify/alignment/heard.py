@@ -70,7 +70,7 @@ RETURN_THEM = "if the port returns its activations, the checker can find more fa
 
 
 class AlignedRow(Probe):
-    """A probe with one row without padding. Its exact parameters stay in memory, because the reference runs often."""
+    """A probe with one row without padding. Its float64 parameters stay in memory, because the reference runs often."""
 
     keeps_exact = True
 

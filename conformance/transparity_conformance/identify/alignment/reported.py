@@ -36,7 +36,7 @@ def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe])
 
 
 def alike_on_a_line(faults: Sequence[Divergence]) -> tuple[Divergence, ...]:
-    """Drop the causes of a line that also computes an activation of the same kind wrongly, but without a known cause. A
+    """Drop the causes of a line if another wrong activation of the same kind, computed by this line, has no cause. A
     cause that explains only some of the norms that a line computes explains them by chance."""
 
     def computing(fault: Divergence) -> tuple[object, ...]:
@@ -166,8 +166,8 @@ def hypothesis_of(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 def _right_alike(
     fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
 ) -> list[str]:
-    """Return the taps of the wrong tap's kind without a fault in the report. If there are causes, a cause can act at
-    each of these taps. If a query-key norm is at the wrong place, return all norms without a fault instead."""
+    """Return the taps that have the wrong tap's kind, but no fault in the report. If there are causes, return only taps
+    at which one can act. If a query-key norm is at the wrong place, return all norms without a fault instead."""
     ids = {cause.mistake for cause in causes}
     kind = "norms" if "query-key-norm" in ids else tap_kind(fault.where)
     wrong = {numbers[each.where] for each in report.faults if each.where in numbers}

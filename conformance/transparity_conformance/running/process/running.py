@@ -85,7 +85,7 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
     if not parameters.is_given_itself:
         return ()
     stored = parameters.stored_as
-    why = f"its weights are stored as {stored}" if stored else "a float32 copy does not fit into memory"
+    why = f"the weights are stored as {stored}" if stored else "a float32 copy does not fit into memory"
     return (f"load(folder) was given {parameters.folder} itself, not a float32 copy: {why}",)
 
 

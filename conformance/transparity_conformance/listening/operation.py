@@ -59,9 +59,9 @@ class Operation:
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
         """Return the line that probably passed wrong arguments to a function that several lines call.
 
-        `others` are operations with right results. If the same innermost expression ran one of them, leave out every
-        line on its stack. Return the innermost line that remains on this stack. If none remains, return the line that
-        calls the function if several lines call it, otherwise the operation's own line.
+        `others` are operations with right results. Leave out the lines on the stack of each operation in `others` with
+        the same innermost expression. Return the innermost remaining line of this operation's stack. If none remains,
+        return the line that calls the function if several lines call it, otherwise the operation's own line.
         """
         alike = [each.stack for each in others if each.stack and each.stack[0].is_at(self.source)]
         elsewhere = {line for stack in alike for line in stack}

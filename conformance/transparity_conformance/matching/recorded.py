@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of axes in a port: ours are split into `split`, permuted by `order`, and merged."""
+    """The order of axes in a port: the reference's axes are split into `split`, permuted by `order`, and merged."""
 
     ours: Shape
     split: Shape
@@ -148,7 +148,7 @@ class Recorded:
 
     @functools.cached_property
     def rounded(self) -> dict[str, list[np.ndarray]]:
-        """The recorded values that bfloat16 and float16 each represent exactly."""
+        """For bfloat16 and float16: the recorded values that the dtype represents exactly."""
         values = [self.operations[i].value for i in sorted(self.relevant) if self.prints[i] is not None]
         with np.errstate(over="ignore"):
             return {

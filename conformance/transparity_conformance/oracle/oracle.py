@@ -52,7 +52,7 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.given: tuple[list[Any], Mapping[str, Any]] | None = None
-        """JSON settings and arrays that, with `arrays`, determine the results; None if anything else does."""
+        """JSON settings and arrays that determine the results, with `arrays`; None if they depend on anything else."""
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 

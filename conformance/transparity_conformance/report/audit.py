@@ -107,8 +107,8 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """A line about the port's behavior for each field that is faulty or raises an exception by accident, with the
-        first such value."""
+        """A line about the port's behavior for each field that is faulty or raises an exception by accident. The line
+        names the first value with this behavior."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:

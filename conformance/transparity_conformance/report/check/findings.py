@@ -251,7 +251,7 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest used share and its place. Leave out claims that agree with an error above the tolerance."""
+    """Return the largest used share and its place. Leave out claims that agree despite a share above 1."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(each.share, _place(each)) for each in report.claims if each.verdict != "agrees" or each.share <= 1]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))

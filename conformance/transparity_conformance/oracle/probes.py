@@ -50,7 +50,7 @@ class Probe:
     kept: frozenset[str] | None = field(default=None, kw_only=True)
     """The activations whose values the oracle keeps; None for all."""
     visible_changes: dict[tuple[str, str], bool] = field(default_factory=dict, init=False)
-    """A cache of `reach.features`: whether a change of a field changes the reference's results."""
+    """A cache for `reach.features`: for each change of a field, whether it changes the reference's results."""
 
     @functools.cached_property
     def oracle(self) -> Oracle:
@@ -62,7 +62,7 @@ class Probe:
         return {name: value.astype(np.float64) for name, value in self.parameters.items()}
 
     def budget(self, dtype: str) -> float:
-        """Return the largest difference of the logits that rounding explains."""
+        """Return the tolerance of the logits: the largest difference that rounding explains."""
         return self.oracle.budget("logits", dtype)
 
     @property

@@ -61,7 +61,7 @@ class RecordedPort:
     calls: Mapping[str, AlignedCall]
     notes: tuple[str, ...] = ()
     probes: Mapping[str, Probe] = field(default_factory=dict)
-    """The probes of recorded calls that are not probes of the check."""
+    """Probes of recorded calls that the check itself does not use."""
 
 
 NOT_ASKED = RecordedPort({})

@@ -88,7 +88,8 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 class _Reporting(ast.NodeTransformer):
-    """A transformer that wraps expressions in calls of hooks, except annotations, decorators and `match` patterns."""
+    """An AST transformer that wraps expressions in calls of hooks; it skips annotations, decorators and `match`
+    patterns."""
 
     def visit_FunctionDef(self, node: Any) -> Any:
         node.body = self._all(node.body)

@@ -191,8 +191,7 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values contain the same elements in any order. Values of 0 and one other number never
-        match."""
+        """Return whether two values contain the same elements in any order. Arrays of 0 and one number never match."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
@@ -229,8 +228,7 @@ class Recorded:
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield the port's values that fit a layout of `ours`, without duplicates, constants and values with
-        infinities."""
+        """Yield the port's values that fit a layout of `ours`; skip duplicates, constants and infinite values."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]

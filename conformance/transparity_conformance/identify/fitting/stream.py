@@ -53,8 +53,7 @@ class End:
     """Matrices that may pool the states; empty if the head reads all states."""
 
     def of(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yield the values that the head may read if the states are `x`, each with whether it is a state, not a
-        mean."""
+        """Yield the values that the head may read if the states are `x`, and whether each is a state, not a mean."""
         if self.value.shape[1] != x.shape[1]:
             return
         if not self.choices and self.value.shape == x.shape:

@@ -122,8 +122,7 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return each parameter's derivatives in float64, one per direction. Parameters that the model uses come
-        first."""
+        """Return each parameter's derivatives in float64, one per direction; used parameters come first."""
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 

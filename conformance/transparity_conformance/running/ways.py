@@ -50,8 +50,7 @@ def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
 
 
 def _cache_in(returned: Any, name: str) -> Any:
-    """Return the cache in a result: its attribute or key `name`, or its second item. Raise `TypeError` without a
-    cache."""
+    """Return a result's cache: its attribute or key `name`, or its second item. Raise `TypeError` without a cache."""
     found = returned.get(name) if isinstance(returned, Mapping) else getattr(returned, name, None)
     if found is None and isinstance(returned, tuple | list) and len(returned) > 1:
         found = returned[1]

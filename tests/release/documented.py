@@ -45,7 +45,7 @@ def lines() -> Iterator[tuple[Path, int, str]]:
 
 
 def alternatives() -> Iterator[tuple[Path, str]]:
-    """Yield what the comments of install lines name as another choice, and the page."""
+    """Yield the other extras that the comments of install lines name, and the page."""
     for page in PAGES:
         for found in ALTERNATIVES.finditer(page.read_text(encoding="utf-8")):
             yield page, found[1]

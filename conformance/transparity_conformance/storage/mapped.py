@@ -40,7 +40,7 @@ def have_equal_numbers(one: Any, other: Any) -> bool:
 class Mapped(NDArrayOperatorsMixin, InBlocks):
     """A matrix in a safetensors file, which NumPy treats as an array.
 
-    `x @ W.T` and `W @ x` read a block at a time, and a look-up its rows. Other operations read the whole matrix.
+    `x @ W.T` and `W @ x` read a block at a time; a look-up reads rows. Other operations read the whole matrix.
 
     Args:
         path, name: the file, and the name of its tensor, which has two axes and is float32, float16 or bfloat16.

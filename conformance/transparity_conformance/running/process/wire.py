@@ -262,7 +262,7 @@ def described_backward(found: Backward) -> dict[str, Any]:
 
 
 def received_backward(answer: Any) -> Backward:
-    """Decode the backward pass that a port's process has sent; check everything, because it is not trusted."""
+    """Decode the backward pass that a port's process has sent; check everything, because the process is not trusted."""
     operations = received(answer["operations"])
     rows = zip(operations, answer["gradients"], answer["passes"], strict=True)
     kept = [(None if gradient is None else _gradient(each, gradient), bool(passes)) for each, gradient, passes in rows]

@@ -54,7 +54,7 @@ CRITICAL = (
 """Tests that are never deferred: hostile inputs, isolation, exit codes and golden reports."""
 
 KILLERS: dict[str, str] = {}
-"""Tests that stay because no other test notices a mutant, which the value describes."""
+"""Tests that are never deferred, because no other test notices a mutant; each value describes the mutant."""
 
 BUDGET = 175.0
 """The processor time of `nox -s tests` without claims, in seconds."""

@@ -151,7 +151,7 @@ OUTPUT = f"{LAYER}.self_attention.output.weight"
 
 
 def loading(port: str, lines: Mapping[str, str]) -> Callable[..., Any]:
-    """Return a `build` that loads a port's parameters by its adapter with `lines` replaced."""
+    """Return a `build` that loads parameters into a port by its adapter, with some `lines` replaced."""
     make, right = PORTS[port][0], adapted(port).adapter
     adapter = Adapter({**right.lines, **lines}, right.zero, right.unused)
 

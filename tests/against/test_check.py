@@ -1,4 +1,4 @@
-"""Test that the report of a port that differs from a reference shows both lines, and an edit that explains this."""
+"""Test the report of a port that differs from a reference: both lines, and an edit that explains the difference."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> N
 
 
 def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_padding() -> None:
-    """Use Mamba-2, whose mask changes nothing in rows without padding, so such a row cannot distinguish the values."""
+    """Use Mamba-2: in a row without padding, the values before and after its mask are equal."""
     probes, silent = probes_called("mamba2"), port_with(taps=False)
     padded = next(each for each in probes.values() if not each.inputs["attention_mask"].all())
     plan, _ = heard(built(silent, row := aligned_probe(padded)), row)
@@ -104,7 +104,7 @@ def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_pad
 
 
 def test_a_product_that_is_another_one_on_one_row_is_read_on_several() -> None:
-    """Drop a bias, so that the product equals its tap; for a single row, the port transposes the weight."""
+    """Drop a bias, so that the product is the tap's value. PyTorch runs another product for a single row."""
     probes, build = probes_called("clip-vision"), port_with("bias-dropped-down", taps=False)
     plan, _ = heard(built(build, row := aligned_probe(probes["mixed"])), row)
     taps, operations = run_listening(built(build, probes["tiny"]), probes["tiny"])

@@ -44,7 +44,7 @@ def heard(build: Any, probe: Probe) -> Arrays:
 
 
 def wrong(probe: Probe, found: Arrays) -> set[str]:
-    """Return the taps' last parts where a value differs from the reference, computed from the previous taps."""
+    """Return the last parts of the names of taps that differ if the reference uses the port's earlier taps."""
     ours = walk(probe, found)
     return {tap.split(".", 3)[-1] for tap, value in found.items() if not is_same(value, ours[tap])}
 

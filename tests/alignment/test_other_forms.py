@@ -73,7 +73,7 @@ def test_turns_that_read_later_ones_and_turns_of_other_shapes_are_no_loop(probe:
 
 
 def steps(more: Sequence[int]) -> list[Operation]:
-    """Return the operations of a port that runs one token per call; later calls read a cache, in the lines `more`."""
+    """Return the operations of a port that runs one token per call; later calls also run the lines `more`."""
     operations: list[Operation] = []
     for token in range(LENGTH):
         operations.append(operation(1, np.full(2, float(token))))

@@ -345,7 +345,7 @@ def test_a_table_has_every_name_and_figure_whole(width: int, quartiles: bool) ->
 
 
 def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
-    """Leave out workloads without peers, whose weights no other library can load; only our columns decode in NumPy."""
+    """Use only workloads whose weights some other library can load. No other library decodes in NumPy."""
     for workload in (
         each for each in WORKLOADS.values() if each.peers and each.device == "" and not each.name.startswith("tiny")
     ):

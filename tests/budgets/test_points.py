@@ -1,4 +1,4 @@
-"""Test that budgets from fewer measurements, and comparisons and answers in parts, give the same results."""
+"""Test that fewer measurements give the same budgets, and that comparing or answering in parts changes no result."""
 
 import math
 import socket

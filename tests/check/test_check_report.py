@@ -66,7 +66,7 @@ REACH = ClaimResult("forward.reach", "agrees", 0.59, 1.0, "logits (length 5, bat
 @for_each(
     ("shown", "says"),
     [
-        (report(fault(0, HALF)), "this explains 37% of the error, and the rest is unexplained."),
+        (report(fault(0, HALF)), "the known causes explain 37% of the error, and the rest is unexplained."),
         (report(fault(0, HALF, BIAS)), "With this fixed, the rest agrees (remaining error 3e-07)."),
         (report(fault(0, SCALE), not_compared=(STEPS,)), "With this fixed, the forward pass agrees (remaining error"),
         (report(fault(0, COMPUTED)), "With this fixed, the rest agrees."),
@@ -91,7 +91,7 @@ def test_the_sentence_of_one_explained_fault_has_nothing_else() -> None:
 @for_each(
     ("shown", "says"),
     [
-        (report(fault(0, HALF)), "this explains 37% of the error, and the rest is unexplained"),
+        (report(fault(0, HALF)), "the known causes explain 37% of the error, and the rest is unexplained"),
         (report(verdict="agrees"), "at most 50 % of the tolerance is used"),
         (report(verdict="inconclusive"), "at most 50 % of the tolerance is used"),
         (report(verdict="inconclusive", claims=(LOSS,)), "at most 59 % of the tolerance is used (loss: mixed)"),

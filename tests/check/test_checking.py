@@ -61,7 +61,7 @@ class Autocast(Gpt2):
 
 
 class RoundedLogits(Gpt2):
-    """Approximates GELU, and rounds only its logits."""
+    """A GPT-2 that approximates GELU, and rounds only its logits."""
 
     def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
         return self.linear(f"{at}.down", F.gelu(self.linear(f"{at}.up", x), approximate="tanh"))
@@ -222,7 +222,7 @@ def causes(report: Report) -> list[str]:
 
 @pytest.mark.long
 def test_a_tap_that_the_port_shows_is_compared_and_contradicts_a_cause() -> None:
-    """Use a port that shows twice the value that it uses. The scale of its scores explains only its logits."""
+    """Use a port that returns twice the attention output that it uses. The wrong scale explains only its logits."""
     report = check(Showing, config=GPT2)
     assert {item.tap for item in report.measured} == set(probes.probes_of(GPT2, "gpt2")["mixed"].oracle.expected)
     (scores,) = report.faults
@@ -249,7 +249,7 @@ def test_a_fault_that_shows_at_other_sizes_alone_has_its_cause_and_line(
 
 
 class PadsKeysFromSixtyFive(Gpt2):
-    """Adds a visible key of zeros in long texts. This has the effect of a sink, but the port has no sinks."""
+    """A GPT-2 that adds a visible key of zeros in long texts, which has the effect of a sink. The port has no sinks."""
 
     def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (

@@ -88,7 +88,7 @@ def defaults(node: ast.FunctionDef | ast.ClassDef) -> dict[str, str]:
 
 
 def replaced(specified: list[str], found: list[str]) -> list[str]:
-    """Return a framework's arguments without `device`, and without the module replacing `config` or `parameters`."""
+    """Return a framework's arguments without `device`, `config`, and the module in the place of `parameters`."""
     found = [name for name in found if name not in ("self", "config", "device")]
     begin = next((place for place, name in enumerate(specified) if name in ("config", "parameters")), None)
     rest = [name for name in specified if name not in ("config", "parameters")]
@@ -194,7 +194,7 @@ def _missing(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
 def test_a_backend_without_its_framework_is_left_out_and_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     _missing(monkeypatch, "a_framework")
     assert backends.installed() == ["numpy"]
-    assert backends.absent() == {"theirs": "it cannot be imported (No module named 'a_framework')"}
+    assert backends.absent() == {"theirs": "its framework cannot be imported (No module named 'a_framework')"}
 
 
 def test_a_backend_that_lacks_a_module_of_its_own_is_broken_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:

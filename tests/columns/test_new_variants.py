@@ -71,7 +71,7 @@ def test_a_wrong_shape_of_a_new_input_is_refused(backend: Backend) -> None:
 
 
 def test_steps_agree_with_the_forward_pass(backend: Backend) -> None:
-    """Step in chunks with a filler, whose value may not enter the state."""
+    """Step in chunks with a filler, whose value must not enter the state."""
     config = decoder()
     parameters = initialize_parameters(config, 7)
     oracle, forward = forward_oracle(config, parameters, {"tokens": TOKENS}), backend(config, parameters)

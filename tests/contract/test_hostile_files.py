@@ -253,7 +253,7 @@ DOORS: dict[str, Callable[[Path, Bundle], object]] = {
 }
 
 CUT = {"cut", "no header", "empty", "two letters"}
-"""Files that a stopped port leaves: its outputs are read as far as they go."""
+"""Files that a stopped port may leave. The checker reads the complete part of these files."""
 
 
 @for_each(

@@ -154,7 +154,7 @@ def test_an_unexplained_step_to_the_logits_hides_no_true_cause(probes: dict[str,
 
 
 def test_a_cause_that_only_a_dropped_cause_follows_is_dropped(probes: dict[str, Probe]) -> None:
-    """An unexplained step to the logits denies the cause directly before it, which then confirms no earlier cause."""
+    """Unexplained logits contradict the cause at `decoder.output`, which then cannot confirm the earlier cause."""
     name, probe = next(iter(probes.items()))
     wheres = ["decoder.layers.1.output", "decoder.output"]
     faults = [hypotheses(probe.config, [where])[0] for where in wheres]
@@ -361,7 +361,7 @@ def showing(**fields: Any) -> Callable[..., Any]:
 @pytest.mark.long
 def test_a_port_that_shows_its_activations_is_told_that_it_is_another_model() -> None:
     report = check(showing(norm="rms", positions="rotary", activation="silu"), "notes-lm", budget=120)
-    assert sentence(report).startswith("This is not notes-lm: it has ")
+    assert sentence(report).startswith("The port is not notes-lm: it has ")
     assert "norm rms (not layer)" in sentence(report) and "`transparity fit`" in sentence(report)
     ports = {name: pair["port"] for name, pair in report.as_dict()["other_fields"].items()}
     assert ports | {"norm": "rms", "positions": "rotary", "activation": "silu"} == ports

@@ -1,4 +1,4 @@
-"""Test walks from recorded activations; faults that exclude each other, and near ties of experts, are not reported."""
+"""Test walks from recorded activations: they report neither faults that exclude each other nor near-ties of experts."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_another_choice_in_a_near_tie_changes_the_logits() -> None:
 
 @pytest.mark.parametrize("logits_only", [False, True])
 def test_another_choice_in_a_near_tie_is_no_fault(logits_only: bool) -> None:
-    """With taps, the port's own scores decide. With near ties at most positions, logits do not suffice to agree."""
+    """Expect `agrees` if the port returns taps; otherwise `inconclusive` if near-ties affect most positions."""
     report = verdict(probe(), answers(probe(), last_of_equals), logits_only=logits_only)
     assert not report.faults
     assert any(note.startswith("near_ties: ") for note in report.notes)

@@ -80,7 +80,7 @@ def test_a_loader_of_float8_is_given_the_folder_and_one_that_leaves_out_the_scal
     options: dict[str, Any] = {"family": "llama", "audit": False, **given}
     report = check(load, **options)
     assert report.verdict == "agrees"
-    assert any("its weights are stored as float8" in note for note in report.notes)
+    assert any("the weights are stored as float8" in note for note in report.notes)
     wrong = check(lambda folder: load(folder, with_scales=False), **options)
     assert wrong.verdict == "diverges"
 

@@ -336,7 +336,7 @@ def load(folder):
     ("port", "options", "number", "of_port", "of_numpy"),
     [
         ("build", ("--preset", "notes-lm"), "", "1", ["[1]"]),
-        ("build", ("--preset", "notes-lm"), "2", "2", ["[2]", "[1]"]),  # or as many as the machine has
+        ("build", ("--preset", "notes-lm"), "2", "2", ["[2]", "[1]"]),  # one if the machine has a single core
         ("build", ("--config", "config.json"), "", "None", None),
         ("load", ("--family", "llama", "--set", "vocab_size=99"), "", "None", None),
     ],
@@ -350,7 +350,7 @@ def test_only_small_models_are_computed_with_one_thread(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Expect one thread in the checker and in the port, and the user's own `number` to replace it."""
+    """Expect one thread in the checker and in the port, or the `number` of threads that the user has set."""
     monkeypatch.chdir(tmp_path)
     Path("says.py").write_text(SAYS_THREADS)
     Path("config.json").write_text(CONFIG.to_json())
@@ -362,7 +362,7 @@ def test_only_small_models_are_computed_with_one_thread(
 
 
 def test_small_models_use_one_thread_in_the_process_of_a_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expect the caller's number for other models, afterwards, and if the user chose a number."""
+    """Expect the usual number of threads for other models, after the check, and if the user has set a number."""
 
     def numbers() -> list[int]:
         return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]

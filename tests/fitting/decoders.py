@@ -110,7 +110,7 @@ class TwoMasks(Decoder):
 
 
 def averaged(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend, and keep the weights in another order and their mean over the heads, as some modules return them."""
+    """Attend; like some modules, also compute the weights in another order, and their mean over the heads."""
     length = q.size(2)
     scores = q @ k.transpose(-2, -1) / k.size(-1) ** 0.5
     weights = scores.masked_fill(layer.attn.bias[:, :, :length, :length] == 0, -torch.inf).softmax(-1)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A GPT of flax.linen, a module with a longest input, and modules that no configuration describes."""
+"""A GPT of flax.linen, a module with a maximum length, and modules that no configuration describes."""
 
 import dataclasses
 import functools

@@ -100,7 +100,7 @@ MODELS: dict[str, Found] = {
     "frozen maps": Found(decoders.frozen, like(ARRAYS)),
     "half precision": Found(lambda: decoders.GPT().bfloat16(), like(ARRAYS)),
     "norms of several eps": Found(
-        decoders.of_two_eps, {}, is_confirmed=False, remarks=("decoder.final_norm has the eps 0.001, not 1e-05",)
+        decoders.of_two_eps, {}, is_confirmed=False, remarks=("decoder.final_norm has eps 0.001; the others 1e-05",)
     ),
     "padding in rows": Found(
         decoders.PaddedRows,
@@ -124,7 +124,7 @@ MODELS: dict[str, Found] = {
 LONG: dict[str, Found] = {
     "another scale": dataclasses.replace(
         drawn(num_heads=4, attention_scale="embed_dim"),
-        untold={"attention_scale": "head_dim with the multiplier 0.5 is equivalent"},
+        untold={"attention_scale": '"head_dim" with the multiplier 0.5 has the same effect'},
     ),
     "a long context": dataclasses.replace(
         drawn({}, positions="rotary", max_length=77),

@@ -89,7 +89,7 @@ MISTAKES = {
     "flax_module.py": ("epsilon=config.norm_eps, ", "", "norm-eps"),
     "mlx_model.py": ("x.shape[-1] ** -0.5", "q.shape[-1] ** -0.5", "attention-scale"),
 }
-"""A line, a common mistake as its replacement, and the cause, by example."""
+"""For each example: a line, a common mistake as its replacement, and the cause."""
 
 
 @pytest.mark.slow

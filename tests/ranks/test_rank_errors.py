@@ -1,4 +1,4 @@
-"""Test that a rank that dies, hangs, raises or disagrees is named in the error, and that all processes end."""
+"""Test that errors name the rank that dies, hangs, raises or disagrees, and that all processes end."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def lines() -> Iterator[tuple[Path, int, str]]:
 
 
 def alternatives() -> Iterator[tuple[Path, str]]:
-    """Yield what the comments of install lines name as another choice, and the page."""
+    """Yield the other extras that the comments of install lines name, and the page."""
     for page in PAGES:
         for found in ALTERNATIVES.finditer(page.read_text(encoding="utf-8")):
             yield page, found[1]
@@ -139,7 +139,7 @@ def run_command(line: str, clone: Path) -> int:
 
 
 def is_there(name: str) -> bool:
-    """Return whether an input file of a command exists; names of output files start with `check.` or `report.`."""
+    """Return whether a file in a command exists, or is an output, whose name starts with `check.` or `report.`."""
     return Path(name).exists() or name.startswith(("check.", "report."))
 
 

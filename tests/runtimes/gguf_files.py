@@ -51,7 +51,7 @@ Change = Callable[[dict[str, np.ndarray]], None]
 
 
 def named(family: str, name: str) -> str:
-    """Return the GGUF name of a tensor in a hub folder."""
+    """Return the GGUF name of a tensor in a Hugging Face folder."""
     stem, _, leaf = name.rpartition(".")
     layer = re.fullmatch(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)", stem)
     return f"blk.{layer[1]}.{NAMES[family][layer[2]]}.{leaf}" if layer else f"{NAMES[family][stem]}.{leaf}"

@@ -32,7 +32,7 @@ from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.running.loading import load_file
 
 LOADERS = {"bert": bert_module, "t5": t5_functional}
-"""Loaders of hub folders by family; the loaded model is the port."""
+"""Loaders of Hugging Face folders, by family; the loaded model is the port."""
 
 FILES = {name: module for module in (decoders, encoders, arrays) for name in module.PORTS} | LOADERS
 """The module that defines each port, by the port's name."""

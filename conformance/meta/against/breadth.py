@@ -120,7 +120,7 @@ def _alone(model_type: str, name: str, pipe: Any) -> None:
 
 
 def answer_of(model_type: str, name: str) -> dict[str, Any]:
-    """Return the number of stages that a class passed, measured in a process with limited time and memory."""
+    """Return the last stage that a class passed, in a process with limited time and memory, and why it stopped."""
     ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_alone, args=(model_type, name, theirs))
     began, answer = time.monotonic(), {"stage": "listed", "reason": "killed"}
@@ -154,7 +154,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def _reached(stage: str, first: str = STAGES[0]) -> Callable[[Trial, Answer], bool | None]:
-    """Return a function that judges whether a class passes `stage`; it returns None if the class fails at `first`."""
+    """Return a function that judges whether a class passes `stage`, or returns None if it has not passed `first`."""
 
     def judge(_: Trial, answer: Answer) -> bool | None:
         passed = STAGES.index(answer["stage"])

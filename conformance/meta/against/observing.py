@@ -36,7 +36,7 @@ def key_of(node: ast.AST) -> Key:
 
 
 class Observed(ast.NodeTransformer):
-    """A transformer that replaces each expression in a function's body by `_seen(key, expression)`."""
+    """An AST transformer that replaces each expression in a function's body by `_seen(key, expression)`."""
 
     def visit(self, node: ast.AST) -> Any:
         """Wrap an expression whose value is read; leave declarations unchanged."""

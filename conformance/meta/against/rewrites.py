@@ -58,7 +58,7 @@ HOLES: Mapping[str, Callable[[Site, ast.AST, ast.AST], bool]] = {
     "S": lambda site, node, whole: site.kind(node) in ("SiLU", "SiLUActivation"),
     "E": lambda site, node, whole: site.kind(node) == "GELUActivation",
 }
-"""The condition for each capital letter, given the matched and the whole expression. Other letters match all."""
+"""For each capital letter, a condition on the matched expression and the whole expression. Other letters match all."""
 
 _TABLES = tomllib.loads(Path(__file__).with_name("rewrites.toml").read_text(encoding="utf-8"))
 MISTAKES: dict[str, str] = _TABLES["mistakes"]

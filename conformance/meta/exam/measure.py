@@ -124,5 +124,5 @@ def line_of(trial: Trial, answer: Answer) -> str:
 
 def shares(found: Sequence[tuple[Trial, Answer]]) -> list[Share]:
     by_id = {trial.wanted.id: answer for trial, answer in found if "missing" not in answer}
-    # findings that the twin of a bug also has do not count
+    # audit findings that the bug's twin also has do not count
     return scores([vars(judged(exam()[name], by_id[name], by_id.get(twins()[name]))) for name in by_id])

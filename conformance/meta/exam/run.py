@@ -99,7 +99,8 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
 
 
 def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: np.random.Generator) -> Probe:
-    """Return one image, or random ids of ordinary tokens. If the model pools the end token, it is the last id."""
+    """Return one image, or random ids of ordinary tokens. If the model pools the end token, the last id is this
+    token."""
     special, length = {config.pad_id, config.bos_id, config.eos_id}, min(tokens, config.max_length)
     drawn = mixed_inputs(config)
     inputs = {name: drawn[name][:1] for name in config.input_names if name not in config.token_inputs}

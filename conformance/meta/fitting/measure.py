@@ -26,7 +26,7 @@ NUMBER, WANTED, SECONDS = 100, 0.95, 60.0
 
 
 def fitted(seed: int, *, single: bool = False) -> dict[str, Any]:
-    """Run `fit` on a random module; return wrong and undetermined fields. `single` modules have only float32."""
+    """Run `fit` on a random module; return wrong and undetermined fields. With `single`, modules have only float32."""
     name, config = drawn(seed)
     model = module(config, seed)
     if single:

@@ -19,7 +19,7 @@ from transparity.training import Training
 from transparity_conformance.oracle.backends import backend, installed
 
 LONG, ENDLESS = 10, 2**62
-"""A drawn number of tokens is below `LONG` or at least `ENDLESS`. Generating a number between would take too long."""
+"""A drawn number of tokens is below `LONG` or at least `ENDLESS`. Generating other numbers of tokens takes too long."""
 
 TOKENS = np.array([[1, 2, 3]])
 TRAINING = st.sampled_from([field.name for field in dataclasses.fields(Training)])

@@ -45,7 +45,7 @@ class TooLong(KeyboardInterrupt):
 
 
 class WrongAnswerError(Exception):
-    """An answer is wrong, such as agreement with a wrong port."""
+    """The checker's answer is wrong; for example, it agrees with a wrong port."""
 
 
 def outcome(run: Callable[[], str]) -> Outcome:

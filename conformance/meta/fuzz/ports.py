@@ -56,7 +56,7 @@ def _raising(error: type[BaseException], what: Any) -> Callable[..., Any]:
 
 
 Answer = Callable[[dict[str, Any]], Any]
-"""Functions that turn the correct taps into a port's answer."""
+"""A function that turns the correct taps into a port's answer."""
 
 raising: SearchStrategy[Answer] = st.builds(
     _raising, st.sampled_from((*wild.ERRORS, *wild.EXITS)), wild.names | st.builds(lambda: "x" * 10**6) | wild.hostile

@@ -27,8 +27,8 @@ def test_an_entry_computes_the_same(entry: Equivalent) -> None:
 
 
 def test_a_line_that_computes_something_else_is_no_entry() -> None:
-    """Check a line whose effect only one preset shows. With the line, decoding uses no cache if
-    `config.prefixes_agree` is true, and `prefixes_agree` is false only for `walkthrough`."""
+    """Use a line that inverts a condition. Most presets then decode without a cache, which changes nothing. Only
+    `walkthrough`, whose `prefixes_agree` is false, decodes with a cache, which is wrong."""
     line = "if +config.prefixes_agree or longest > config.max_length:"
     entry = Equivalent("transparity_numpy", "decoding.steps", line, "")
     assert difference_made(entry).startswith("walkthrough: tokens")

@@ -175,7 +175,7 @@ def drawn_catches(build: Backend) -> bool:
 
 
 ABOUT = {"head": "families", "rounding": "precision", "cache": "decoding", "steps": "decoding", "beams": "generation"}
-"""The topic of the claims about a file, if the file's name is not this topic. All other files get `forward`."""
+"""The topic of the claims about a file, by its name. Other files have the topic of the same name, or `forward`."""
 
 
 def topic(file: str) -> str:

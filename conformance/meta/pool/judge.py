@@ -90,7 +90,7 @@ class Judged:
 
 
 def judged(bug: Bug, answer: Answer, twin: Answer | None = None) -> Judged:
-    """Judge the answer to a bug or a control, without findings that the audit of the unchanged twin has, too."""
+    """Judge the answer to a bug or a control. Leave out findings that the audit of the unchanged twin also has."""
     way = _way(bug, answer, twin)
     faults = answer["faults"]
     first = faults[0] if faults else None

@@ -37,7 +37,7 @@ def checker(mistake: str) -> PortCheck:
 
 
 def measured(check: PortCheck, system: System) -> tuple[Report, dict[str, Any]]:
-    """Check one piece; return the report, the elapsed seconds, and the peak memory of both processes in bytes."""
+    """Check a layer, the embedding or the head; return the report, the seconds, and the processes' peak memory."""
     began = time.monotonic()
     report = check(system, lambda *_: None)
     peaks = {"checker": peak(os.getpid()), "port": peak(check.build.process.processes[0].process.pid)}

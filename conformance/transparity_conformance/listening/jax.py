@@ -1,7 +1,7 @@
 """Record each primitive that JAX runs, in Flax, Equinox and plain functions.
 
-The recording disables `jit`, so JAX runs one primitive at a time, and a jitted port may round in another way than
-usual. `scan`, `while_loop` and `cond` run as Python loops and branches. The jaxpr of a function under `checkpoint` runs
+The recording disables `jit`, so JAX runs one primitive at a time, and a port that uses `jit` may round differently.
+`scan`, `while_loop` and `cond` run as Python loops and branches. The jaxpr of a function under `checkpoint` runs
 equation by equation. The record contains each equation with the line that JAX traced.
 
 Integers and bools are recorded only on request. If they are left out, the operations before them count as inputs of

@@ -59,20 +59,17 @@ class Operation:
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
         """Return the line that probably passed wrong arguments to a function that several lines call.
 
-        `others` are operations with right results. Leave out all lines on the stacks of `others` with the same
-        name and innermost expression. Return the innermost line that remains on this stack. If none remains, return the
-        line that calls the function if several lines call it, otherwise the operation's own line.
+        `others` are operations with right results. Leave out the lines on the stack of each operation in `others` with
+        the same name and innermost expression. Return the innermost remaining line of this operation's stack. If none
+        remains, return the line that calls the function if several lines call it, otherwise the operation's own line.
         """
         same = (each for each in others if each.name == self.name and each.stack)
         alike = [each.stack for each in same if each.stack[0].is_at(self.source)]
         elsewhere = {line for stack in alike for line in stack}
-        callers = [
-            depth for depth in range(1, len(self.stack)) if len({each[depth] for each in alike if each[depth:]}) > 1
-        ]
-        return next(
-            (line for line in self.stack if line not in elsewhere),
-            (*self.stack[min(callers, default=0) :], self.source)[0],
-        )
+        depths = range(1, len(self.stack))
+        calls = (depth for depth in depths if len({each[depth] for each in alike if each[depth:]}) > 1)
+        rest = (line for line in self.stack if line not in elsewhere)
+        return next(rest, (*self.stack[next(calls, 0) :], self.source)[0])
 
 
 OURS = str(Path(__file__).parents[1]) + "/"

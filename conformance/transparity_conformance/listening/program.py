@@ -57,9 +57,9 @@ class Step:
     kwargs: Mapping[str, Any]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    """The indices of the results; for an in-place operation, the new indices of all tensors in this memory."""
+    """The indices of the results; for an in-place operation, the new indices of all tensors in the modified memory."""
     aliases: tuple[int, ...]
-    """For an in-place operation, the old indices of the tensors in this memory, in the order of `outputs`."""
+    """For an in-place operation, the old indices of the tensors in the modified memory, in the order of `outputs`."""
     written: int
     """The index of the tensor that the step modifies in place, or -1."""
     site: Hashable
@@ -75,7 +75,7 @@ class Step:
 
     @functools.cached_property
     def line(self) -> Hashable:
-        """A key of the innermost instruction and the operation, which is the same in all calls of a function."""
+        """A key of the innermost instruction and the operation. All calls of a function give the same key."""
         return (self.places[:1], *self.site[1:])  # type: ignore[index]
 
     @property

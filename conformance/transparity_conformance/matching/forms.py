@@ -150,8 +150,8 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
     """Return an operation's scores, in which each masked score is replaced by the score before the mask. If the port
-    scales the scores after the mask, or adds a position bias with the mask, the inserted scores change in the same
-    way."""
+    scales the scores after the mask, or adds a position bias with the mask, the inserted scores are also scaled or
+    biased."""
     value, before = operations[index].value, _scores_before(operations, index)
     if before is None:
         return value
@@ -219,8 +219,8 @@ def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> floa
 
 
 def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
-    """Remove the unused positions of preallocated buffers. Attention weights of unused positions are 0 in each row,
-    which shows the length of a buffer. An axis of this length is cut if the unused positions are constant."""
+    """Remove the unused positions of preallocated buffers. Attention weights have the length of a buffer if the weights
+    of some keys are 0 in every row. An axis of this length is cut if its unused positions are constant."""
     buffers: dict[int, np.ndarray] = {}
     for each in operations:
         size = each.value.shape[-1] if each.value.ndim > 2 else 0

@@ -39,7 +39,7 @@ def readers_of(inputs: Sequence[Iterable[int]]) -> dict[int, list[int]]:
 
 
 def made_from(inputs: Sequence[Iterable[int]], marks: Callable[[int], int] = lambda index: 1 << index) -> list[int]:
-    """Return the union of the `marks` of each node and all its ancestors. Marks are the bits of an int."""
+    """Return, for each node, the union of its `marks` and its ancestors' marks. Marks are the bits of an int."""
     sets: list[int] = []
     for index, given in enumerate(inputs):
         sets.append(functools.reduce(operator.or_, (sets[each] for each in given), marks(index)))
@@ -47,7 +47,7 @@ def made_from(inputs: Sequence[Iterable[int]], marks: Callable[[int], int] = lam
 
 
 def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return the index pairs of a longest common subsequence. Among several, return pairs of late elements."""
+    """Return the index pairs of a longest common subsequence. If there are several, prefer late elements."""
     ends, end = (len(one), len(other)), _alike(one[::-1], other[::-1])
     begin = _alike(one[: ends[0] - end], other[: ends[1] - end])
     same = [(i, i) for i in range(begin)]

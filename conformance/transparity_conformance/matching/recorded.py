@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of axes in a port: ours are split into `split`, permuted by `order`, and merged."""
+    """The order of axes in a port: the reference's axes are split into `split`, permuted by `order`, and merged."""
 
     ours: Shape
     split: Shape
@@ -148,7 +148,7 @@ class Recorded:
 
     @functools.cached_property
     def rounded(self) -> dict[str, list[np.ndarray]]:
-        """The recorded values that bfloat16 and float16 each represent exactly."""
+        """For bfloat16 and float16: the recorded values that the dtype represents exactly."""
         values = [self.operations[i].value for i in sorted(self.relevant) if self.prints[i] is not None]
         with np.errstate(over="ignore"):
             return {
@@ -191,13 +191,13 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values contain the same elements in any order. Masks of 0 and one number never match."""
+        """Return whether two values contain the same elements in any order. Arrays of 0 and one number never match."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield the `indices` of values with the elements of `ours` in any order, if an element is finite."""
+        """Yield the `indices` of values with the elements of `ours` in any order; none if no element is finite."""
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)
@@ -210,7 +210,7 @@ class Recorded:
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """Return the nearest match after `after` that `may_be` accepts. A later match must be twice as near."""
+        """Return the nearest match after `after` that `may_be` accepts. A later match must halve the distance."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):
@@ -228,7 +228,7 @@ class Recorded:
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield the port's values that fit a layout of `ours`, except duplicates, constants and infinite values."""
+        """Yield the port's values that fit a layout of `ours`; skip duplicates, constants and infinite values."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]

@@ -69,7 +69,7 @@ class Known:
         else:
             apart = share * max(-lowest, highest)
         ends = (np.abs(rows[:, 0] - lowest) <= apart) & (np.abs(rows[:, -1] - highest) <= apart)
-        # For most values, `ends` is false, so that they are not sorted.
+        # The smallest and largest element exclude most values, which then need no sorting.
         if not ends.any() or (prints := fingerprint(numbers)) is None:
             return []
         near = np.abs(rows[ends] - prints).max(axis=1) <= apart

@@ -20,7 +20,7 @@ def named() -> dict[str, str]:
 
 @functools.cache
 def absent() -> dict[str, str]:
-    """Return the backends whose framework is not installed, each with the import error. Raise all other errors."""
+    """Return the backends whose framework is not installed, each with the import error; other errors propagate."""
     missing = {}
     for name in named():
         try:
@@ -28,7 +28,7 @@ def absent() -> dict[str, str]:
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] == named()[name].partition(".")[0]:
                 raise
-            missing[name] = f"it cannot be imported ({error})"
+            missing[name] = f"its framework cannot be imported ({error})"
     return missing
 
 
@@ -50,6 +50,6 @@ def harness(name: str) -> Harness | None:
 
 
 def pinned(name: str) -> AbstractContextManager[None]:
-    """Return a context in which a backend has full float32 precision; without a harness, it has no effect."""
+    """Return a context in which a backend computes in full float32 precision; no-op for a backend without a harness."""
     parts = harness(name)
     return parts.pinned() if parts else nullcontext()

@@ -57,7 +57,7 @@ FITTED_WIDTH = Threshold(
     "scores were multiplied by 1/√width for five widths, in up to seven models with three probes each. If a factor was "
     "fitted to the float32 results, the width computed from the factor has a relative error of at most 1.8e-5",
 )
-"""If a scale 1/√width was fitted, the width counts as an integer within this relative distance."""
+"""A fitted scale 1/√width is reported with an integer width if the relative distance to the integer is at most this."""
 
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate: permuted features change the order of sums. "
@@ -112,7 +112,7 @@ def neighbours_of_drawn(inputs: Mapping[str, np.ndarray]) -> int:
 
 @functools.cache
 def epsilon(dtype: str) -> float:
-    """Return the distance from 1 to the next larger number of `dtype`."""
+    """Return the distance from 1 to the next larger number in `dtype`."""
     import ml_dtypes  # a late import, so that the command line starts faster
 
     return float(ml_dtypes.finfo(dtype).eps)

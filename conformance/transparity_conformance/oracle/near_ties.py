@@ -17,7 +17,7 @@ from transparity_numpy.experts import SCORES
 
 Arrays = Mapping[str, np.ndarray]
 Budget = Callable[[str], float]
-"""A function that returns the largest difference of an activation that rounding explains."""
+"""A function (name of an activation) → the largest difference that rounding explains."""
 
 
 def is_choice(tap: str) -> bool:

@@ -52,7 +52,7 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.given: tuple[list[Any], Mapping[str, Any]] | None = None
-        """JSON settings and arrays that, with `arrays`, determine the results; None if anything else does."""
+        """JSON settings and arrays that determine the results, with `arrays`; None if they depend on anything else."""
         self._noise: dict[str, dict[str, float]] = {}
         self._scales: dict[str, float] = {}
 
@@ -69,8 +69,8 @@ class Oracle:
         return budget_of(self.noise(dtype)[name], self.scale(name), dtype)
 
     def budget_for(self, error: float, name: str, dtype: str) -> float:
-        """Return a tolerance of a result that is right for a comparison with `error`. The tolerance increases with each
-        point, so the measurement stops as soon as the tolerance covers the error."""
+        """Return a tolerance of a result that is at least `error` if the full tolerance is. A further point can only
+        raise the tolerance, so the measurement stops as soon as the tolerance covers the error."""
         budget = 0.0
         for worst in self._by_points("float32" if dtype == "float64" else dtype):
             budget = budget_of(_scaled(worst, dtype)[name], self.scale(name), dtype)

@@ -50,7 +50,7 @@ class Probe:
     kept: frozenset[str] | None = field(default=None, kw_only=True)
     """The activations whose values the oracle keeps; None for all."""
     visible_changes: dict[tuple[str, str], bool] = field(default_factory=dict, init=False)
-    """A cache of `reach.features`: whether a change of a field changes the reference's results."""
+    """A cache for `reach.features`: for each change of a field, whether it changes the reference's results."""
 
     @functools.cached_property
     def oracle(self) -> Oracle:
@@ -62,7 +62,7 @@ class Probe:
         return {name: value.astype(np.float64) for name, value in self.parameters.items()}
 
     def budget(self, dtype: str) -> float:
-        """Return the largest difference of the logits that rounding explains."""
+        """Return the tolerance of the logits: the largest difference that rounding explains."""
         return self.oracle.budget("logits", dtype)
 
     @property
@@ -118,7 +118,7 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 
 def twin(probe: Probe) -> Probe:
-    """Return the probe with inputs in another order, except the first row and the first tokens."""
+    """Return the probe with the tokens of each row rotated, except the first row and the first token of each row."""
     inputs, purpose = dict(probe.inputs), "the inputs of another probe in another order"
     for name in probe.config.input_names:
         moved = inputs[name].copy()
@@ -134,7 +134,7 @@ DECAY_RATE = 0.4
 """The median decay rate of recurrent states. Part of a state remains after all tokens of a probe."""
 
 BIAS_OFFSET = 7.0
-"""The offset of a router's correction biases for odd seeds. The spacing of bfloat16 near 7 is 1/32."""
+"""The offset of a router's correction biases for odd seeds. Near 7, bfloat16 is so coarse that biases become equal."""
 
 HOT_SPREAD = 40.0
 """The standard deviation of scores in the probe `hot`, whose exponentials overflow in float32."""
@@ -164,7 +164,7 @@ def probe_parameters(
             if spread > SCORE_SPREAD and name.endswith(("query_norm.weight", "key_norm.weight")):
                 value = _heated(config, value, spread)
         elif name.endswith(("relative_bias.weight", ".sinks")):
-            pass  # added to scores, with the same spread
+            pass  # added to scores: keep the standard deviation 1
         elif name.endswith(("bias", "running_mean", "router_score_bias")):
             value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
             value += BIAS_OFFSET * (seed % 2) * name.endswith("router_score_bias")
@@ -372,7 +372,7 @@ def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
 
     Ports may fix a ratio of sizes; for example, a port may derive the feed-forward's width from the model's width.
     """
-    # With one head, both keys are 1, and the second entry applies.
+    # With one head, both keys of this dict are 1, and the value None applies.
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, 2)
     heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared}
     narrow = heads | {"attention_head_dim": None, "rotary_dim": None if config.rotary_dim is None else 2}

@@ -218,8 +218,8 @@ class MaskParts:
     def seen(self, settings: Mapping[str, Any]) -> Mask:
         """Return the attention mask with some parts changed by `settings`, for faults of masks.
 
-        The settings `past`, `padding`, `window` and `window_kind` are functions of this object. `begin` shifts the
-        chunks, `masks_padding` is whether to hide padding, and `inverted` inverts the mask.
+        `past`, `padding`, `window` and `window_kind` are functions that compute a part from this object. `begin` shifts
+        the chunks, `masks_padding` is whether to hide padding, and `inverted` inverts the mask.
         """
         mask = settings.get("past", lambda parts: parts.past)(self)
         if settings.get("masks_padding", self.masks_padding):

@@ -107,8 +107,8 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """A line about the port's behavior for each field that is faulty or raises an exception by accident, with the
-        first such value."""
+        """A line about the port's behavior for each field that is faulty or raises an exception by accident. The line
+        names the first value with this behavior."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:
@@ -138,7 +138,7 @@ class Audit:
 
     @property
     def _faults(self) -> list[Part]:
-        """The parts of `_parts` (fields or tensors) that have a fault, each with only the outcomes that are faults."""
+        """`_parts` (fields and tensors), with only the outcomes that are faults; a part without a fault is left out."""
         wrong = [
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts

@@ -26,7 +26,7 @@ class Meaning:
     """Public issues about this fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """The sentences about variants of a fault in the forward pass; `catalogue` composes sentences on other faults."""
+    """The sentence for each variant of a fault in the forward pass, unless `catalogue` composes the sentence."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]

@@ -100,7 +100,7 @@ class RanksComparison(Compared):
         if self.one_rank == "agrees":
             return f"1 rank and {self.count} ranks of the same code agree. "
         if self.one_rank == "inconclusive":
-            return f"{self.count} ranks were run; one rank of the same code could not be compared with them. "
+            return f"The port ran on {self.count} ranks, but a run of the same code on 1 rank could not be compared. "
         how = f"by {self.error:.2g} ({format_share(self.share)} its tolerance)"
         if not math.isfinite(self.error):
             how = "in its shape, or in values that are not finite,"

@@ -33,7 +33,7 @@ Differentiated = tuple[Arrays, Arrays | None]
 
 
 Named = tuple[None, Arrays, dict[str, str]]
-"""No loss, the gradients by the reference's names, and the reasons for missing gradients."""
+"""None in place of a loss, the gradients by the reference's names, and the reasons for missing gradients."""
 
 ROUTER_LOGITS = "output_router_logits"
 """The argument with which models of `transformers` return `aux_loss`, the auxiliary loss of their routers."""

@@ -50,7 +50,7 @@ def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
 
 
 def _cache_in(returned: Any, name: str) -> Any:
-    """Return the cache in a result: the attribute or key `name`, or the second item. Raise `TypeError` without one."""
+    """Return a result's cache: its attribute or key `name`, or its second item. Raise `TypeError` without a cache."""
     found = returned.get(name) if isinstance(returned, Mapping) else getattr(returned, name, None)
     if found is None and isinstance(returned, tuple | list) and len(returned) > 1:
         found = returned[1]
@@ -187,7 +187,7 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
 }
 """The ways to call a model: a function that makes the call, and a function that tests whether a model supports it.
 
-An MLX module takes a cache that its caller makes, and does not return it.
+An MLX module does not support `in_steps`, because its caller makes the cache, and its result contains no cache.
 """
 
 

@@ -1,4 +1,4 @@
-"""Matrices that stay in their file: a product reads blocks of rows one by one, and keeps one block in memory."""
+"""Matrices that stay in their file. A product with a matrix reads blocks of rows, and keeps one block in memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def have_equal_numbers(one: Any, other: Any) -> bool:
 class Mapped(NDArrayOperatorsMixin, InBlocks):
     """A matrix in a safetensors file, which NumPy treats as an array.
 
-    Products, row look-ups and casts read at most one block at a time. Any other operation reads the whole matrix.
+    `x @ W.T` and `W @ x` read a block at a time; a look-up reads rows. Other operations read the whole matrix.
 
     Args:
         path, name: the file, and the name of its tensor, which has two axes and is float32, float16 or bfloat16.
@@ -89,7 +89,7 @@ class Mapped(NDArrayOperatorsMixin, InBlocks):
         """Return the matrix with the dtype `dtype`; the values are rounded when they are read."""
         dtype = np.dtype(dtype)
         widened = np.promote_types(self.dtype, dtype) == dtype and len(self.casts) == 1
-        casts = (dtype,) if widened else (*self.casts, dtype)  # the earlier cast is exact in a wider dtype
+        casts = (dtype,) if widened else (*self.casts, dtype)  # the earlier cast was exact
         return self._as(casts, is_transposed=self.is_transposed)
 
     def _as(self, casts: tuple[np.dtype[Any] | Change, ...], *, is_transposed: bool) -> Mapped:

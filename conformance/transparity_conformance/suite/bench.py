@@ -74,7 +74,7 @@ class Bench:
         return Bench(self.subject, RemoteBackend(self.backend, parts, data, tensor))
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context in which float32 products have full precision; without a harness, it has no effect."""
+        """Return a context in which float32 products have full precision; no-op for a backend without a harness."""
         return self.parts.pinned() if self.parts else nullcontext()
 
     def function(self, name: str) -> Callable[..., Any]:

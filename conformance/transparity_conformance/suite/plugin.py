@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
-    config.addinivalue_line("markers", "slow: left out of the quick suite, `nox -s conformance`")
+    config.addinivalue_line("markers", "slow: not in the quick suite, which `nox -s conformance` runs")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Made-up variants as they describe themselves: a mixer, two inputs and a rotary scaling, each with its row."""
+"""Made-up variants: a mixer, two inputs and a rotary scaling, each with the row that describes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IBM's Foundation Model Stack, with its own loader of hub folders."""
+"""IBM's Foundation Model Stack, with its own loader of Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fms.models import get_model
 
 
 def load(folder: str) -> Any:
-    """Load the model in a hub's folder."""
+    """Load the model in a Hugging Face folder."""
     model = get_model("hf_pretrained", model_path=str(folder), data_type="float32").eval()
 
     def step(tokens: Any, cache: Any) -> tuple[torch.Tensor, Any]:

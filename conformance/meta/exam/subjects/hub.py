@@ -1,4 +1,4 @@
-"""Loaders of hub folders by transformers, with fused or plain attention, or with a cache."""
+"""Loaders that read Hugging Face folders with transformers: fused or plain attention, or with a cache."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Find the adapter of a model, whose parameters may have any names.
 
-The model is recorded in one run. Its tensors are then matched with the reference's parameters, in the order of the
-forward pass.
+The search records one run of the model. Then it finds the tensor of each parameter, in the order of the forward pass.
 """

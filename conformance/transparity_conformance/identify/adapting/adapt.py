@@ -30,7 +30,8 @@ MIDDLE, SPREAD = 0.6, 0.3
 
 
 def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw random numbers for tensors. Scale matrices by their smaller side, because their orientation is unknown."""
+    """Draw random numbers for tensors. Matrices are scaled by their smaller side, because it is unknown which is the
+    input."""
     random = np.random.default_rng(seed)
     values = {}
     for name, tensor in tensors.items():
@@ -42,7 +43,7 @@ def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndar
 
 
 def matched(model: Model, tensors: Mapping[str, np.ndarray], config: TransformerConfig, clock: Clock) -> FoundAdapter:
-    """Match the tensors of a model, possibly with its buffers, with the reference's parameters."""
+    """Find the reference's parameters in `tensors`: the parameters of the model, and possibly some of its buffers."""
     values = drawn(tensors)
     model.assign(values)
     lengths = (min(length, config.max_length) for length in (SOURCE, TARGET))
@@ -66,7 +67,7 @@ class Adapted:
     adapter: Adapter
     found: FoundAdapter
     wrong: str | None
-    """A clause about the difference of the logits; None if they agree or were not compared."""
+    """A phrase about the difference between the logits; None if they agree or were not compared."""
     misplaced: tuple[Misplaced, ...] = ()
     """Parameters that the loader stores in another tensor, or in another layout, than the model expects."""
 
@@ -85,9 +86,8 @@ def adapt(make: Make, config: TransformerConfig, *, budget: float | None = None)
     Then use the adapter to write random weights into the port, and compare its logits with the reference's logits.
 
     Args:
-        make: the port, as a class of modules or a function that returns a module, called as `Model()` or
-            `Model(config)`; or a function `build(config, parameters)`. For `build`, also check how the function loads
-            the parameters.
+        make: a module class, or a function that returns a module, called as `Model()` or `Model(config)`; or a function
+            `build(config, parameters)`. For `build`, also check into which tensors it loads the parameters.
         budget: the largest processor time of the search, in seconds.
 
     Raises `PortError` if the port cannot be built, or if a call of the port raises an error.
@@ -104,7 +104,7 @@ def adapt_model(
     budget: float | None = None,
     progress: Progress | None = None,
 ) -> Adapted:
-    """Find the adapter of an existing model (see `adapt`). `given` are the parameters that the model's loader
+    """Find the adapter of a model that is already built (see `adapt`). `given` are the parameters that its loader
     received."""
     told = progress or ignore_progress
     told("listening to the port", 0, 1)

@@ -1,4 +1,4 @@
-"""Enumerate the lines of an adapter that may read the reference's parameters from a port's tensors."""
+"""Enumerate the possible adapter lines of a parameter: a tensor of the port, possibly sliced, viewed or permuted."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class Pool:
             self.taken = before
 
     def free(self, ours: str) -> Iterator[Shapes]:
-        """Yield three growing groups of tensors with unused elements for the parameters at `ours`. The first group is
-        the most likely one. `ours` is a parameter or an activation.
+        """Yield three groups of tensors that may contain the parameters of `ours`, a parameter or an activation. Each
+        group includes the group before it, and all tensors have unused elements.
 
         1. The first number in the tensor's name is the layer's number, and the text before this number does not name
-        the other stack. 2. The layer's number is anywhere in the name. 3. All tensors.
+        the other stack. 2. The layer's number is anywhere in the name. 3. No condition.
         """
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
         place = in_layer(ours)
@@ -111,9 +111,9 @@ IsRight = Callable[[Lines, str], bool]
 def hypotheses_of(
     place: Place, config: TransformerConfig, pool: Pool, pools: Iterable[Shapes], is_right: IsRight
 ) -> Iterator[Lines]:
-    """Yield every combination of an adapter's lines that may select the parameters of `place`. `config` has all biases,
+    """Yield every combination of adapter lines that may select the parameters of `place`. `config` enables all biases,
     and `pools` are groups of tensors with unused elements, the most likely group first. `is_right` returns whether the
-    reference, with parameters from given lines, computes the port's value of an activation."""
+    reference computes the port's value of an activation with the parameters from given lines."""
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
     for shapes, in_one in itertools.product(pools, (True, False)):
         ways = [_ways(each, config, pool, shapes, is_right, in_one) for each in place.maps]
@@ -164,6 +164,6 @@ def _ways(
         parts = [parted(text, pool.shapes) for text in texts if text != ABSENT]
         modules = {name.rpartition(".")[0] for name, _ in parts} - {""}
         cuts = {FLAT.sub("", steps.removeprefix(".T")) for _, steps in parts if "[" in steps}
-        if len(cuts) <= 1 and (not in_one or len(modules) <= 1):  # a fused weight and its bias are split alike
+        if len(cuts) <= 1 and (not in_one or len(modules) <= 1):  # split a fused bias like its weight
             ways.append(dict(zip(each.parameters, texts, strict=True)))
     return [way for way in ways if is_right(way, each.tap)] if each.is_shown else ways

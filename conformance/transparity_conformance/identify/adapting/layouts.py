@@ -11,11 +11,11 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.running.adapters.notation import Shapes, size_of, sizes_of
 
 Rows = tuple[str, str]
-"""The steps of an adapter's line that select a parameter's rows in a matrix, and the matrix's number of rows."""
+"""The steps of an adapter line that select a parameter's rows in a matrix, and the number of rows of the matrix."""
 
 
 KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
-"""The number of inputs of each feature in convolutions and patch projections, as expressions for an adapter."""
+"""The number of inputs of each output feature in convolutions and patch projections, in the notation of adapters."""
 
 LAST_AXIS_FIRST = {"patch_projection": ".permute(3, 2, 0, 1)", "first_convolution": ".permute(2, 1, 0)"}
 LAST_AXIS_FIRST["second_convolution"] = LAST_AXIS_FIRST["first_convolution"]

@@ -51,15 +51,15 @@ class Misplaced:
             )
         if self.kept.replace(".T", "") == self.needed.replace(".T", ""):
             return f"your {self.kept.replace('.T', '')} is transposed: your model needs the values in {self.needed}"
-        return f"{self.ours} is loaded into {self.kept}, but your model computes it with {self.needed}"
+        return f"{self.ours} is loaded into {self.kept}, but your model reads it from {self.needed}"
 
 
 def misplaced(
     right: Lines, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> list[Misplaced]:
-    """Return the parameters that the port's loader stores in one tensor, but the model reads from another tensor.
-    `right` has the line from which the model reads each parameter, `parameters` what the loader received, and `tensors`
-    the loaded tensors. Return an empty list if the port has not loaded the parameters."""
+    """Return the parameters that the port's loader stores in one place, but the model reads from another place. `right`
+    has the line from which the model reads each parameter, `parameters` what the loader received, and `tensors` the
+    loaded tensors. Return an empty list if the port has not loaded the parameters."""
     pool, given = Pool(tensors, config), GIVEN[config.rope_layout]
     read = {name: line for name, line in right.items() if line != ABSENT}
     wrong = {name: line for name, line in read.items() if not _contains(line, parameters[name], pool)}

@@ -13,8 +13,8 @@ from transparity_conformance.diagnosis.walk import perturbed, walk
 from transparity_conformance.oracle.probes import Probe
 
 JOINED = dict.fromkeys(("query", "query_norm", "key", "key_norm"), "scores") | {"value": "context"}
-"""Activations that look alike, because linear maps of equal shape compute them from the same input. For each, the later
-activation that differs if two of the maps are swapped."""
+"""Activations that linear maps of equal shape compute from the same input. For each, the later activation that shows
+whether two of the maps are swapped."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ SCORES = ("scores", "weights", "scores in order")
 
 1. Attention scores and weights agree; if queries and keys were swapped, the weights would differ.
 2. Only the weights agree, because a port may shift its scores.
-3. Only the scores agree, with their axes in order, because a port may have a wrong mask.
+3. Only the scores agree, with queries before keys, because a port may have a wrong mask.
 """
 
 
@@ -69,8 +69,8 @@ class FoundAdapter:
 def search(
     config: TransformerConfig, tensors: Mapping[str, np.ndarray], inputs: Arrays, candidates: Recorded, clock: Clock
 ) -> FoundAdapter:
-    """Match a port's tensors, with random numbers, with the reference's parameters. `inputs` are one row without
-    padding, and `candidates` all values that the port computed from them, the output last."""
+    """Find the reference's parameters in a port's tensors, which contain random numbers. `inputs` are one row without
+    padding, and `candidates` all values that the port computed from this row, the output last."""
     found, own = FoundAdapter(), parameter_shapes(config)
     seeker = _Seeker(config, Pool(tensors, config), inputs, candidates, clock)
     own_row = Probe("adapting", "row", "", seeker.config, probe_parameters(seeker.config), inputs)
@@ -202,7 +202,7 @@ class _Seeker:
         return None
 
     def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
-        """Return whether every parameter affects the result with `fault`; other parameters cannot be identified."""
+        """Return whether every parameter affects `tap` with this fault; a parameter without effect fits any tensor."""
         values = self._values(lines)
         computed = self.reference.computed(values, tap, (fault,))[tap]
         names = [name for name, text in lines.items() if text != ABSENT]
@@ -216,7 +216,7 @@ class _Seeker:
         return best
 
     def fitting(self, parameter: str) -> tuple[str, ...]:
-        """Return the lines that select unused elements, as many as a parameter has."""
+        """Return the lines that select only unused elements, as many as a parameter has."""
         for shapes in self.pool.free(parameter):
             texts = [text for text in texts_of(parameter, self.config, shapes) if text != ABSENT]
             if left := [text for text in texts if not self.pool.flags(text).any()]:
@@ -250,8 +250,8 @@ class _Seeker:
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
     def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
-        """Add a bias of the port to each map without one, if the reference still matches. A match without the bias
-        proves nothing, because the port may add the bias later."""
+        """Add a bias of the port to each map without one, if the reference still matches. A match without the bias does
+        not show that the port has no bias: the port may add it in a later operation."""
         *_, every = self.pool.free(place.tap)
         for name in [name for name, text in lines.items() if text == ABSENT]:
             seen = next((each.tap for each in place.maps if name in each.parameters), place.tap)

@@ -32,7 +32,7 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
 
 
 def in_its_flow(found: Found, taps: Collection[str]) -> Found:
-    """Known faults may change the data flow. Use the changed data flow if it contains all `taps`."""
+    """Return `found` with the data flow that its known faults cause, if this data flow contains all `taps`."""
     flow = flow_of(found.probe, found.known)
     return dataclasses.replace(found, flow=flow) if flow.outputs.keys() >= {*taps} else found
 

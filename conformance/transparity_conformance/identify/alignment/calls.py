@@ -50,7 +50,7 @@ def with_line_of_step(
             source = _line(built, asked, fault.budget, fault.error)
         except PortProcessError:
             raise
-        except (PortError, TypeError) as error:  # TypeError: this time, the step returned another type
+        except (PortError, TypeError) as error:  # TypeError: in this call, the step returned another type
             return report.adding(notes=[f"the port's decoding steps could not be recorded: {error}"])
         found = dataclasses.replace(fault, source=None if source is None else dataclasses.asdict(source))
         return dataclasses.replace(report, faults=(*report.faults[:index], found, *report.faults[index + 1 :]))

@@ -47,8 +47,8 @@ class Flow:
         return reached
 
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
-        """Return, in order, the missing taps on which no `confirming` tap depends directly or through missing taps. A
-        router's choice confirms no tap, because other scores may lead to the same choice."""
+        """Return, in order, the missing taps on which no `confirming` tap depends, neither directly nor through missing
+        taps. A router's choice confirms no tap, because other scores may lead to the same choice."""
         telling = {tap for tap in confirming if not is_choice(tap)}
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
 
@@ -130,7 +130,7 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether a match splits its axes like the matches of the tap's inputs with the same shape."""
+        """Return whether a match splits features into heads like the matches of those inputs that have its shape."""
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
@@ -146,7 +146,7 @@ class Found:
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
         """Return the match of `tap` with which the reference computes the most later values of the port. Return None if
-        it computes none. `before` are the reference's values without the match, by default `ours`."""
+        no match gives such a value. `before` are the reference's values without the match, by default `ours`."""
         most, chosen = 0, None
         for match in matches:
             self.clock.check()

@@ -1,4 +1,4 @@
-"""Find taps that comparing values does not find: taps between two faults, and taps whose elements the port rearranges.
+"""Find taps that no comparison of values finds: taps between two faults, and taps whose elements the port rearranges.
 
 If two successive taps are wrong, the reference computes neither of their values. The missing tap is then the last value
 of the right size between the known taps before and after it.
@@ -63,8 +63,8 @@ def _confirmed(found: Found, possible: Mapping[str, Sequence[Match]]) -> dict[st
 
 
 def _fitting(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> list[int]:
-    """Return the values of the given shape that depend on the taps before `tap`, and lead to all taps after `tap`; the
-    last value first. Values that lead directly to each of these later taps come before other values."""
+    """Return the values of the given shape that depend on the taps before `tap`, and lead to all taps after `tap`.
+    Values that lead directly to each of these later taps come first; otherwise, later values come first."""
     if not made_from and known.flow.inputs[tap]:
         return []
     port, every = known.port, [match.index for match in known.matches.values()]
@@ -103,7 +103,7 @@ def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[
 
 
 def repeated(found: Found, lost: str) -> Match | None:
-    """Return the operation whose code computes the same tap in another layer, or None if layers run different code."""
+    """Return the operation that runs the code of this tap in another layer, or None if layers run different code."""
     named, port = in_layer(lost), found.port
     if named is None:
         return None
@@ -144,8 +144,8 @@ def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers
 
 
 def rearranged(found: Found, lost: str) -> Matches:
-    """Return later matches for taps before `lost` whose elements the port rearranges, such as merged heads. The
-    reference must then compute the port's values of the next taps."""
+    """If the port rearranges the elements of inputs of `lost`, for example when it merges heads, match these inputs
+    after the rearrangement. The reference must then compute the port's values of the next taps."""
     feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
     for is_any in (True, False):
         misplaced = {tap: _misplaced(found, tap, is_any) for tap in feeding}
@@ -157,8 +157,8 @@ def rearranged(found: Found, lost: str) -> Matches:
 
 
 def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
-    """Return the first operation after a tap that contains the tap's elements in another order. With `is_any`, every
-    order of the axes counts as the tap's order, not only the least permuted order."""
+    """Return the first operation after a tap that contains the tap's elements in another order. An order that a
+    permutation of the axes explains does not count; without `is_any`, only the least permutation is tried."""
     ours, match, port = found.values[tap], found.matches[tap], found.port
     same = {match.index}
     for index in port.by_size[ours.size]:
@@ -175,8 +175,8 @@ def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
 
 
 def further_on(found: Found, lost: str) -> Matches:
-    """Return later matches for one or two taps before `lost`; the reference then computes the port's value of `lost`.
-    For example, if a port normalizes queries and keys twice, both taps must move to the second norm."""
+    """Return later matches for one or two inputs of `lost` with which the reference computes the port's value of
+    `lost`. For example, if a port normalizes queries and keys twice, both taps must move to the second norm."""
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():
         others = found.without([tap])
@@ -196,8 +196,8 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return the taps that match the same value of the port as one of their inputs, if only `moved` taps read them. For
-    example, a port may apply a norm later than the reference does. The norm's tap then equals the norm's input."""
+    """Return the taps that only `moved` taps read, and that match the same value of the port as one of their inputs.
+    For example, a port may apply a norm later than the reference does. The norm's tap then equals the norm's input."""
     return [
         tap
         for tap, match in found.matches.items()

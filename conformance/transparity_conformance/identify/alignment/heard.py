@@ -63,16 +63,16 @@ class RecordedPort:
     calls: Mapping[str, AlignedCall]
     notes: tuple[str, ...] = ()
     probes: Mapping[str, Probe] = field(default_factory=dict)
-    """The probes of recorded calls that are not probes of the check."""
+    """Probes of recorded calls that the check itself does not use."""
 
 
 NOT_ASKED = RecordedPort({})
 
-RETURN_THEM = "if the port returns its activations, the check finds more"
+RETURN_THEM = "if the port returns its activations, the checker can find more faults"
 
 
 class AlignedRow(Probe):
-    """A probe with one row without padding. Its exact parameters stay in memory, because the reference runs often."""
+    """A probe with one row without padding. Its float64 parameters stay in memory, because the reference runs often."""
 
     keeps_exact = True
 
@@ -120,9 +120,9 @@ def hear(
     row: Probe | None = None,
     known: Combination = (),
 ) -> RecordedPort:
-    """Record a port whose logits are wrong, and find the taps that the port does not return. They are matched on `row`
-    (by default a row of the first probe), with the port's `known` faults in the reference. A large model is recorded
-    only on this row."""
+    """Record a port whose logits are wrong, and find the taps that the port does not return. Match them on `row` (by
+    default a row of the first probe); the reference has the port's `known` faults. Record a large model only on this
+    row."""
     first = next(iter(probes.values()))
     row = row or aligned_probe(first)
     if shows_all(probes, actual):

@@ -182,7 +182,7 @@ class _Right:
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
         """Return whether a value is right, within `tolerance` of its largest element. A table is right if it is
-        constant or whole, or if each element is in a table of the reference."""
+        constant or has only integers, or if each element is in a table of the reference."""
         sketch = _sketch(value)
         allowed = tolerance * (largest(sketch) or 1.0)
         if is_table and self._is_table(sketch if self.is_masked else sketch[~hides(sketch)], allowed):

@@ -77,8 +77,8 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """Return the first operation with the elements of `match` in the tap's order of axes, or None. In this order, axes
-    cannot be confused in other calls, where two may have the same length."""
+    """Return the first operation with the elements of `match` in the tap's order of axes, or None. In another call, two
+    axes may have the same length; in the tap's order, they cannot be confused."""
     if match.layout.is_in_order:
         return match
     value = port.read(match)
@@ -135,7 +135,7 @@ def _ways(
     learned: Layout,
 ) -> list[np.ndarray]:
     """Return the possible values of a tap, one for each order of axes; none for masked scores. Each operation of
-    `indices` computes some rows of the tap, with the shape `shape`."""
+    `indices` computes some rows of the tap; these rows have the shape `shape`."""
     values, config = [unmasked(operations, index) for index in indices], probe.config
     heads = config.num_heads, config.key_value_heads
     values = [each if each.size == math.prod(shape) else unrepeated(each, *heads) for each in values]
@@ -149,9 +149,9 @@ def _ways(
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
-    """Return, for each tap, the operation from which to read it in another call, which has the operations `moved` (None
-    for all). Prefer the tap's order of axes. Otherwise use a later operation with the same value: a framework may
-    multiply several rows by another operation."""
+    """Return, for each tap, the operation from which to read the tap in another call. `moved` has the operations that
+    occur in this call (None for all). Prefer an operation in the tap's order of axes. Otherwise use a later operation
+    with the same value, because frameworks may multiply several rows by another operation."""
     placed: dict[str, Match] = {}
     for tap, match in plan.matches.items():
         ways = (plan.in_order.get(tap), match, *plan.unchanged.get(tap, ()))
@@ -185,8 +185,8 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
     """Return a tap's value for each order of axes that agrees with the learned layout, or else for the least permuted
-    order. The layout comes from one row, so it does not show the batch axis. Return [] if it reorders another number of
-    features."""
+    order. The layout comes from one row, so it does not show the batch axis. Return [] if the layout reorders a
+    different number of features."""
     if learned.features and len(learned.features) != shape[-1]:
         return []
     fits = layouts(shape, value.shape, heads)
@@ -200,8 +200,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call. For an operation that computes a tap,
-    prefer the input of its readers' counterparts: in a loop over experts, the sum after the last iteration."""
+    """Map operations of the aligned call to their counterparts in another call. For a tap, the counterpart is the input
+    of its reader's counterpart: in a loop over experts, the sum after the last iteration."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

@@ -36,8 +36,8 @@ def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe])
 
 
 def alike_on_a_line(faults: Sequence[Divergence]) -> tuple[Divergence, ...]:
-    """Drop the causes of a line that computes other activations of the same kind wrongly without a known cause. For
-    example, a cause explains some norms only by chance if it does not explain all norms that the line computes."""
+    """Drop the causes of a line if another wrong activation of the same kind, computed by this line, has no cause. A
+    cause that explains only some of the norms that a line computes explains them by chance."""
 
     def computing(fault: Divergence) -> tuple[object, ...]:
         line = fault.source or {}
@@ -68,7 +68,7 @@ def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
 
 
 def _changes(value: np.ndarray, given: np.ndarray, tap: str) -> dict[str, list[float]]:
-    """Return the largest change of the tap's value `given` along each axis, with the last axis of a value of heads."""
+    """Return the largest change from `given` to `value` at each index of an axis; for heads, also of the last axis."""
     errors = error_profile(value, given)
     if given.ndim == 4:
         last = "key" if tap.endswith((".scores", ".weights")) else "feature"

@@ -28,7 +28,7 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads import HEADS
 
 FEW = 3
-"""The largest number of digits of a multiplier in an equivalent pair (scale, multiplier) that a report names."""
+"""A report names an equivalent pair (scale, multiplier) only if the multiplier has at most this number of digits."""
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
@@ -164,7 +164,7 @@ def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) ->
     found.fields["head_scale"], found.fields["head_multiplier"] = next(iter(scaled.items()))
     plain = {name: norm.times(1 / factor) if name == final else norm for name, norm in named.items()}
     others = eps_besides(plain, kind, eps)
-    found.remarks += [f"{name} has the eps {each:g}, not {eps:g}" for name, each in others.items()]
+    found.remarks += [f"{name} has eps {each:g}; the others {eps:g}" for name, each in others.items()]
     return kind, eps
 
 
@@ -195,13 +195,13 @@ def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _token_scale(found: FoundFields, last: Embedding) -> None:
-    """Express the factor of token embeddings by the simplest fields."""
+    """Express the factor of token embeddings by fields: the simpler one of two equivalent pairs (scale, multiplier)."""
     options = _scaled(last.scale, last.value.shape[1] ** 0.5)
     (name, multiplier), (other, another) = options.items()
     found.fields |= {"embedding_scale": name, "embedding_multiplier": multiplier}
     if digits(another) <= FEW and last.scale != 1:
-        found.untold["embedding_scale"] = f"{other} with the multiplier {another:g} is equivalent"
-        found.untold["embedding_multiplier"] = "it depends on embedding_scale"
+        found.untold["embedding_scale"] = f'"{other}" with the multiplier {another:g} has the same effect'
+        found.untold["embedding_multiplier"] = "the value depends on embedding_scale"
 
 
 def _positions(found: FoundFields, subject: FittedModel, parts: Parts) -> None:

@@ -224,7 +224,7 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
         return proof
     except ModuleError as error:
         error.add_note(
-            "`check` makes the failed call, too; return a function that pads the inputs and cuts the output."
+            "`check` makes the same call; replace the module by a function that pads the inputs and cuts the output."
         )
         raise
     finally:

@@ -21,7 +21,7 @@ FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spect
 """Names of inputs that contain frames of audio."""
 
 FIRST, LAST = 12, 4
-"""The numbers of first and last tokens that are tried as the padding token in a large vocabulary."""
+"""In a large vocabulary, only this many first and last tokens are tried as the padding token."""
 
 MOST = 512
 """The largest number of table rows to try as a length."""
@@ -31,7 +31,7 @@ Taken = TypeVar("Taken")
 
 
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Return the number of rows of the table that each input indexes, and inputs that the module accepts."""
+    """Return the number of table rows that each input may index, and inputs that the module accepts."""
     if "pixels" in subject.names:
         return {}, {"pixels": take_image(subject)}
     if subject.names.get("source") in FRAMES:

@@ -43,7 +43,7 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
     _read_padding(found, parts, calls[1], plain, padded)
     if obeys and list(parts.stacks) == ["decoder"]:
         found.fields["target_mask"] = "causal"
-        found.untold["target_mask"] = "with an attention_mask, both values have the same effect"
+        found.untold["target_mask"] = 'with an attention_mask, "causal" and "causal-and-padding" have the same effect'
     _read_counting(found, parts, calls[-1 if obeys else 1])
 
 
@@ -58,7 +58,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
                 found.fields["window_kind"] = "chunked"
             if "layer_types" not in windowed:
                 found.untold["layer_types"] = (
-                    f"any kinds of layers with the window fit, because all {len(own)} attention layers have the window"
+                    f"all {len(own)} attention layers have the window, so no layer shows which kinds have the window"
                 )
             return
     longest = max(len(each.masked[0]) for each in plain.values())
@@ -181,4 +181,4 @@ def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: S
     if "pad_id" not in found.fields:
         found.untold["pad_id"] = "no token is masked as padding"
     if found.fields.get("padding") == "attention-mask":
-        found.untold["target_mask"] = "with an attention_mask, both values have the same effect"
+        found.untold["target_mask"] = 'with an attention_mask, "causal" and "causal-and-padding" have the same effect'

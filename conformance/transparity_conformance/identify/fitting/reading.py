@@ -53,7 +53,7 @@ def read_attention(found: FoundFields, subject: FittedModel, parts: Parts) -> No
 
 
 def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str, np.ndarray]:
-    """Return the query and key of each attention, after their norms, by the reference's names; record the norms."""
+    """Return each attention's query and key after their norms, by the reference's names; add the norms to `found`."""
     result: dict[str, np.ndarray] = {}
     taken = {id(value) for value in found.parameters.values()}
     vectors = {name: value for name, value in subject.values.items() if value.ndim == 1 and id(value) not in taken}
@@ -132,10 +132,10 @@ def read_scale(found: FoundFields, heads: Heads) -> None:
         "attention_multiplier": multiplier,
         "attention_softcap": heads.scale.softcap,
     }
-    same = [f"{each} with the multiplier {m:g}" for *_, each, m in options if each != name and digits(m) <= 3]
+    same = [f'"{each}" with the multiplier {m:g}' for *_, each, m in options if each != name and digits(m) <= 3]
     if same:
-        found.untold["attention_scale"] = f"{' and '.join(same)} is equivalent"
-        found.untold["attention_multiplier"] = "it depends on attention_scale"
+        found.untold["attention_scale"] = f"{' or '.join(same)} has the same effect"
+        found.untold["attention_multiplier"] = "the value depends on attention_scale"
 
 
 def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stack: Stack, heads: Heads) -> None:

@@ -17,7 +17,7 @@ from transparity_conformance.identify.fitting.values.numbers import factor_betwe
 from transparity_conformance.listening.operation import Operation
 
 AHEAD = 40
-"""The number of later operations among which the result of a norm, or a sum with the residual, is searched."""
+"""The number of later operations in which to search for the result of a norm, or for a sum with the residual."""
 
 PLACES: tuple[NormPosition, ...] = ("pre", "post", "sandwich", "post-branch")
 
@@ -53,7 +53,7 @@ class End:
     """Matrices that may pool the states; empty if the head reads all states."""
 
     def of(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yield the values that the head may read if the states are `x`, with True for states and False for means."""
+        """Yield the values that the head may read if the states are `x`, and whether each is a state, not a mean."""
         if self.value.shape[1] != x.shape[1]:
             return
         if not self.choices and self.value.shape == x.shape:

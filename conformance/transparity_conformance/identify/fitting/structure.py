@@ -227,7 +227,7 @@ def _values(
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Yield features that are the value, and features whose sigmoid multiplies the context, if any.
 
-    Without such a gate, weights · value is the input of the output map. With a gate, the value is a map by itself.
+    Without such a gate, weights · value is the input of the output map. With a gate, the value has its own linear map.
     """
     batch, heads, queries, keys = softmax.weights.shape
     context = output.given.reshape(len(output.given), heads, -1)

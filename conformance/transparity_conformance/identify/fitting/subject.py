@@ -88,7 +88,7 @@ class FittedModel:
         self.loose: set[str] = set()
         """The inputs with images or audio for which the model accepts any number of patches or frames."""
         self.renamed: dict[str, str] = {}
-        """For each input that turned out to be an image: the former name in the reference, by the present name."""
+        """Maps the new name of an input that turned out to be an image to its previous name."""
         self.random = np.random.default_rng(seed)
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)

@@ -59,7 +59,7 @@ def is_choice(name: str) -> bool:
 def changes(config: TransformerConfig, name: str) -> list[Change]:
     """Return the changes of a field: all other choices, or all operations. Return no changes if the feature is off."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
-    if name == "layer_types":  # `layer_overrides` changes, too
+    if name == "layer_types":  # the change also removes `layer_overrides`
         return [(name, "alike")] if value else []
     if value is None or value is False or get_origin(kind) is Mapping:
         return []

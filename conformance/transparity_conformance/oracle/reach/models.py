@@ -283,7 +283,7 @@ def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel
     """Return a model and its calls.
 
     If `reached` is not 0, other calls already cover lengths up to `reached`. Then return only a few short calls, and
-    calls longer than `reached` across thresholds.
+    calls longer than `reached` just beyond thresholds.
     """
     calls = list(_calls(config, config.max_length))
     if reached:
@@ -316,7 +316,7 @@ DEPTH = 6
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
-    """Return a model with more layers, whose later layers may be wrong; () if the port refuses it."""
+    """Return a model with more layers, because only later layers may be wrong; () if the port refuses the model."""
     for types in _deep_types(config):
         depth = max(DEPTH, len(types))
         layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}
@@ -356,7 +356,7 @@ def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
 def narrow(config: TransformerConfig, longest: int, **others: Any) -> TransformerConfig:
     """Return a narrow configuration with few layers, and with the same thresholds of lengths.
 
-    Rotary heads keep their width, because angles depend on the width. `others` are further sizes to replace.
+    Rotary heads keep their width, because angles depend on the width. `others` replaces further sizes.
     """
     kept = ("rotary_original_length", "query_temperature_length", "relative_buckets", "relative_max_distance")
     sizes: dict[str, Any] = {name: getattr(config, name) for name in (*kept, "sliding_window", "layer_overrides")}

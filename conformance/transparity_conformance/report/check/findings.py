@@ -31,8 +31,8 @@ PRACTICALLY_ALL = 0.99
 """A difference counts as explained if its causes account for at least this share of it."""
 
 ROUNDED = 2.0**-23
-"""The spacing of float32 at 1. If a difference is smaller than its square, the checker computed both values, such as
-parts of a fused operation."""
+"""The spacing of float32 at 1. A remaining difference below ROUNDED² cannot come from a float32 port: both sides are
+computed by the checker in float64, such as parts of a fused operation."""
 
 _MOST_SPANS = 5
 
@@ -49,8 +49,8 @@ class Finding:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """The causes of the worst divergence, at their places in all divergences, without alternatives that do not
-        explain the other divergences."""
+        """The causes of the worst divergence, with their places in all divergences. Alternatives are left out if they
+        do not explain every divergence."""
         every = [cause for fault in self.faults for cause in fault.causes]
         return tuple(
             _in_common(cause, [each for each in every if _is_same(cause, each)]) for cause in self.worst.causes
@@ -190,7 +190,7 @@ def another_model(report: Report) -> str:
         return ""
     fields = listed([f"{name} {port} (not {given})" for name, (given, port) in report.other_fields.items()])
     named = "the model of the configuration" if report.preset == "config" else report.preset
-    return f"This is not {named}: it has {fields}; `transparity fit` finds the whole configuration of a model."
+    return f"The port is not {named}: it has {fields}; `transparity fit` finds the whole configuration of a model."
 
 
 def remedy(report: Report) -> str:
@@ -237,7 +237,7 @@ def _quoted(lines: Iterable[PortLine]) -> str:
 
 
 def partly(finding: Finding) -> str:
-    return f"this explains {finding.explained:.0%} of the error, and the rest is unexplained"
+    return f"the known causes explain {finding.explained:.0%} of the error, and the rest is unexplained"
 
 
 def worst_share(report: Report) -> str:
@@ -246,12 +246,12 @@ def worst_share(report: Report) -> str:
     if not where:
         return "nothing was compared"
     if used > 1:
-        return f"end to end, an error is {format_share(used)} its tolerance ({where})"
+        return f"the largest end-to-end error is {format_share(used)} its tolerance ({where})"
     return f"at most {format_share(used)} of the tolerance is used ({where})".replace("at most <", "less than ")
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest used share and its place. Leave out claims that agree with an error above the tolerance."""
+    """Return the largest used share and its place. Leave out claims that agree despite a share above 1."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(each.share, _place(each)) for each in report.claims if each.verdict != "agrees" or each.share <= 1]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))

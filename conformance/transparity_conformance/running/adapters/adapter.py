@@ -36,7 +36,7 @@ class Adapter:
     """For each parameter, the line that selects the port's elements. In a parameter's name and in its line, `{i}`
     stands for a layer's number."""
     zero: Sequence[str] = ()
-    """Lines that select the port's elements that are set to 0, such as biases that the reference lacks."""
+    """Lines that select elements of the port to set to 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()
     """Tensors of the port with elements that belong to no parameter; these elements stay unchanged."""
     asked: Mapping[str, Sequence[str]] = field(default_factory=dict)

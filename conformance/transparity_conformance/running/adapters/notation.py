@@ -95,7 +95,7 @@ def sizes_of(config: TransformerConfig) -> dict[str, int]:
 
 def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
     """Parse a line of an adapter, in which a number already replaces `{i}`. `sizes` maps letters to sizes. Raise
-    `AdapterError` if the port has no such tensor, or if a step such as `.view(…)` does not fit the tensor's shape."""
+    `AdapterError` if the port lacks the tensor, or if a step such as `.view(…)` does not fit the tensor's shape."""
     name, steps = parted(text, shapes)
     names = stacked(name, shapes) if "{n}" in name else (name,)
     if not names or names[0] not in shapes:

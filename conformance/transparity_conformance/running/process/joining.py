@@ -89,8 +89,8 @@ def _same(name: str, answers: Sequence[Any]) -> Any:
     for rank, answer in enumerate(answers):
         if type(answer) is not type(answers[0]) or answer != answers[0]:
             raise PortError(
-                f"Ranks 0 and {rank} answer {name} differently: {shown(answers[0])} and {shown(answer)}; expected the "
-                "same answer on every rank, or arrays with a declared placement."
+                f"Ranks 0 and {rank} give different answers for {name}: {shown(answers[0])} and {shown(answer)}; "
+                "expected the same answer on every rank, or arrays with a declared placement."
             )
     return answers[0]
 
@@ -99,10 +99,10 @@ Names = tuple[str, ...]
 
 
 class Whole:
-    """Selects the operations whose values are equal on all ranks.
+    """A selection of the operations whose values are equal on all ranks.
 
-    A port's first call decides for all later calls with the same operations, because shards of a shorter input may be
-    equal by chance.
+    A port's first call determines the selection for later calls with the same operations. In a later call, shards of a
+    shorter input may be equal by chance.
     """
 
     def __init__(self) -> None:

@@ -85,7 +85,7 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
     if not parameters.is_given_itself:
         return ()
     stored = parameters.stored_as
-    why = f"its weights are stored as {stored}" if stored else "a float32 copy does not fit into memory"
+    why = f"the weights are stored as {stored}" if stored else "a float32 copy does not fit into memory"
     return (f"load(folder) was given {parameters.folder} itself, not a float32 copy: {why}",)
 
 
@@ -115,7 +115,7 @@ def run_listening(
 
 
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-    """Call a port's method (the forward pass if empty); return its result and operations, also on integers."""
+    """Call a port's method (the forward pass if empty); return its result and all operations, even on integers."""
     answer: tuple[Any, list[Operation]] = call_port(_listened, forward, method, *args, whole_numbers=True, **named)
     return answer
 

@@ -51,7 +51,7 @@ class Closed(Exception):  # noqa: N818 - it is always caught
 
 
 class Kept:
-    """Marks a value that must stay in the port's process, even if it could be sent."""
+    """A value that must stay in the port's process, even if it could be sent."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -262,7 +262,7 @@ def described_backward(found: Backward) -> dict[str, Any]:
 
 
 def received_backward(answer: Any) -> Backward:
-    """Decode the backward pass that a port's process has sent; check everything, because it is not trusted."""
+    """Decode the backward pass that a port's process has sent; check everything, because the process is not trusted."""
     operations = received(answer["operations"])
     rows = zip(operations, answer["gradients"], answer["passes"], strict=True)
     kept = [(None if gradient is None else _gradient(each, gradient), bool(passes)) for each, gradient, passes in rows]

@@ -1,4 +1,4 @@
-"""Claims about decoding with a cache: for any split of a sequence into chunks, the logits equal the forward pass."""
+"""Claims that decoding with a cache, in chunks of any size, returns the logits of the full forward pass."""
 
 from __future__ import annotations
 
@@ -148,14 +148,14 @@ def single_row(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=WIDE, of_reference=True, quick=("float32",))
 def ragged_rows(bench: Bench) -> Iterator[ClaimEvidence]:
-    """If the rows of a batch advance by different numbers of tokens, the logits still equal the full forward pass."""
+    """If the rows of a batch advance by different numbers of tokens, the logits still equal the full logits."""
     for case in ("notes-lm", "qwen3-next", "mamba2"):
         yield from cached(bench, case, list(ragged(LENGTH, ROWS)))
 
 
 @claim(dtypes=("float32",), of_reference=True, quick=())
 def every_chunking(bench: Bench) -> Iterator[ClaimEvidence]:
-    """For every preset and every split of a sequence into chunks, the logits equal the full forward pass."""
+    """For every preset and every split of a sequence into chunks, the logits equal the logits of a forward pass."""
     ways = [*splits(LENGTH, ROWS), *ragged(LENGTH, ROWS)]
     for case in (*PRESETS, *UNPADDED):
         yield from cached(bench, case, ways)

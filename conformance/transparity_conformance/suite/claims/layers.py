@@ -127,7 +127,7 @@ def _drawn() -> Arrays:
 def _run(arrays: Arrays, tap: Tap) -> None:
     for name, rule in RULES.items():
         read, state = rule(*(arrays[name] for name in NAMES))
-        tap(f"read of {name}", read)
+        tap(f"output of {name}", read)
         tap(f"state of {name}", state)
 
 
@@ -140,12 +140,12 @@ def steps(bench: Bench) -> Iterator[ClaimEvidence]:
     for name in RULES:
         rule = bench.function(f"mixers.{name.removesuffix('_rule')}.{name}")
         read, state = rule(*given, begun)
-        yield record.oracle(oracle, f"read of {name}", read)
+        yield record.oracle(oracle, f"output of {name}", read)
         yield record.oracle(oracle, f"state of {name}", state)
         first, between = rule(*(x[:, :, :CUT] for x in given), begun)
         second, state = rule(*(x[:, :, CUT:] for x in given), np.asarray(between))
         whole = np.concatenate([np.asarray(first), np.asarray(second)], axis=2)
-        yield record.oracle(oracle, f"read of {name} in two calls", whole, f"read of {name}")
+        yield record.oracle(oracle, f"output of {name} in two calls", whole, f"read of {name}")
         yield record.oracle(oracle, f"state of {name} after two calls", state, f"state of {name}")
 
 
@@ -168,13 +168,13 @@ def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
 
 @claim(topic="normalization", harness=True)
 def layer(bench: Bench) -> Iterator[ClaimEvidence]:
-    """LayerNorm divides by √(variance + eps); the variance is the sum of squares divided by n, not by n − 1."""
+    """LayerNorm divides by √(variance + eps); the variance is the mean of squared deviations, divided by n."""
     yield from at_every_spread(bench, "norms.norm.layer_norm")
 
 
 @claim(topic="normalization", harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Document 003's norm divides by (standard deviation + eps); the variance is the sum of squares / (n − 1)."""
+    """Document 003's norm divides by (standard deviation + eps), with the standard deviation over n − 1."""
     yield from at_every_spread(bench, "norms.variants.layer_norm_unbiased")
 
 
@@ -189,7 +189,7 @@ def batch_evaluation(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="normalization", harness=True)
 def batch_statistics(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Batch statistics are each feature's mean and variance (divided by n) over all n positions of all rows."""
+    """Batch statistics are each feature's mean and variance (divided by n) over the n positions of all rows."""
     arrays = {"x": norm_inputs(2)["x"]}
     oracle = function_oracle("norms.batch.batch_statistics", arrays)
     for name, value in named_parts(bench.function("norms.batch.batch_statistics")(*arrays.values())):

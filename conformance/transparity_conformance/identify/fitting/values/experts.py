@@ -124,7 +124,7 @@ def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
 def _readings(
     router: Linear, per_token: int, operations: Sequence[Operation], begin: int, values: Mapping[str, np.ndarray]
 ) -> Iterator[Experts]:
-    """Yield the linear maps, scores and activations with which an operation's value is the sum of the experts."""
+    """Yield the maps, scores and activation with which an operation's value is the weighted sum of the experts."""
     rows, width = router.given.shape
     like = [(begin + i, each.value) for i, each in enumerate(operations) if each.value.size == router.given.size]
     seen = [(at, value.reshape(rows, width)) for at, value in like if value.shape[-1] == width]

@@ -67,7 +67,7 @@ class Head:
     activation: str = "none"
     """The activation of the pooler."""
     transform: Linear | None = None
-    """The linear map before an activation and the norm `norm`, whose result the head reads."""
+    """The linear map whose result the head reads after an activation and the norm `norm`."""
     norm: Norm | None = None
 
     @property

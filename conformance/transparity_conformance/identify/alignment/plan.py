@@ -194,7 +194,6 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
     same = [
         each for each in fits if len(each.split) == len(learned.split) and [x for x in each.order if x in told] == told
     ]
-    same = [each for each in same if each.order == learned.order] or same
     ways = [dataclasses.replace(fit, features=learned.features).to_ours(value) for fit in same or fits[:1]]
     return [way for i, way in enumerate(ways) if not any(np.array_equal(way, other) for other in ways[:i])]
 

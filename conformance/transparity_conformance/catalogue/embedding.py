@@ -69,6 +69,10 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
             if edge != "kept" or config.position_count == "visible":
                 change = partial(_moved, offset, edge)
                 yield fault("position-offset", f"{offset} {edge}", says=f"{begins}{words}", patch=change, value=offset)
+        if config.position_count == "visible":
+            counted = partial(_placed, COUNTS["all"], offset=offset)
+            says = f"{begins}, and count padding"
+            yield fault("position-offset", f"{offset} all", says=says, patch=counted, value=offset)
 
 
 def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -160,9 +164,12 @@ def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) ->
     return value - right_positions(state, site) + table[rows]
 
 
-def _placed(count: Callable[[np.ndarray], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
-    """Replace the learned positions by the rows of the table at `count(visible)` plus the position offset."""
-    table, ids = position_table(state, site), count(padding_at(state, site)[:, 0, 0]) + state.config.position_offset
+def _placed(
+    count: Callable[[np.ndarray], np.ndarray], state: WalkState, site: str, value: Value, offset: int = 0
+) -> Value:
+    """Replace the learned positions by the table's rows at `count(visible)` plus `offset` and the position offset."""
+    table, ids = position_table(state, site), count(padding_at(state, site)[:, 0, 0])
+    ids = ids + state.config.position_offset + offset
     return value - right_positions(state, site) + table[np.clip(ids, 0, len(table) - 1)]
 
 

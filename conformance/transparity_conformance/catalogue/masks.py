@@ -41,7 +41,7 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
         weights = attention_weights(scores, mask, hidden, sinks)
         if "blind" not in settings:
             return weights
-        blind = softmax(scores) if settings["blind"] == "by scores" else np.nan
+        blind = BLIND[settings["blind"]](scores)
         return np.where(mask.any(-1, keepdims=True), weights, blind)
     lowest = float(np.finfo(value.dtype).min) / 2
     shown = np.where(mask, scores, value.dtype.type(max(hidden, lowest)))
@@ -66,11 +66,18 @@ def sinks_at(state: WalkState, site: str) -> Value | None:
     return state.parameters.get(site.replace(".weights", ".sinks"))
 
 
+BLIND: dict[str, Callable[[Value], Any]] = {
+    "NaN": lambda scores: np.nan,  # a softmax over −∞
+    "zero": lambda scores: 0.0,  # fused attention of PyTorch
+    "by scores": softmax,
+}
+"""The weights of a query without a visible key, from its unmasked scores, in ports that do not give equal weights."""
+
+
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    """Yield three variants of a fault that hides all keys from some queries. The weights of these queries are equal,
-    NaN (softmax over −∞), or the softmax of the unmasked scores."""
+    """Yield the variants of a fault that hides all keys from some queries."""
     yield _masked(identity, variant, **settings)
-    for kind in ("NaN", "by scores"):
+    for kind in BLIND:
         yield _masked(identity, f"{variant}, {kind}", blind=kind, **settings)
 
 
@@ -85,7 +92,7 @@ CAUSAL_AND_PADDING = (
 )
 PADDING = (
     _masked("padding-ignored", "not hidden", padding=lambda m: np.ones_like(m.padding)),
-    _masked("padding-axis", "queries", padding=lambda m: m.query_padding),
+    *_hiding("padding-axis", "queries", padding=lambda m: m.query_padding),
 )
 PADDING_HIDDEN = tuple(_hiding("padding-ignored", "hidden", masks_padding=True))
 INVERTED = (

@@ -51,8 +51,7 @@ def operation_of(
 
 
 def maker(probe: Probe, call: AlignedCall, index: int) -> Operation:
-    """If the operation `index` applies a wrong mask, or looks up rows at positions that the port computes, return the
-    operation that makes the mask or the positions; otherwise, return the operation itself."""
+    """Return the operation `index`, or the earlier operation that makes its wrong mask or computes its positions."""
     operation = call.operations[index]
     is_masked, is_lookup = hides(operation.value).any(), not operation.inputs
     if not (is_masked or is_lookup):

@@ -87,7 +87,8 @@ def _with_line(fault: Divergence, report: Report, heard: RecordedPort, probes: M
         return fault
     site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
     if site in call.numbers:  # only the logits reveal the fault: use the line at which the fault acts
-        source = _line_of_site(site, report, call, probes[fault.probe])
+        tried = (_line_of_site(site, report, each, probes[key]) for key, each in heard.calls.items())
+        source = next(filter(None, tried), None)
     else:
         source = _line(fault, report, call, probes[fault.probe])
         fault = _with_own_lines(fault, report, call, probes[fault.probe])

@@ -123,6 +123,8 @@ class _Reporting(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         if not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
+        if not isinstance(node.slice, ast.Slice | ast.Tuple):  # row numbers, or one number
+            return self._wrapped(node, "subscript", "getitem", "value", "slice")
         node.slice = self.visit(node.slice)
         return self._wrapped(node, "subscript", "getitem", "value")
 

@@ -102,7 +102,10 @@ def _line_of_site(site: str, report: Report, call: AlignedCall, probe: Probe) ->
     with contextlib.suppress(Impossible):
         ours = walk(probe, {}, [each for each in hypotheses if each is not None], until=site)[site]
         match = Recorded(call.operations, call.taps["logits"], probe.config.num_heads, report.dtype).nearest(ours)
-        return call.operations[match.index].source if match and match.index < len(call.operations) else None
+        if match and match.index < len(call.operations):
+            wrong = {each for cause, where in told for each in (where, cause.at)}
+            right = behind_taps(call.operations, call.numbers, [tap for tap in call.numbers if tap not in wrong])
+            return call.operations[match.index].line_apart(right)
     return None
 
 

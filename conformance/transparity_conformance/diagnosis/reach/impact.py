@@ -33,7 +33,10 @@ def _cause(divergence: Divergence, number: int) -> Any:
 
 
 def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
-    """Return the impact of the deviations at `taps` or, without taps, of the whole port; None if no logits compare."""
+    """Return the impact of the deviations at `taps` or, without taps, of the whole port. Return None if no logits
+    compare, or if no tap is wrong: then only the logits of the whole port reveal the cause."""
+    if taps and not any(_wrong(result, taps) for result in results.values()):
+        return None
     real = changed = moved = padded = 0
     head = "logits"
     for result in results.values():
@@ -51,8 +54,12 @@ def _impact(results: Results, taps: Sequence[str]) -> Impact | None:
     return Impact({"changed": changed, "of": real}, moved, at_padding_only=bool(padded and not changed), head=head)
 
 
+def _wrong(result: ProbeResult, taps: Sequence[str]) -> list[str]:
+    return [tap for tap in taps if tap in result.recorded and result.share(tap) > 1]
+
+
 def _injected(result: ProbeResult, taps: Sequence[str]) -> np.ndarray:
-    wrong = [tap for tap in taps if tap in result.recorded and result.share(tap) > 1]
+    wrong = _wrong(result, taps)
     expected = result.probe.oracle.expected["logits"]
     if not wrong:
         return expected

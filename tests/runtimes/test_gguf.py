@@ -98,14 +98,23 @@ def test_a_wrong_file_diverges_by_its_cause_under_quantisation(
     assert checked.report["first_divergence"] == where
 
 
-YARN = {"rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_original_length": 8, "rotary_fast_turns": 32.0}
-AS_YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 8}
+YARN: dict[str, Any] = {
+    "rotary_scaling": "yarn",
+    "rotary_factor": 4.0,
+    "rotary_original_length": 8,
+    "rotary_fast_turns": 32.0,
+}
+AS_YARN: dict[str, Any] = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 8,
+}
 
 
 @pytest.mark.parametrize("key", [None, "rope.scaling", "rope.scaling.original_context_length"])
 def test_a_file_has_the_yarn_of_its_checkpoint(key: str | None, check: Check, tmp_path: Path) -> None:
     exported("qwen3", tmp_path / "hub", rotary_attention_factor=1 + 0.1 * math.log(4), **YARN)
-    wrong = {None: {}, "rope.scaling": {"rope.scaling.factor": 2.0}}.get(key, {str(key): None})
+    wrong: dict[str, Any] = {None: {}, "rope.scaling": {"rope.scaling.factor": 2.0}}.get(key, {str(key): None})
     path = write("qwen3", tmp_path / "hub", tmp_path / "model.gguf", **AS_YARN | wrong)
     checked = check(path, "--checkpoint", tmp_path / "hub")
     assert checked.exit_code == (1 if key else 0), checked.errors

@@ -70,7 +70,7 @@ SOFTCAPS = (
 ACTIVATIONS = {"gemma": "gelu-tanh", "gemma2": "gelu-tanh", "gpt2": "gelu-tanh"}
 """The activation function that llama.cpp uses for these architectures; llama.cpp uses SiLU for all others."""
 
-SHAPES = {key.field for key in (*SIZES, *GROUPED)}
+SHAPES = {key.field for key in (*SIZES, *GROUPED) if isinstance(key.field, str)}
 """Fields on which the shapes of weights depend."""
 
 CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention_head_dim", "rotated_dim": "rotary_dim"}
@@ -79,8 +79,8 @@ CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention
 
 def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
     eps = Key(RMS if config.norm == "rms" else LAYER, "norm_eps")
-    rotary = (*GROUPED, *ROTARY) if config.positions == "rotary" else ()
-    rotary += YARN if config.rotary_scaling == "yarn" else ()
+    rotary = (*GROUPED, *ROTARY, *(YARN if config.rotary_scaling == "yarn" else ()))
+    rotary = rotary if config.positions == "rotary" else ()
     return (*SIZES, eps, *rotary, *(SOFTCAPS if architecture == "gemma2" else ()))
 
 
@@ -95,13 +95,13 @@ def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Div
             faults.append(known_fault(name, "the key is missing, and llama.cpp has no default for it"))
         if key.field == ANY or (given is None and key.default is REQUIRED):
             continue
-        right = key.field(config) if callable(key.field) else getattr(config, key.field)
+        right = getattr(config, key.field) if isinstance(key.field, str) else key.field(config)
         value = (key.default(config) if callable(key.default) else key.default) if given is None else given
         if not isinstance(value, int | float) or not _is_same(value, right):
             said = f"{value:.6g}" if isinstance(value, float) else shown(value)
             how = said if given is not None else f"missing, so llama.cpp uses {said}"
             faults.append(known_fault(name, f"the value is {how}; expected {right}, as in the checkpoint"))
-            fields["" if callable(key.field) else CONFIG_NAMES.get(key.field, key.field)] = value
+            fields[CONFIG_NAMES.get(key.field, key.field) if isinstance(key.field, str) else ""] = value
     scaling, scaled = _scaling(file, config)
     others = [*faults, *scaling, *_not_expressed(file, config)]
     unknown = {"", *(CONFIG_NAMES.get(name, name) for name in SHAPES)} & set(fields)
@@ -137,11 +137,11 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
         raise LoadError(f"{file.path} cannot be checked, because the checker does not compare the factors of longrope.")
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
-    right = _kind("none" if config.rotary_scaling == "llama3" else config.rotary_scaling, config.rotary_factor)
+    expected = _kind("none" if config.rotary_scaling == "llama3" else config.rotary_scaling, config.rotary_factor)
     given, older = file.field("rope.scaling.factor"), file.field("rope.scale_linear")
     found = _kind(file.field("rope.scaling.type") or "linear", older if given is None else given)
-    if found[0] != right[0] or not _is_same(found[1], right[1]):
-        theirs, ours = (f"{shown(kind)} with the factor {factor:.6g}" for kind, factor in (found, right))
+    if found[0] != expected[0] or not _is_same(found[1], expected[1]):
+        theirs, ours = (f"{shown(kind)} with the factor {factor:.6g}" for kind, factor in (found, expected))
         says = f"the scaling is {theirs}; expected {ours}, as in the checkpoint"
         faults.append(known_fault(f"{file.architecture}.rope.scaling", says))
         fields = {"rotary_scaling": found[0], "rotary_factor": float(found[1])}

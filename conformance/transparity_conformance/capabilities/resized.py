@@ -137,7 +137,7 @@ RESIZED = Capability(
     attribute="resized",
     signature="resized(pixels) → the output of the model",
     purpose="the output for images of other sizes, with the positions of the patches interpolated bicubically, "
-    "a = −0.75, from edge to edge; for smaller images, PyTorch's antialias=True is right, too",
+    "a = −0.75, from edge to edge",
     ways=(Way("resized", _requests),),
     ask=functools.partial(ask_for_logits, "resized"),
     shapes=lambda key, request: {f"{key}/logits": request.shape},

@@ -432,9 +432,9 @@ def fit(
             found = fit_port(module, timeout)
         except FitError as error:
             text, note = unfinished(error)
-            if json_file is not None and text:
+            if json_file is not None:
                 write_text(json_file, text)
-                note = f'{json_file} has the fields that were found, and "?" for every other field: {note}'
+                note = f'{json_file} has the fields that were found, and "?" for every other field. {note}'
             error.add_note(note)
             raise
         for sentence in sentences(found, safe(module)):

@@ -36,6 +36,16 @@ def between_corners(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tenso
     return torch.nn.functional.interpolate(patches, size=size, mode="bicubic", align_corners=True)
 
 
+def smaller_without_aliasing(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    is_smaller = size[0] < patches.shape[2]
+    return torch.nn.functional.interpolate(patches, size=size, mode="bicubic", antialias=is_smaller)
+
+
+def smaller_cut(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    height, width = size
+    return bicubic(patches, size) if height > patches.shape[2] else patches[:, :, :height, :width]
+
+
 def interpolating(interpolated: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """Return a port that interpolates its positions with PyTorch."""
 
@@ -68,8 +78,9 @@ def compared(build: Callable[..., Any], name: str = "vit", **change: Any) -> Cap
 
 
 @pytest.mark.parametrize(("name", "offset"), [("vit", 0), ("clip_vision_model", 0), ("vit", 2)])
-def test_the_interpolation_of_pytorch_agrees(name: str, offset: int) -> None:
-    (claim,) = compared(interpolating(bicubic), name, position_offset=offset).claims
+@pytest.mark.parametrize("interpolated", [bicubic, smaller_without_aliasing])
+def test_the_interpolation_of_pytorch_agrees(interpolated: Any, name: str, offset: int) -> None:
+    (claim,) = compared(interpolating(interpolated), name, position_offset=offset).claims
     assert (claim.id, claim.verdict) == ("resized", "agrees")
 
 
@@ -92,6 +103,10 @@ def test_another_interpolation_is_named(interpolated: Callable[..., torch.Tensor
     ((cause,),) = [fault.causes]
     assert (fault.where, cause.mistake) == ("resized", "positions-resized")
     assert cause.says.startswith(says)
+
+
+def test_a_table_that_is_cut_for_smaller_images_diverges() -> None:
+    assert compared(interpolating(smaller_cut)).claims[0].verdict == "diverges"
 
 
 def test_other_sizes_are_listed_only_for_models_that_read_images() -> None:

@@ -354,9 +354,12 @@ def test_invalid_files_are_refused(saved: Callable[[str], Path], tmp_path: Path)
         index.write_text(json.dumps({"weight_map": names}))
         with refused(CheckpointError, message):
             import_checkpoint(folder)
-    index.unlink()
     for name in ("one.safetensors", "two.safetensors"):
         (folder / name).write_bytes(weights.read_bytes())
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
+    with refused(CheckpointError, f"{folder} has model.safetensors, and an index of other files; expected only one"):
+        import_checkpoint(folder)
+    index.unlink()
     (folder / "model.safetensors").unlink()
     with refused(CheckpointError, f"{folder} has one.safetensors, two.safetensors and no model.safetensors.index.json"):
         import_checkpoint(folder)

@@ -104,6 +104,11 @@ def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
     assert "The nearest template is" in result.stderr and "--against" in result.stderr
     assert '"num_heads": 3' in file.read_text()
+    port = tmp_path / "my.py"
+    port.write_text("from torch import nn\n\n\ndef made():\n    return nn.Linear(3, 3)\n")
+    result = invoke("fit", f"{port}:made", "--json", file)
+    assert (result.exit_code, set(json.loads(file.read_text()).values())) == (2, {"?"})
+    assert f'{file} has the fields that were found, and "?" for every other field. If' in result.stderr
 
 
 @pytest.mark.long

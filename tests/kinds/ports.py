@@ -84,7 +84,7 @@ def load(folder: str) -> Any:
             config = transformers.AutoConfig.from_pretrained(folder)
             self.inner = getattr(transformers, config.architectures[0])(config).float()
 
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        def forward(self, input_ids: torch.Tensor, attention_mask: Any = None, use_cache: Any = None) -> torch.Tensor:
             mask = attention_mask
             logits: torch.Tensor = self.inner(input_ids, attention_mask=mask).logits
             return logits

@@ -82,6 +82,7 @@ def metadata(family: str, folder: Path) -> dict[str, Any]:
     config = json.loads((folder / "config.json").read_text())
     if family == "gpt2":
         return {
+            "context_length": config["n_positions"],
             "block_count": config["n_layer"],
             "embedding_length": config["n_embd"],
             "feed_forward_length": 4 * config["n_embd"],
@@ -89,12 +90,14 @@ def metadata(family: str, folder: Path) -> dict[str, Any]:
             "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
         }
     found = {
+        "context_length": config["max_position_embeddings"],
         "block_count": config["num_hidden_layers"],
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config["rope_theta"],
     }
@@ -112,6 +115,7 @@ def write(
     kind: Any = KINDS.F32,
     change: Change | None = None,
     steps: Mapping[str, bool] | None = None,
+    parts: int = 1,
     **fields: Any,
 ) -> Path:
     """Write a GGUF file.
@@ -120,17 +124,19 @@ def write(
         kind: the type of matrices.
         change: a function that changes the converted tensors.
         steps: arguments of `converted`, which switch off steps of the conversion.
+        parts: the number of files of the model, of which this file is the first.
         fields: other metadata (`rope_freq_base=…`); None removes a key.
     """
     writer, tensors = gguf.GGUFWriter(path, family), converted(family, folder, **(steps or {}))
+    writer.add_uint16("split.count", parts)
     if change is not None:
         change(tensors)
     values = metadata(family, folder)
     values |= {next((key for key in values if key.replace(".", "_") == name), name): fields[name] for name in fields}
     for key, value in values.items():
         if value is not None:
-            add = writer.add_string if isinstance(value, str) else writer.add_float32
-            (writer.add_uint32 if isinstance(value, int) else add)(f"{family}.{key}", value)
+            kinds = {bool: writer.add_bool, str: writer.add_string, int: writer.add_uint32}
+            kinds.get(type(value), writer.add_float32)(f"{family}.{key}", value)
     for name, value in tensors.items():
         stored = kind if value.ndim == 2 and "position" not in name else KINDS.F32
         writer.add_tensor(name, gguf.quantize(value.astype(np.float32), stored), raw_dtype=stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,12 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("llama", {"rope_freq_base": 500.0}, "gguf-metadata", "llama.rope.freq_base"),
     ("llama", {"rope_freq_base": None, "attention_head_count_kv": None}, "gguf-metadata", GROUPS),
     ("llama", {"attention_layer_norm_rms_epsilon": 1e-3}, "gguf-metadata", "llama.attention.layer_norm_rms_epsilon"),
+    ("llama", {"context_length": None}, "gguf-metadata", "llama.context_length"),
+    ("llama", {"attention.causal": False}, "gguf-metadata", "llama.attention.causal"),
+    ("llama", {"rope.scale_linear": 4.0}, "gguf-metadata", "llama.rope.scaling"),
+    ("llama", {"rope.scaling.attn_factor": 1.2}, "gguf-metadata", "llama.rope.scaling.attn_factor"),
+    ("qwen3", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "gguf-metadata", "qwen3.rope.scaling"),
+    ("qwen3", {"attention_value_length": None}, "gguf-metadata", "qwen3.attention.value_length"),
     ("llama", {"change": lambda tensors: tensors.pop(HEAD)}, "gguf-tensor-missing", HEAD),
     ("llama", {"change": swapped(GATE, UP)}, "gguf-tensor-swapped", GATE),
     ("llama", {"change": taken(UP, lambda value: 2 * value)}, "gguf-scaled", UP),
@@ -89,6 +96,36 @@ def test_a_wrong_file_diverges_by_its_cause_under_quantisation(
     assert checked.exit_code == 1, checked.errors
     assert set(checked.causes) == {cause}
     assert checked.report["first_divergence"] == where
+
+
+YARN: dict[str, Any] = {
+    "rotary_scaling": "yarn",
+    "rotary_factor": 4.0,
+    "rotary_original_length": 8,
+    "rotary_fast_turns": 32.0,
+}
+AS_YARN: dict[str, Any] = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 8,
+}
+
+
+@pytest.mark.parametrize("key", [None, "rope.scaling", "rope.scaling.original_context_length"])
+def test_a_file_has_the_yarn_of_its_checkpoint(key: str | None, check: Check, tmp_path: Path) -> None:
+    exported("qwen3", tmp_path / "hub", rotary_attention_factor=1 + 0.1 * math.log(4), **YARN)
+    wrong: dict[str, Any] = {None: {}, "rope.scaling": {"rope.scaling.factor": 2.0}}.get(key, {str(key): None})
+    path = write("qwen3", tmp_path / "hub", tmp_path / "model.gguf", **AS_YARN | wrong)
+    checked = check(path, "--checkpoint", tmp_path / "hub")
+    assert checked.exit_code == (1 if key else 0), checked.errors
+    assert checked.report["first_divergence"] == (key and f"qwen3.{key}")
+
+
+def test_a_part_of_a_split_file_is_refused(wide: Hub, check: Check, tmp_path: Path) -> None:
+    path = write("llama", wide("llama"), tmp_path / "model-00001-of-00002.gguf", parts=2)
+    checked = check(path, "--checkpoint", wide("llama"))
+    assert checked.exit_code == 2
+    assert checked.last_line.endswith(": it is one of 2 parts; join the parts with llama-gguf-split --merge.")
 
 
 def test_quantisation_is_told_from_the_mistakes_of_a_conversion(wide: Hub, check: Check, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,6 +56,8 @@ class LogitsRequest:
     named: Mapping[str, Any]
     alternatives: Callable[[], Iterator[tuple[Cause, np.ndarray]]]
     """A function that yields known faults, each with the logits of a port with this fault."""
+    conventions: Callable[[], Iterable[np.ndarray]] = tuple
+    """A function that returns the logits of other conventions, which are right, too."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -108,7 +110,11 @@ def judge_logits(way: Way, requests: Requests, answers: Answers, forward: Forwar
         return gap(logits[request][where[request]], expected[where[request]])
 
     found = {
-        request: Judged(beyond(request, request.expected()), request.budget(forward.dtype), request.name)
+        request: Judged(
+            min(beyond(request, right) for right in (request.expected(), *request.conventions())),
+            request.budget(forward.dtype),
+            request.name,
+        )
         for request in logits
     }
     worst = max(found, key=lambda request: found[request].share)

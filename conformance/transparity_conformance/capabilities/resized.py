@@ -51,6 +51,14 @@ def resampling(kernel: Callable[[np.ndarray], np.ndarray], corners: bool, new: i
 BICUBIC = functools.partial(resampling, functools.partial(cubic, -0.75), False)
 """The interpolation of PyTorch and `transformers`; Keys's own parameter is −½."""
 
+
+def without_aliasing(new: int, old: int) -> np.ndarray:
+    """Return the matrix (new, old) that interpolates like PyTorch with `antialias=True` for `new` ≤ `old`."""
+    scale = old / new
+    matrix = cubic(-0.5, ((np.arange(old) + 0.5) - scale * (np.arange(new)[:, None] + 0.5)) / scale)
+    return matrix / matrix.sum(axis=1, keepdims=True)
+
+
 OTHERS: dict[str, Resampling] = {
     "positions are interpolated bilinearly, not bicubically": functools.partial(resampling, linear, False),
     "positions are interpolated with the cubic kernel for a = −0.5, not a = −0.75": functools.partial(
@@ -73,13 +81,14 @@ def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICU
 
 
 def _grids(config: TransformerConfig) -> list[tuple[int, int]]:
-    """Return two grids that are larger than the model's in both directions and not square.
+    """Return two grids that are larger than the model's in both directions and not square, and a smaller square.
 
     The number of patches is a square, because the reference has configurations only for squares. A port that takes the
     square root of this number to find the height and width returns wrong results.
     """
-    low = math.isqrt(math.isqrt(config.max_length - config.class_token) - 1) + 1
-    return [(low**2, (low + 1) ** 2), ((low + 1) ** 2, low**2)]
+    own = math.isqrt(config.max_length - config.class_token)
+    low = math.isqrt(own - 1) + 1
+    return [(low**2, (low + 1) ** 2), ((low + 1) ** 2, low**2), *[(own - 1, own - 1)] * (own > 1)]
 
 
 @kept_in(0)
@@ -101,8 +110,13 @@ def _resized(probe: Probe, grid: tuple[int, int]) -> LogitsRequest:
         for says, parameters in wrong.items():
             yield Cause("positions-resized", says), transformer(config, parameters, pixels=pixels)
 
+    def conventions() -> Iterator[np.ndarray]:
+        if math.prod(grid) < probe.config.max_length - probe.config.class_token:
+            yield transformer(config, _interpolated(probe, grid, without_aliasing), pixels=pixels)
+
     part = Part(np.arange(ROWS), slice(None), whole)
-    return LogitsRequest(f"images of {height} × {width} pixels", whole, (part,), (pixels,), {}, alternatives)
+    says = f"images of {height} × {width} pixels"
+    return LogitsRequest(says, whole, (part,), (pixels,), {}, alternatives, conventions)
 
 
 def _requests(probes: Probes) -> Requests:

@@ -177,7 +177,13 @@ def _files(folder: Path) -> list[Path]:
     """Return the safetensors files that the index names; without an index, return the only file."""
     index = folder / INDEX
     if is_file(index):
-        return _indexed(index)
+        files = _indexed(index)
+        if is_file(folder / WEIGHTS) and folder / WEIGHTS not in files:
+            raise CheckpointError(
+                f"{folder} has {WEIGHTS}, and an index of other files; expected only one, because loaders choose "
+                "different ones."
+            )
+        return files
     found = sorted(folder.glob("*.safetensors"))
     if folder / WEIGHTS in found:
         return [folder / WEIGHTS]

@@ -145,7 +145,8 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
         args, named = arguments(add_mask(inputs, config), config, names)
         if may_have_no_mask(inputs, named, config, takes):
             del named["attention_mask"]
-        return whole(*map(array, args), **{name: array(value) for name, value in named.items()}, **settings or {})
+        further = {**without_cache(inputs, config, takes), **(settings or {})}
+        return whole(*map(array, args), **{name: array(value) for name, value in named.items()}, **further)
 
     def forward(**inputs: np.ndarray) -> Any:
         with without_gradients():
@@ -184,6 +185,15 @@ def may_have_no_mask(
         return False
     is_padded = any((inputs[name] == config.pad_id).any() for name in config.token_inputs)
     return takes is not None and takes.parameters["attention_mask"].default is None and not is_padded
+
+
+def without_cache(
+    inputs: Mapping[str, np.ndarray], config: TransformerConfig, takes: inspect.Signature | None
+) -> dict[str, bool]:
+    """Return `use_cache=False` for even lengths, if the model makes a cache unless told otherwise; else no argument."""
+    parameter = None if takes is None else takes.parameters.get("use_cache")
+    may_cache = parameter is not None and parameter.default in (None, True)
+    return {"use_cache": False} if may_cache and inputs[config.input_names[-1]].shape[1] % 2 == 0 else {}
 
 
 def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_gradients: Context) -> None:

@@ -63,7 +63,7 @@ class GgufCheck:
         faults = [*metadata, *named, *compared.faults, *head_faults(self.file, hub)]
         report = self._report(system.name, faults, compared)
         if len(usable) < len(hub.names) or fields is None:
-            why = "the logits: some weights of the checkpoint are missing from the file, or have wrong shapes there"
+            why = "the logits: the reference cannot run the file's shapes or metadata, or some weights are missing"
             return report.adding(not_compared=[why])
         progress("comparing logits", 1, 2)
         return self._with_logits(report, system, compared, fields, progress)

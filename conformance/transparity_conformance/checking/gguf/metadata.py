@@ -14,6 +14,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.files import file_size
+from transparity_conformance.checkpoints.tables.rotary import yarn_scale
 from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.report.report import Cause, Divergence
 from transparity_conformance.running.loading import LoadError, read_with
@@ -28,12 +29,18 @@ class Key:
     """A metadata key, with the corresponding field of our configuration."""
 
     name: str
-    field: str
+    field: str | Callable[[TransformerConfig], Any]
+    """The field, or a function that returns the right value."""
     default: Default = REQUIRED
     """The value that llama.cpp uses if the key is missing."""
 
 
+ANY = ""
+"""The field of a key that llama.cpp requires, and whose value changes no logits."""
+
 SIZES = (
+    Key("context_length", ANY),
+    Key("attention.causal", lambda config: config.architecture == "decoder", True),
     Key("block_count", "num_decoder_layers"),
     Key("embedding_length", "embed_dim"),
     Key("feed_forward_length", "feed_forward_dim"),
@@ -42,10 +49,17 @@ SIZES = (
 GROUPED = (
     Key("attention.head_count_kv", "key_value_heads", lambda config: config.num_heads),
     Key("attention.key_length", "head_dim", lambda config: config.embed_dim // config.num_heads),
+    Key("attention.value_length", "head_dim", lambda config: config.embed_dim // config.num_heads),
 )
 ROTARY = (
     Key("rope.freq_base", "rope_theta", 10_000.0),
     Key("rope.dimension_count", "rotated_dim", lambda config: config.head_dim),
+    Key("rope.scaling.attn_factor", lambda config: config.rotary_attention_factor / _yarn_scale(config), 1.0),
+)
+YARN = (
+    Key("rope.scaling.original_context_length", "rotary_original_length", lambda config: config.max_length),
+    Key("rope.scaling.yarn_beta_fast", "rotary_fast_turns", 32.0),
+    Key("rope.scaling.yarn_beta_slow", "rotary_slow_turns", 1.0),
 )
 RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 SOFTCAPS = (
@@ -56,7 +70,7 @@ SOFTCAPS = (
 ACTIVATIONS = {"gemma": "gelu-tanh", "gemma2": "gelu-tanh", "gpt2": "gelu-tanh"}
 """The activation function that llama.cpp uses for these architectures; llama.cpp uses SiLU for all others."""
 
-SHAPES = {key.field for key in (*SIZES, *GROUPED)}
+SHAPES = {key.field for key in (*SIZES, *GROUPED) if isinstance(key.field, str)}
 """Fields on which the shapes of weights depend."""
 
 CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention_head_dim", "rotated_dim": "rotary_dim"}
@@ -65,29 +79,33 @@ CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention
 
 def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
     eps = Key(RMS if config.norm == "rms" else LAYER, "norm_eps")
-    rotary = (*GROUPED, *ROTARY) if config.positions == "rotary" else ()
+    rotary = (*GROUPED, *ROTARY, *(YARN if config.rotary_scaling == "yarn" else ()))
+    rotary = rotary if config.positions == "rotary" else ()
     return (*SIZES, eps, *rotary, *(SOFTCAPS if architecture == "gemma2" else ()))
 
 
 def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any] | None]:
     """Return a fault for each wrong key, and the configuration's fields with the wrong values. If the shape of a weight
-    depends on a wrong field, return None instead of the fields."""
+    depends on a wrong field, or no field has the wrong value, return None instead of the fields."""
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
     for key in keys_of(config, file.architecture):
-        name, right, given = f"{file.architecture}.{key.name}", getattr(config, key.field), file.field(key.name)
+        name, given = f"{file.architecture}.{key.name}", file.field(key.name)
         if given is None and key.default is REQUIRED:
             faults.append(known_fault(name, "the key is missing, and llama.cpp has no default for it"))
+        if key.field == ANY or (given is None and key.default is REQUIRED):
             continue
+        right = getattr(config, key.field) if isinstance(key.field, str) else key.field(config)
         value = (key.default(config) if callable(key.default) else key.default) if given is None else given
         if not isinstance(value, int | float) or not _is_same(value, right):
             said = f"{value:.6g}" if isinstance(value, float) else shown(value)
             how = said if given is not None else f"missing, so llama.cpp uses {said}"
             faults.append(known_fault(name, f"the value is {how}; expected {right}, as in the checkpoint"))
-            fields[CONFIG_NAMES.get(key.field, key.field)] = value
+            fields[CONFIG_NAMES.get(key.field, key.field) if isinstance(key.field, str) else ""] = value
     scaling, scaled = _scaling(file, config)
     others = [*faults, *scaling, *_not_expressed(file, config)]
-    return others, None if {CONFIG_NAMES.get(name, name) for name in SHAPES} & set(fields) else fields | scaled
+    unknown = {"", *(CONFIG_NAMES.get(name, name) for name in SHAPES)} & set(fields)
+    return others, None if unknown else fields | scaled
 
 
 def _is_same(value: float, right: float | None) -> bool:
@@ -100,20 +118,35 @@ def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Diverg
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says),))
 
 
+def _yarn_scale(config: TransformerConfig) -> float:
+    return yarn_scale(config.rotary_factor, 1.0) if config.rotary_scaling == "yarn" else 1.0
+
+
+def _kind(kind: Any, factor: Any) -> tuple[Any, float]:
+    """Return a rotary scaling by a kind and a factor. Without a factor, llama.cpp scales nothing."""
+    number = float(factor) if isinstance(factor, int | float) and factor else 1.0
+    return ("none", 1.0) if kind == "none" or number == 1 else (kind, number)
+
+
 def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any]]:
     """Compare the rotary scaling, which a file stores as a kind with a factor, or as a tensor of factors. Return the
     faults and the fields with wrong values."""
     if config.positions != "rotary":
         return [], {}
+    if config.rotary_scaling == "longrope":
+        raise LoadError(f"{file.path} cannot be checked, because the checker does not compare the factors of longrope.")
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
-    linear = config.rotary_factor if config.rotary_scaling == "linear" else None
-    kind, factor = file.field("rope.scaling.type"), file.field("rope.scaling.factor")
-    found = factor if kind == "linear" else None
-    if found != linear and not (found and linear and _is_same(found, linear)):
-        says = f"rope.scaling is {shown(kind)} with the factor {shown(factor)}; expected {config.rotary_scaling}"
+    expected = _kind("none" if config.rotary_scaling == "llama3" else config.rotary_scaling, config.rotary_factor)
+    given, older = file.field("rope.scaling.factor"), file.field("rope.scale_linear")
+    found = _kind(file.field("rope.scaling.type") or "linear", older if given is None else given)
+    if found[0] != expected[0] or not _is_same(found[1], expected[1]):
+        theirs, ours = (f"{shown(kind)} with the factor {factor:.6g}" for kind, factor in (found, expected))
+        says = f"the scaling is {theirs}; expected {ours}, as in the checkpoint"
         faults.append(known_fault(f"{file.architecture}.rope.scaling", says))
-        fields = {"rotary_scaling": "linear", "rotary_factor": float(found)} if found else {"rotary_scaling": "none"}
+        fields = {"rotary_scaling": found[0], "rotary_factor": float(found[1])}
+        if found[0] == "yarn":
+            fields |= {"rotary_attention_factor": yarn_scale(found[1], 1.0), "rotary_fast_turns": 32.0}
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None and config.rotary_scaling != "llama3":
         return faults, fields
@@ -219,6 +252,8 @@ def _read(path: Path) -> GgufFile:
         raise ValueError("its byte order is big-endian")
     lists = {"tokens", "merges", "scores", "token_type"}
     fields = {name: field.contents() for name, field in reader.fields.items() if name.rpartition(".")[2] not in lists}
+    if (parts := fields.get("split.count", 1)) != 1:
+        raise ValueError(f"it is one of {parts} parts; join the parts with llama-gguf-split --merge")
     architecture = fields.get("general.architecture")
     if not isinstance(architecture, str):
         raise ValueError(f"its general.architecture is {shown(architecture)}")

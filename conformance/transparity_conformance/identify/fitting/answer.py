@@ -143,9 +143,8 @@ def unfinished(error: FitError) -> tuple[str, str]:
     The value "?" marks unknown fields in which the templates differ.
     """
     known = {name: value for name, value in error.known.items() if name not in SIZES}
-    others = {name: each for name, each in templates().items() if each.architecture == known.get("architecture")}
-    if not others:
-        return "", AGAINST
+    alike = {name: each for name, each in templates().items() if each.architecture == known.get("architecture")}
+    others = alike or templates()
     run = {name: value for name, value in known.items() if name not in NOT_RUN}
     name, differ = min(((name, apart(run, each)) for name, each in others.items()), key=lambda each: len(each[1]))
     but = listed([f"{field} is {_shown(ours)}, not {_shown(theirs)}" for field, (theirs, ours) in differ.items()])

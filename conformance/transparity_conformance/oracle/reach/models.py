@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,7 +157,22 @@ class ReachModel:
         """The calls, the most informative first; if there are masks, also one of the calls with another mask."""
         maskable = [call for call in self.calls if min(call[1]) > 2]  # the masks of shorter calls may be equal
         repeated = maskable[:1] if "attention_mask" in self.config.further_inputs else []
-        return [self.probe(*call) for call in self.calls] + [self.probe(*call, "another mask") for call in repeated]
+        found = [self.probe(*call) for call in self.calls]
+        return found + [self.probe(*call, "another mask") for call in repeated] + self._in_turns(found)
+
+    def _in_turns(self, found: Sequence[ReachProbe]) -> list[ReachProbe]:
+        """Return a text, two of its tokens, and the text: a port may take a token for the next of an earlier text."""
+        texts = [probe for probe in found if probe.batch == 1 and probe.lengths[-1] > 1]
+        if not texts or not any(probe.batch == probe.lengths[-1] == 1 for probe in found):
+            return []
+        text = min(texts, key=lambda probe: max(probe.lengths))
+        return [text, self._token(text, 1), self._token(text, 0), text]
+
+    def _token(self, text: ReachProbe, index: int) -> ReachProbe:
+        *others, last = self.config.input_names
+        cut = {last, *([] if others else self.config.further_inputs)}
+        inputs = {name: value[:, index : index + 1] if name in cut else value for name, value in text.inputs.items()}
+        return dataclasses.replace(text, name=f"token {index} of {text.name}", inputs=inputs)
 
     def probe(self, batch: int, lengths: tuple[int, ...], variant: str = "") -> ReachProbe:
         inputs = reach_inputs(self.config, batch, lengths, bool(variant))

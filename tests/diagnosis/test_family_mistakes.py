@@ -6,13 +6,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from meta.pool.bug import View
-from meta.pool.port import pool, probes_called
+from meta.pool.port import pool, port_with, probes_called
 from meta.pool.trials import Trial, failures
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
@@ -24,12 +23,10 @@ from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.report.report import Divergence
 from transparity_conformance.suite.claims.forward import FEW
 from transparity_numpy import port as numpy_column
-from transparity_numpy.inputs.embedding import embed
-from transparity_numpy.positions.in_attention import alibi_slopes, score_bias
-from transparity_numpy.rotary.tables import rotary_tables
-from transparity_numpy.state.context import Context
+from transparity_numpy.positions.in_attention import alibi_slopes
 from transparity_numpy.transformer import transformer
 
 PAIRS: list[tuple[str, tuple[str, ...], View]] = [
@@ -119,35 +116,17 @@ def test_another_form_of_the_same_is_right(
     assert all("differs from the reference only in form" in note for note in report.notes) and report.notes
 
 
-class BeginsAgain(numpy_column.NumpyForward):
-    def step(self, *given: Any, **named: Any) -> tuple[Any, Any]:
-        def begins_again(right: Any, place: int) -> Any:
-            """Wrap `right` so that the positions in argument number `place` restart at 0."""
-
-            def wrong(*given: Any, **named: Any) -> Any:
-                at, is_context = given[place], isinstance(given[place], Context)
-                again = at._replace(positions=at.positions - at.positions[:, :1]) if is_context else at - at[:, :1]
-                return right(*given[:place], again, *given[place + 1 :], **named)
-
-            return wrong
-
-        with (
-            patch("transparity_numpy.positions.in_attention.rotary_tables", begins_again(rotary_tables, 1)),
-            patch("transparity_numpy.positions.in_attention.score_bias", begins_again(score_bias, 2)),
-            patch("transparity_numpy.transformer.embed", begins_again(embed, 4)),
-        ):
-            return super().step(*given, **named)
-
-
-@pytest.mark.parametrize("case", ["llama", "bloom", "opt", "t5", "marian"])
+@pytest.mark.parametrize("case", ["llama", "bloom", "opt", "t5", "translation"])
 def test_a_wrong_position_in_a_cache_is_named_whatever_positions_are(case: str) -> None:
     probe = probes_called(case)["mixed"]
-    right, again = (
-        build(probe.config, probe.parameters, "float32") for build in (numpy_column.NumpyForward, BeginsAgain)
-    )
     whole = ForwardPass({probe.name: probe}, {}, "float32")
-    assert not compare_capability(STEPS, BuiltPort(numpy_column.build, right), whole).faults
-    (fault,) = compare_capability(STEPS, BuiltPort(numpy_column.build, again), whole).faults
+
+    def faults(*bugs: str) -> tuple[Divergence, ...]:
+        build = port_with(*bugs, taps=False, offers="step")
+        return compare_capability(STEPS, BuiltPort(build, build(probe.config, probe.parameters)), whole).faults
+
+    assert not faults()
+    (fault,) = faults("cache-position-from-0")
     assert [cause.mistake for cause in fault.causes] == ["cache-position"]
     assert "start at 0 again" in fault.causes[0].says
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.capabilities.test_faults import Offering, other_of
+from tests.capabilities.test_faults import other_of
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from meta.pool.port import port_with
+from meta.pool.port import Offering, port_with
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity.taps import recording

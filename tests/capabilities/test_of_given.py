@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.capabilities.test_faults import Offering
 
+from meta.pool.port import Offering
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.capabilities.requests import following, given_requests

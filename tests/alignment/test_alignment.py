@@ -123,7 +123,7 @@ ONE_SIGN = ("rotary-direction-both", "right-scaled-query")
 def test_taps_are_found_between_faults_that_follow_each_other(bugs: tuple[str, ...]) -> None:
     """Both ports have wrong rotations before the scores. One also has wrong head groups, norms and gates."""
     probe = aligned_probe(probes_of(CASES["llama"], "llama")["tiny"])
-    port = port_with(*bugs, taps=False)(probe.config, probe.parameters)
+    port: Any = port_with(*bugs, taps=False)(probe.config, probe.parameters)
     plan, taps = heard(port, probe)
     assert plan.matches.keys() == probe.oracle.expected.keys()
     for tap in [tap for tap in taps if tap in port.heard]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -112,41 +111,19 @@ def test_a_product_that_is_another_one_on_one_row_is_read_on_several() -> None:
     assert found.keys() == probes["tiny"].oracle.expected.keys()
 
 
-class FiveBugs(Model):
-    def rms(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.c.norm_eps) * gain
-
-    def frequencies(self, where: torch.Tensor) -> torch.Tensor:
-        self.own = SimpleNamespace(**{**vars(self.own), "rope_theta": 10_000.0})
-        return super().frequencies(where)
-
-    def weigh(self, at: str, query: Any, key: Any, value: Any, keep: Any, bias: Any) -> torch.Tensor:
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat(1, groups, 1, 1), value.repeat(1, groups, 1, 1)
-        return torch.softmax(self.masked(self.scores(query, key, bias), keep), -1) @ value
-
-    def feed(self, at: str, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.dense(f"{at}.up", x), self.dense(f"{at}.gate", x)
-        return self.dense(f"{at}.down", self.act(gate) * up)
+FIVE = (
+    *("norm-eps-placement-rms", "rotary-base-10000", "rotary-direction-both"),
+    *("head-grouping-tiled", "gate-swapped"),
+)
+ONE_SIGN = ("rotary-direction-both", "right-scaled-query")
+"""A wrong sign in the rotation, before the queries are scaled, which keeps their shape."""
 
 
-class OneSign(Model):
-    """A port with a wrong sign in its rotation. It scales the queries after the rotation, in the same shape."""
-
-    def rotated(self, x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-        angles = (where[..., None] * self.frequencies(where)).to(x.dtype)
-        (first, second), cos, sin = x.chunk(2, -1), angles.cos(), angles.sin()
-        return torch.cat([first * cos - second * sin, second * cos - first * sin], -1)
-
-    def scores(self, query: torch.Tensor, key: torch.Tensor, bias: Any) -> torch.Tensor:
-        return (query * self.scale()) @ key.transpose(-2, -1)
-
-
-@pytest.mark.parametrize("build", [FiveBugs, OneSign])
-def test_taps_are_found_between_faults_that_follow_each_other(build: type[Model]) -> None:
+@pytest.mark.parametrize("bugs", [FIVE, ONE_SIGN], ids=["five", "one sign"])
+def test_taps_are_found_between_faults_that_follow_each_other(bugs: tuple[str, ...]) -> None:
     """Both ports have wrong rotations before the scores. One also has wrong head groups, norms and gates."""
     probe = aligned_probe(probes_of(CASES["llama"], "llama")["tiny"])
-    port = build(probe.config, probe.parameters)
+    port: Any = port_with(*bugs, taps=False)(probe.config, probe.parameters)
     plan, taps = heard(port, probe)
     assert plan.matches.keys() == probe.oracle.expected.keys()
     for tap in [tap for tap in taps if tap in port.heard]:

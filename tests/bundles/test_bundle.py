@@ -22,7 +22,6 @@ from transparity.presets import PRESETS, preset
 from transparity_conformance.checking.command import check_command
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Actual
-from transparity_conformance.exchange.bundle import bundle_probes
 from transparity_conformance.exchange.judging import judge_bundle
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.exchange.writing import export_bundle
@@ -87,11 +86,6 @@ def test_floats_come_back_as_they_were_written_and_are_judged(config: Transforme
     assert judge_bundle(bundle, actual).verdict == "agrees"
     wrong = {**actual["mixed"], "logits": actual["mixed"]["logits"][..., ::-1]}
     assert judge_bundle(bundle, {**actual, "mixed": wrong}).verdict == "diverges"
-
-
-def test_no_probe_of_a_model_for_books_is_as_long_as_a_book(tmp_path: Path) -> None:
-    config = dataclasses.replace(preset("pre-norm").resized(), max_length=100_000)
-    assert "longest" not in bundle_probes("config", config)
 
 
 def test_an_actual_may_be_of_any_float(folder: Path) -> None:

@@ -18,7 +18,6 @@ from safetensors.numpy import load_file, save_file
 from tests.helpers import exported, invoke, run_python, table
 
 from transparity.config import TransformerConfig
-from transparity.parameters import parameter_shapes
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.exchange.judging import in_ranges, judge_bundle, not_brought
@@ -71,9 +70,9 @@ def save(answers: Mapping[str, np.ndarray], file: Path) -> Path:
     return file
 
 
-def compared(written: Path, answers: Mapping[str, np.ndarray], file: Path, checkpoint: Path | None = None) -> Any:
-    chosen = written / "checkpoint" if checkpoint is None else checkpoint
-    ended = invoke("compare", written / "bundle", save(answers, file), "--checkpoint", chosen, "--json", "-")
+def compared(written: Path, answers: Mapping[str, np.ndarray], file: Path) -> Any:
+    places = (written / "bundle", save(answers, file))
+    ended = invoke("compare", *places, "--checkpoint", written / "checkpoint", "--json", "-")
     (report,) = json.loads(ended.stdout)
     assert ended.exit_code == {"agrees": 0, "diverges": 1, "inconclusive": 3}[report["verdict"]]
     return report
@@ -195,17 +194,6 @@ def test_a_fault_is_found_in_its_layer_and_has_its_cause(
     assert report["faults"][0]["causes"], report["faults"]
 
 
-def test_how_a_checkpoint_is_cut_into_files_makes_no_difference(written: Path, tmp_path: Path) -> None:
-    tensors = load_file(written / "checkpoint" / "model.safetensors")
-    (tmp_path / "config.json").write_bytes((written / "checkpoint" / "config.json").read_bytes())
-    where = {name: f"part-{number % 3}.safetensors" for number, name in enumerate(tensors)}
-    for file in set(where.values()):
-        save({name: tensors[name] for name in tensors if where[name] == file}, tmp_path / file)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    answers = answered(written / "bundle", written / "checkpoint", "logits".__eq__)
-    assert compared(written, answers, tmp_path / "a", tmp_path)["verdict"] == "agrees"
-
-
 def test_a_mistake_is_one_sentence(written: Path, tmp_path: Path) -> None:
     places = {"bundle": written / "bundle", "checkpoint": written / "checkpoint", "plain": tmp_path / "plain"}
     places["answers"] = save({"mixed/logit": np.zeros(1, np.float32)}, tmp_path / "a")
@@ -261,15 +249,6 @@ def test_the_script_of_the_page_answers_for_transformers(written: Path, tmp_path
     report = compared(written, load_file(answers), tmp_path / "a")
     assert report["verdict"] == "agrees"
     assert {item["tap"] for item in report["taps"]} == {"logits", "decoder.layers.0.output"}
-
-
-def test_a_bundle_is_as_large_as_its_probes_and_not_as_its_checkpoint(tmp_path: Path) -> None:
-    sizes = {}
-    for width in (32, 256):
-        folder = bundled(tmp_path / str(width), embed_dim=width, feed_forward_dim=2 * width)
-        sizes[width] = sum(path.stat().st_size for path in (folder / "bundle").iterdir())
-    assert sizes[256] < 1.05 * sizes[32]
-    assert len(parameter_shapes(example_config("llama"))) * 200 < sizes[32] + 10_000
 
 
 @pytest.mark.long

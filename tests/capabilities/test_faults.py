@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meta.pool.port import Offering
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
@@ -46,15 +47,6 @@ TRAINED = dataclasses.replace(preset("notes-lm"), qkv_bias=True)
 """A configuration with key biases, whose gradients are 0; parameters with zero gradients must not hide a fault."""
 
 CONFIGS = {name: preset(name).resized() for name in PRESETS} | {"trained": TRAINED}
-
-
-class Offering:
-    def __init__(self, forward: Callable[..., Any], **offers: Any) -> None:
-        self.forward = forward
-        vars(self).update(offers)
-
-    def __call__(self, **tokens: Any) -> Any:
-        return self.forward(**tokens)
 
 
 def offering(make: Callable[[TransformerConfig, Arrays, Any], dict[str, Any]], backend: Any = numpy_build) -> Build:

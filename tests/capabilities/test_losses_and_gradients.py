@@ -9,23 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.capabilities.test_faults import Offering, other_of, with_loss
+from tests.capabilities.test_faults import other_of
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from meta.pool.port import Offering, port_with
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity.taps import recording
 from transparity.training import dropout_masks
 from transparity_conformance import check
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
-from transparity_conformance.capabilities.faults import LOSS_FAULTS
 from transparity_conformance.capabilities.table import CAPABILITIES, compare_capability
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.report.report import CapabilityResult
 from transparity_numpy.port import build as numpy_build
-from transparity_numpy.training.loss import cross_entropy
 from transparity_pytorch.port import build as pytorch_build
 
 Gradients = dict[str, np.ndarray]
@@ -62,15 +61,6 @@ def test_a_head_without_logits_has_no_loss_to_compare(build: Callable[..., Any])
     assert not [says for says in report.not_compared if "raised" in says]
 
 
-def test_a_wrong_loss_is_named_with_given_parameters_too() -> None:
-    config = CASES["bloom"]
-    given: dict[str, Any] = {"config": config, "parameters": probe_parameters(config, 7)}
-    assert check(with_loss(cross_entropy), **given).verdict == "agrees"
-    in_bits = next(fault for fault in LOSS_FAULTS if fault.id == "loss-base")
-    (fault,) = check(with_loss(in_bits.simulate), **given).faults
-    assert (fault.where, fault.causes[0].mistake) == ("loss", "loss-base")
-
-
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.0), (1e200, 1e200), (-1e4, 1e4)], ids=str)
 def test_a_loss_beside_logits_of_any_size_is_judged(low: float, high: float) -> None:
     """Use logits that are all equal, too large for float32, or so certain that the loss is 0."""
@@ -84,25 +74,8 @@ def test_a_loss_beside_logits_of_any_size_is_judged(low: float, high: float) -> 
     assert (report.verdict, report.faults[-1].where, report.faults[-1].causes) == ("diverges", "loss", ())
 
 
-def of_another_scale(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
-    """Return a port that divides scores by √embed_dim instead of √head_dim, or the reverse."""
-    scale: dict[str, Any] = {"attention_scale": "head_dim" if config.attention_scale == "embed_dim" else "embed_dim"}
-    return numpy_build(dataclasses.replace(config, **scale), parameters, dtype="float32")
-
-
 def test_a_right_loss_of_wrong_logits_is_no_fault() -> None:
-    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
-        forward = of_another_scale(config, parameters)
-
-        def loss(targets: np.ndarray, **tokens: np.ndarray) -> Any:
-            logits = np.asarray(forward.logits(**tokens), np.float64)
-            shifted = logits - logits.max(-1, keepdims=True)
-            surprises = np.log(np.exp(shifted).sum(-1)) - np.take_along_axis(shifted, targets[..., None], -1)[..., 0]
-            return surprises[targets != config.pad_id].mean()
-
-        return Offering(forward, loss=loss)
-
-    report = check(build, preset="translation", budget=0)
+    report = check(port_with("attention-scale-other-root", taps=False, offers="loss"), preset="translation", budget=0)
     assert report.verdict == "diverges"
     assert "loss" not in [fault.where for fault in report.faults]
     assert {claim.id: claim.verdict for claim in report.claims}["loss"] == "agrees"

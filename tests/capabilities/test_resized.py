@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.capabilities.test_faults import Offering
 
+from meta.pool.port import Offering
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.resized import RESIZED

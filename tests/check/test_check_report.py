@@ -82,12 +82,6 @@ def test_the_sentence_has_the_place_the_causes_and_what_remains(shown: Report, s
         assert sentence(shown).startswith(f"{SCORES.format(0)}: {SAYS}")
 
 
-def test_the_sentence_of_one_explained_fault_has_nothing_else() -> None:
-    assert sentence(report(fault(0, SCALE))) == (
-        f"{SCORES.format(0)}: {SAYS}. With this fixed, the rest agrees (remaining error 2e-07)."
-    )
-
-
 @for_each(
     ("shown", "says"),
     [

@@ -54,12 +54,6 @@ def test_undeclared_rounding_diverges_and_is_named(preset: str, variant: str, sa
     assert any("rounds more than float32" in note and declared in note for note in report.notes)
 
 
-class Autocast(Gpt2):
-    def __call__(self, tokens: Any) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return super().__call__(tokens)
-
-
 class RoundedLogits(Gpt2):
     """A GPT-2 that approximates GELU, and rounds only its logits."""
 
@@ -71,7 +65,7 @@ class RoundedLogits(Gpt2):
 
 
 def test_undeclared_rounding_is_named_only_if_recorded_operations_round_from_the_first_wrong_one_on() -> None:
-    (fault,) = check(Autocast, config=GPT2, quick=True).faults
+    (fault,) = check(port_with("low-precision-bfloat16-autocast", taps=False), config=GPT2, quick=True).faults
     assert [cause.says for cause in fault.causes] == ["rounding of bfloat16 arithmetic"]
     first, *_ = check(RoundedLogits, config=GPT2, quick=True, budget=3.0).faults
     assert first.where == "decoder.layers.0.feed_forward.hidden"

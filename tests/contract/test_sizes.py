@@ -13,7 +13,7 @@ from tests.contract.test_hostile_files import LARGE, checkpoint, refusal_at_once
 from tests.helpers import table, tiny
 from tests.looping import for_each
 
-from transparity import TransformerConfig, initialize_parameters, preset
+from transparity import TransformerConfig, initialize_parameters
 from transparity.errors import ConfigError, TransparityError
 from transparity.limits import memory as memory_of_the_machine
 from transparity.limits.memory import available_memory, check_fits, in_bytes
@@ -66,11 +66,6 @@ def test_the_limit_is_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_bytes_as_text(count: int, text: str) -> None:
     assert in_bytes(count) == text
-
-
-@for_each("preset_name", ["walkthrough", "translation", "notes-lm"])
-def test_what_is_usual_fits(preset_name: str) -> None:
-    assert probes_of(preset(preset_name).resized(), preset_name)
 
 
 def test_generation_does_not_go_to_the_end_of_a_long_context() -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 
+from meta.independent.model import Model
+from meta.independent.positions import slopes
 from meta.pool.bug import View
-from meta.pool.port import pool, probes_called
+from meta.pool.port import pool, port_with, probes_called
 from meta.pool.trials import Trial, failures
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
-from transparity.taps import recording
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.requests import Request, beam_requests, greedy_requests
@@ -24,13 +24,9 @@ from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.report.report import Divergence
 from transparity_conformance.suite.claims.forward import FEW
 from transparity_numpy import port as numpy_column
-from transparity_numpy.inputs.embedding import embed
-from transparity_numpy.positions.in_attention import alibi_slopes, score_bias
-from transparity_numpy.rotary.tables import rotary_tables
-from transparity_numpy.state.context import Context
-from transparity_numpy.transformer import transformer
 
 PAIRS: list[tuple[str, tuple[str, ...], View]] = [
     ("bloom", ("alibi-sign", "activation-for-gelu-tanh"), "taps"),
@@ -59,26 +55,6 @@ def test_faults_are_told_apart_and_an_unknown_one_has_no_name(trial: Trial) -> N
     assert trial.kind != "triple" or all(named & {*bug.causes} for bug in trial.bugs), answer["faults"]
 
 
-def _column(config: TransformerConfig, parameters: Arrays) -> Callable[..., Arrays]:
-    cast = {name: value.astype(np.float32) for name, value in parameters.items()}
-
-    def forward(**inputs: Any) -> Arrays:
-        taps: Arrays = {}
-        transformer(config, cast, **inputs, tap=recording(taps))
-        return taps
-
-    return forward
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
-def test_a_right_port_agrees(case: str) -> None:
-    probes = probes_called(case)
-    said = {name: _column(probe.config, dict(probe.parameters))(**probe.inputs) for name, probe in probes.items()}
-    report = judge(case, probes, said)
-    assert report.verdict == "agrees" and not report.faults and not report.notes
-
-
 def _permuted(config: TransformerConfig, parameters: Arrays) -> Arrays:
     """Reorder the features of queries and keys so that the two features of a rotated pair are neighbors."""
     order = np.arange(config.head_dim).reshape(2, -1).T.ravel()
@@ -87,67 +63,40 @@ def _permuted(config: TransformerConfig, parameters: Arrays) -> Arrays:
     return parameters | {name: value.reshape(parameters[name].shape) for name, value in by_head.items()}
 
 
-def _of_key_positions(config: TransformerConfig) -> Callable[..., Any]:
-    def score_bias(config: Any, parameters: Any, positions: Any, keys: int, dtype: Any, *, both: bool) -> Any:
-        at = np.arange(keys)
-        return (alibi_slopes(config.num_heads)[None, :, None, None] * at).astype(dtype)
-
-    return score_bias
+def interleaved(config: TransformerConfig, parameters: Arrays) -> Model:
+    return Model(dataclasses.replace(config, rope_layout="interleaved"), _permuted(config, parameters))
 
 
-@pytest.mark.parametrize(
-    ("case", "fields", "change"), [("qwen", {"rope_layout": "interleaved"}, _permuted), ("bloom", {}, None)]
-)
-def test_another_form_of_the_same_is_right(
-    case: str, fields: dict[str, Any], change: Callable[..., Arrays] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Use interleaved rotation, and ALiBi as in BLOOM (slopes times the position of the key)."""
-    probes = probes_called(case)
-    config = dataclasses.replace(MODELS[case], **fields)
-    with monkeypatch.context() as patched:
-        if change is None:
-            patched.setattr("transparity_numpy.positions.in_attention.score_bias", _of_key_positions(config))
-        said = {
-            name: _column(
-                dataclasses.replace(probe.config, **fields),
-                change(probe.config, dict(probe.parameters)) if change else probe.parameters,
-            )(**probe.inputs)
-            for name, probe in probes.items()
-        }
+class OfKeyPositions(Model):
+    """ALiBi as in BLOOM: slopes times the position of the key."""
+
+    def bias(self, name: str, where: torch.Tensor, keys: int) -> torch.Tensor:
+        return torch.tensor(slopes(self.c.num_heads), dtype=self.dtype)[:, None, None] * torch.arange(keys)
+
+
+@pytest.mark.parametrize(("case", "build"), [("qwen", interleaved), ("bloom", OfKeyPositions)])
+def test_another_form_of_the_same_is_right(case: str, build: Callable[..., Model]) -> None:
+    probes, said = probes_called(case), dict[str, Arrays]()
+    for name, probe in probes.items():
+        port = build(probe.config, probe.parameters)
+        port(**probe.inputs)
+        said[name] = {tap: value.numpy() for tap, value in port.heard.items()}
     report = judge(case, probes, said)
     assert report.verdict == "agrees"
     assert all("differs from the reference only in form" in note for note in report.notes) and report.notes
 
 
-class BeginsAgain(numpy_column.NumpyForward):
-    def step(self, *given: Any, **named: Any) -> tuple[Any, Any]:
-        def begins_again(right: Any, place: int) -> Any:
-            """Wrap `right` so that the positions in argument number `place` restart at 0."""
-
-            def wrong(*given: Any, **named: Any) -> Any:
-                at, is_context = given[place], isinstance(given[place], Context)
-                again = at._replace(positions=at.positions - at.positions[:, :1]) if is_context else at - at[:, :1]
-                return right(*given[:place], again, *given[place + 1 :], **named)
-
-            return wrong
-
-        with (
-            patch("transparity_numpy.positions.in_attention.rotary_tables", begins_again(rotary_tables, 1)),
-            patch("transparity_numpy.positions.in_attention.score_bias", begins_again(score_bias, 2)),
-            patch("transparity_numpy.transformer.embed", begins_again(embed, 4)),
-        ):
-            return super().step(*given, **named)
-
-
-@pytest.mark.parametrize("case", ["llama", "bloom", "opt", "t5", "marian"])
+@pytest.mark.parametrize("case", ["llama", "bloom", "opt", "t5", "translation"])
 def test_a_wrong_position_in_a_cache_is_named_whatever_positions_are(case: str) -> None:
     probe = probes_called(case)["mixed"]
-    right, again = (
-        build(probe.config, probe.parameters, "float32") for build in (numpy_column.NumpyForward, BeginsAgain)
-    )
     whole = ForwardPass({probe.name: probe}, {}, "float32")
-    assert not compare_capability(STEPS, BuiltPort(numpy_column.build, right), whole).faults
-    (fault,) = compare_capability(STEPS, BuiltPort(numpy_column.build, again), whole).faults
+
+    def faults(*bugs: str) -> tuple[Divergence, ...]:
+        build = port_with(*bugs, taps=False, offers="step")
+        return compare_capability(STEPS, BuiltPort(build, build(probe.config, probe.parameters)), whole).faults
+
+    assert not faults()
+    (fault,) = faults("cache-position-from-0")
     assert [cause.mistake for cause in fault.causes] == ["cache-position"]
     assert "start at 0 again" in fault.causes[0].says
 

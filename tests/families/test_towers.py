@@ -13,8 +13,8 @@ import pytest
 import torch
 import transformers
 from tests.families.cases import Case
-from tests.families.test_families import GONE, edited, in_double_precision, made, same, tokens_of
-from tests.helpers import invoke, refused
+from tests.families.test_families import GONE, edited, in_double_precision, made, tokens_of
+from tests.helpers import refused
 from transformers import CLIPConfig
 
 from transparity.config import TransformerConfig
@@ -80,12 +80,6 @@ def test_a_tower_computes_what_transformers_computes(section: str, pair: Path, m
         assert share(difference(value, oracle.expected["logits"]), oracle.budget("logits", dtype)) <= 1
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_a_tower_is_the_same_after_it_is_exported(section: str, pair: Path, tmp_path: Path) -> None:
-    tower = import_checkpoint(pair / section)
-    assert same(tower, export_checkpoint(SECTIONS[section], tower.config, tower.parameters, tmp_path / "tower"))
-
-
 def test_a_section_without_sizes_has_those_of_transformers(pair: Path, tmp_path: Path) -> None:
     """Use a config.json that omits default values."""
     CLIPConfig().save_pretrained(tmp_path / "whole")
@@ -115,12 +109,6 @@ def test_a_folder_without_such_a_section_is_refused(pair: Path, tmp_path: Path) 
     for folder in (tmp_path / "tower", edited(pair, tmp_path / "null", {"text_config": None})):
         with refused(CheckpointError, f"{folder / 'text_config'} names a tower, but {folder / 'config.json'} has no"):
             import_checkpoint(folder / "text_config")
-
-
-def test_the_command_imports_a_tower(pair: Path, tmp_path: Path) -> None:
-    result = invoke("import", pair / "vision_config", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "out" / "parameters.safetensors").is_file()
 
 
 NAMES: Table = {name.replace(".mlp.", ".feed_forward."): ours for name, ours in LLAMA.names.items()}

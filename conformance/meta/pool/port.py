@@ -92,16 +92,23 @@ def port_with(*bugs: Bug | str, taps: bool = True, offers: str = "") -> Build:
     made = type("Built", (base,), {"taps": taps})
     if offers in ("", "all"):
         return lambda config, parameters, dtype="float32": made(config, parameters, dtype)
-    return lambda config, parameters, dtype="float32": Offering(made(config, parameters, dtype), offers)
+
+    def build(config: TransformerConfig, parameters: Any, dtype: str = "float32") -> Offering:
+        port = made(config, parameters, dtype)
+        return Offering(port, **{offers: getattr(port, offers)})
+
+    return build
 
 
 class Offering:
-    def __init__(self, port: Any, name: str) -> None:
-        self.port = port
-        setattr(self, name, getattr(port, name))
+    """A forward pass with further methods."""
+
+    def __init__(self, forward: Callable[..., Any], **offers: Any) -> None:
+        self.forward = forward
+        vars(self).update(offers)
 
     def __call__(self, **inputs: Any) -> Any:
-        return self.port(**inputs)
+        return self.forward(**inputs)
 
 
 @functools.cache

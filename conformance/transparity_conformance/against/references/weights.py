@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -146,19 +146,15 @@ def _pattern(name: str) -> str:
     return NUMBER.sub("#", name)
 
 
-def _module(name: str) -> list[str]:
+def _module(name: str) -> str:
     """Return the path two levels above a tensor; for `layers.0.query.weight`, this is `layers.0`."""
-    return name.split(".")[:-2]
+    return ".".join(name.split(".")[:-2])
 
 
 def _axis_of(part: Sequence[int], whole: Sequence[int]) -> int | None:
     """Return the axis along which a tensor may be a part of a larger one, or None."""
     differ = [axis for axis, sizes in enumerate(zip(part, whole, strict=False)) if sizes[0] != sizes[1]]
     return differ[0] if len(part) == len(whole) and len(differ) == 1 and part[differ[0]] < whole[differ[0]] else None
-
-
-def _others(choices: Choices, name: str) -> list[Choice]:
-    return [choice for other, choice in choices.items() if other != name]
 
 
 def _turned(shape: tuple[int, ...], is_transposed: bool) -> tuple[int, ...]:
@@ -186,6 +182,10 @@ class _Search:
         spare, lacking = ours - needed, needed - ours
         self.spare = {name: each.shape for name, each in port.items() if tuple(sorted(each.shape)) in spare}
         self.lacking = {name: each.shape for name, each in theirs.items() if tuple(sorted(each.shape)) in lacking}
+        self.beside: dict[str, list[str]] = {}
+        """The names in `lacking`, by module."""
+        for name in self.lacking:
+            self.beside.setdefault(_module(name), []).append(name)
         maps = {each.shape for each in theirs.values() if each.ndim == 2 and each.shape[0] != each.shape[1]}
         shapes = {each.shape for each in port.values()}
         # Square matrices count as transposed if most other matrices are transposed in the port.
@@ -213,7 +213,7 @@ class _Search:
             yield Choice((Place(whole, is_transposed),))
         if name not in self.lacking or whole not in self.spare or (axis := _axis_of(shape, own)) is None:
             return
-        beside = [each for each in self.lacking if each != name and _module(each) == _module(name)]
+        beside = [each for each in self.beside[_module(name)] if each != name]
         others = [_turned(self.lacking[each], is_transposed) for each in beside]
         sizes, rest = [each[axis] for each in others if _axis_of(each, own) == axis], own[axis] - shape[axis]
         pairs = [{0, *pair, rest} for pair in itertools.permutations([0, *sizes], 2) if sum(pair) == rest]
@@ -222,11 +222,11 @@ class _Search:
 
     def _joined(self, name: str, is_transposed: bool) -> Iterator[Choice]:
         """Yield two or three tensors of one module of the port that the reference fuses."""
-        shape, modules = self.theirs[name].shape, dict[tuple[Any, ...], list[tuple[int, str]]]()
+        shape, modules = self.theirs[name].shape, dict[tuple[int, str], list[tuple[int, str]]]()
         for each, own in self.spare.items() if name in self.lacking else ():
             if (axis := _axis_of(part := _turned(own, is_transposed), shape)) is not None:
-                modules.setdefault((axis, *_module(each)), []).append((part[axis], each))
-        for (axis, *_), fitting in modules.items():
+                modules.setdefault((axis, _module(each)), []).append((part[axis], each))
+        for (axis, _), fitting in modules.items():
             for run in (run for count in (3, 2) for run in itertools.permutations(fitting, count)):
                 if sum(size for size, _ in run) == shape[axis]:
                     yield Choice(tuple(Place(each, is_transposed) for _, each in run), axis)
@@ -274,19 +274,23 @@ class _Search:
         return found
 
     def _filled(self, choices: Choices) -> Choices:
-        """Add the first free choice of each missing tensor. Leave out tensors without a free choice."""
-        found = dict(choices)
-        for name in [each for each in self.theirs if each not in choices]:
-            free = (each for each in self.choices[name] if not each.overlaps(found.values()))
-            if (choice := next(free, None)) is not None:
-                found[name] = choice
+        """Add the first free choice of each missing tensor. Leave out tensors whose choices are not free."""
+        found, taken = Choices(), defaultdict[str, list[Place]](list)
+        for name in [*choices, *(each for each in self.theirs if each not in choices)]:
+            for choice in [choices[name]] if name in choices else self.choices[name]:
+                if not any(place.overlaps(other) for place in choice.places for other in taken[place.name]):
+                    found[name] = choice
+                    for place in choice.places:
+                        taken[place.name].append(place)
+                    break
         return {name: found[name] for name in self.theirs if name in found}
 
     def _with(self, now: Choices, wanted: Choices, fixed: Collection[str]) -> Choices | None:
         """Return `now` with other choices. Tensors whose choices overlap them get their first free choices; if one has
         none, so do all tensors that are not `fixed`. Return None if this changes the choice of a `fixed` tensor."""
-        kept = {name: each for name, each in (now | wanted).items() if not each.overlaps(_others(wanted, name))}
-        if not kept.keys() >= {*wanted, *fixed}:
+        others = {name: each for name, each in now.items() if name not in wanted}
+        kept = wanted | {name: each for name, each in others.items() if not each.overlaps(wanted.values())}
+        if not kept.keys() >= {*fixed}:
             return None
         for known in (kept, {name: each for name, each in kept.items() if name in wanted or name in fixed}):
             if len(found := self._filled(known)) == len(now):

@@ -123,7 +123,8 @@ def checked_with(text: str, folder: Path, theirs: str = THEIRS) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("port", "reference"), [("packed", "theirs"), ("one map", "three maps"), ("three maps", "one map")]
+    ("port", "reference"),
+    [("packed", "theirs"), ("one map", "three maps"), ("three maps", "one map"), ("two maps", "three maps")],
 )
 def test_tensors_with_other_names_or_fused_are_paired_by_what_the_port_computes(
     port: str, reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,15 +1,15 @@
 """Find the port's tensor for each tensor of the reference, if the tensors have different names.
 
-A pairing assigns a tensor of the port to each tensor of the reference. The search tries several pairings: it loads the
-reference's weights into the port, and compares the values that both implementations compute.
+The search tries several choices: it loads the reference's weights into the port, and compares the values that both
+implementations compute. A choice may be a part of a fused tensor, or several tensors that the reference fuses.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,69 +34,78 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the port, or a part of a tensor, into which a tensor of the reference is loaded."""
+    """A tensor of the port, or a part of a tensor, into which the reference's numbers are loaded."""
 
     name: str
-    axis: int = 0
-    start: int = 0
-    size: int = -1
-    """The number of rows or columns in the part; -1 for the whole tensor."""
     is_transposed: bool = False
+    axis: int = 0
+    part: tuple[int, int] | None = None
+    """The first row or column of the part, and the end of the part; None for the whole tensor."""
 
-    def part(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return a view of this tensor or part, given the port's tensors by name."""
-        whole = values[self.name]
-        if self.size < 0:
-            return whole
-        return whole[(slice(None),) * self.axis + (slice(self.start, self.start + self.size),)]
+    def of(self, values: Tensors) -> np.ndarray:
+        """Return a view of this tensor or part in the reference's order of axes, given the port's tensors by name."""
+        found = values[self.name]
+        found = found if self.part is None else found[(slice(None),) * self.axis + (slice(*self.part),)]
+        return found.T if self.is_transposed else found
+
+    def overlaps(self, other: Place) -> bool:
+        if self.part is None or other.part is None or self.axis != other.axis:
+            return self.name == other.name
+        return self.name == other.name and self.part[0] < other.part[1] and other.part[0] < self.part[1]
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A way to cut a fused tensor along an axis. The other implementation has a separate tensor for each part."""
+class Choice:
+    """The places of the port that, joined along an axis, form a tensor of the reference."""
 
-    axis: int
-    sizes: tuple[int, ...]
+    places: tuple[Place, ...]
+    axis: int = 0
 
     @property
-    def has_order(self) -> bool:
-        """Whether the sizes of the parts differ, so that another order of the parts is another cut."""
-        return len(set(self.sizes)) > 1
+    def owners(self) -> tuple[Any, ...]:
+        """Return the module of each place, and the number of the part."""
+        parts = ((each.name, each.part or (0, 1)) for each in self.places)
+        return tuple((name.rpartition(".")[0], start // (end - start)) for name, (start, end) in parts)
 
-    def starts(self) -> Iterator[tuple[int, int]]:
-        return zip(itertools.accumulate((0, *self.sizes)), self.sizes, strict=False)
+    def overlaps(self, others: Iterable[Choice]) -> bool:
+        return any(one.overlaps(other) for each in others for other in each.places for one in self.places)
+
+    def fill(self, made: Tensors, value: np.ndarray) -> None:
+        parts = [each.of(made) for each in self.places]
+        ends = list(itertools.accumulate(each.shape[self.axis] for each in parts[:-1]))
+        for part, each in zip(parts, np.split(value, ends, self.axis) if ends else [value], strict=True):
+            part[...] = each
 
 
-Cuts = Mapping[tuple[int, str], Cut]
-"""The cuts of fused tensors, by (side, name). The side is 1 for a tensor of the port, -1 for the reference."""
+Choices = dict[str, Choice]
 
 
 @dataclass(frozen=True)
 class Paired:
-    places: Mapping[str, Place]
-    """For each tensor of the reference, the port's tensor into which it is loaded."""
-    cuts: Cuts
+    choices: Choices
+    """For each tensor of the reference, the port's tensors into which it is loaded."""
     confirmed: frozenset[str] = frozenset()
-    """The reference's tensors whose pairing is confirmed, because the port computes the same values."""
+    """The reference's tensors whose choice is confirmed, because the port computes the same values."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
         made = {name: np.array(value) for name, value in port.items()}
-        for name, place in self.places.items():
-            place.part(made)[...] = theirs[name].T if place.is_transposed else theirs[name]
+        for name, choice in self.choices.items():
+            choice.fill(made, theirs[name])
         return made
 
     def fill(self, theirs: Tensors, forward: Any) -> None:
-        port = ask(forward, "tensors")
-        ask(forward, "assign", self.values(dict(_in_parts(theirs, self.cuts)), port))
+        ask(forward, "assign", self.values(theirs, ask(forward, "tensors")))
 
     @property
     def notes(self) -> list[str]:
-        guessed = [f"{name} → {place.name}" for name, place in self.places.items() if name not in self.confirmed]
-        return (
-            [f"these tensors are matched only by their order, which no activation confirms: {', '.join(guessed)}"]
-            if guessed
-            else []
-        )
+        says = "these tensors are matched only by their order, which no activation confirms"
+        owned = [(name, each.places) for name, each in self.choices.items() if name not in self.confirmed]
+        guessed = [
+            f"{name}{f'[{number}]' if len(places) > 1 else ''} → {place.name}"
+            for name, places in owned
+            for number, place in enumerate(places)
+        ]
+        return [f"{says}: {', '.join(guessed)}"] if guessed else []
 
 
 def paired(
@@ -109,261 +118,205 @@ def paired(
     if not port:
         raise PortError("The port has no tensors to fill; expected a module, or a loader of a folder (--checkpoint).")
 
-    def listen_with(values: Tensors) -> Sequence[Operation]:
-        ask(forward, "assign", dict(values))
-        return listen()
+    def known(choices: Choices) -> Known:
+        ask(forward, "assign", Paired(choices).values(theirs, port))
+        return Known({index: fingerprint(each.value) for index, each in enumerate(listen())})
 
-    cuts, within = _cuts(theirs, port), shares(program, dtype)
-    best, shown = None, 0
-    for each in _orders(cuts):
-        parts = dict(_in_parts(theirs, each))
-        search = _Search(program, within, theirs, parts, port, listen_with)
-        found = search.run(Paired(_guessed(parts, port, each), each))
-        ordered = {part for part, place in found.places.items() if _has_order(each, part, place)}
-        if ordered <= found.confirmed:
-            return found
-        if len(ordered & found.confirmed) > shown:
-            best, shown = found, len(ordered & found.confirmed)
-    if best is None:
-        fused = sorted({_pattern(name) for (_, name), cut in cuts.items() if cut.has_order})
+    found = _Search(program, shares(program, dtype), theirs, port, known).run()
+    fused = _of_unequal_parts(found.choices, port)
+    if fused and found.confirmed.isdisjoint(fused):
+        names = ", ".join(sorted({_pattern(name) for name in fused.values()}))
         raise PortError(
             "The port's activations do not determine the order of the parts in the fused tensors "
-            f"{', '.join(fused)}; pass both implementations as loaders, with --checkpoint FOLDER."
+            f"{names}; pass both implementations as loaders, with --checkpoint FOLDER."
         )
-    return best
-
-
-def _has_order(cuts: Cuts, part: str, place: Place) -> bool:
-    """Return whether a pair of tensors belongs to a cut into parts of different sizes."""
-    cut = cuts.get((1, place.name)) or cuts.get((-1, part.rpartition("[")[0]))
-    return cut is not None and cut.has_order
-
-
-Surplus = Counter[tuple[int, ...]]
-"""The number of the port's tensors minus the number of the reference's tensors, for each sorted shape."""
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Tensors of equal shape whose names differ only in numbers, such as layer numbers."""
-
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-    side: int
-    """1 for the port, -1 for the reference."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(sorted(self.shape))
-
-    @property
-    def module(self) -> list[str]:
-        """The path two levels above these tensors; for `layers.#.query.weight`, this is `layers.#`."""
-        return _pattern(self.names[0]).split(".")[:-2]
-
-
-def _groups(tensors: Tensors, side: int) -> list[_Group]:
-    found: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for name, value in tensors.items():
-        found.setdefault((_pattern(name), value.shape), []).append(name)
-    return [_Group(tuple(names), shape, side) for (_, shape), names in found.items()]
-
-
-def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
-    """Cut fused tensors of the port and the reference, as long as a cut leaves fewer tensors without a counterpart."""
-    groups = [*_groups(port, 1), *_groups(theirs, -1)]
-    surplus: Surplus = Counter()
-    for group in groups:
-        surplus[group.sizes] += group.side * len(group.names)
-    cuts: dict[tuple[int, str], Cut] = {}
-    for may_turn in (False, True):
-        while options := list(_options(surplus, groups, may_turn=may_turn)):
-            whole, cut, surplus = min(options, key=lambda each: _left(each[2]))
-            groups.remove(whole)
-            cuts |= {(whole.side, name): cut for name in whole.names}
-    return cuts
-
-
-def _options(surplus: Surplus, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[tuple[_Group, Cut, Surplus]]:
-    """Yield (group, cut, surplus after the cut) for each cut that leaves fewer tensors without a counterpart."""
-    spare = [each for each in groups if surplus[each.sizes] * each.side >= len(each.names)]
-    for whole in spare:
-        for cut in _possible(whole, spare, may_turn=may_turn):
-            after = _after(surplus, whole, cut)
-            if _left(after) < _left(surplus):
-                yield whole, cut, after
-
-
-def _left(surplus: Surplus) -> int:
-    return sum(map(abs, surplus.values()))
-
-
-def _after(surplus: Surplus, whole: _Group, cut: Cut) -> Surplus:
-    found, count = surplus.copy(), whole.side * len(whole.names)
-    found[whole.sizes] -= count
-    for size in cut.sizes:
-        found[tuple(sorted(_with_size(whole.shape, cut.axis, size)))] += count
     return found
 
 
-def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :])
-
-
-def _possible(whole: _Group, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[Cut]:
-    """Yield the cuts of fused tensors whose parts are two or three groups of the other implementation."""
-    others = [each for each in groups if each.side != whole.side and len(each.names) == len(whole.names)]
-    for axis, total in enumerate(whole.shape):
-        sizes = {each: _size_along(each.shape, whole.shape, axis, may_turn=may_turn) for each in others}
-        fitting = [each for each, size in sizes.items() if size]
-        for run in (fitting[start : start + count] for count in (3, 2) for start in range(len(fitting) - count + 1)):
-            parts = tuple(sizes[each] for each in run)
-            if sum(parts) == total and all(each.module == run[0].module for each in run):
-                yield Cut(axis, parts)
-
-
-def _size_along(part: tuple[int, ...], whole: tuple[int, ...], axis: int, *, may_turn: bool) -> int:
-    """Return the size of a part along an axis of the fused tensor, or 0 if the sizes on other axes differ."""
-    for shape in (part, part[::-1]) if may_turn else (part,):
-        if len(shape) == len(whole) and _with_size(shape, axis, 0) == _with_size(whole, axis, 0):
-            return shape[axis]
-    return 0
-
-
-def _orders(cuts: Cuts) -> Iterator[Cuts]:
-    """Yield the cuts with their parts in every order. Tensors with equally many parts always have the same order."""
-    tried: list[Cuts] = []
-    for order in itertools.permutations(range(max((len(cut.sizes) for cut in cuts.values()), default=0))):
-        made = {
-            whole: replace(cut, sizes=tuple(cut.sizes[number] for number in order if number < len(cut.sizes)))
-            for whole, cut in cuts.items()
-        }
-        if made not in tried:
-            tried.append(made)
-            yield made
+def _of_unequal_parts(choices: Choices, port: Tensors) -> dict[str, str]:
+    """Return the reference's tensors that share a fused tensor whose parts differ in size, each with the fused tensor.
+    Another order of these parts would be another choice."""
+    owned = [(name, each, place) for name, each in choices.items() for place in each.places]
+    parts = [(name, name if len(each.places) > 1 else place.name, place.of(port).size) for name, each, place in owned]
+    sizes = Counter(fused for _, fused in {(size, fused) for _, fused, size in parts})
+    return {name: fused for name, fused, _ in parts if sizes[fused] > 1}
 
 
 def _pattern(name: str) -> str:
     return NUMBER.sub("#", name)
 
 
-def _in_parts(theirs: Tensors, cuts: Cuts) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the reference's tensors by name; in place of a fused tensor, yield its parts."""
-    for name, value in theirs.items():
-        if (cut := cuts.get((-1, name))) is None:
-            yield name, value
-            continue
-        parts = np.split(value, np.cumsum(cut.sizes)[:-1], cut.axis)
-        yield from ((f"{name}[{number}]", each) for number, each in enumerate(parts))
+def _module(name: str) -> str:
+    """Return the path two levels above a tensor; for `layers.0.query.weight`, this is `layers.0`."""
+    return ".".join(name.split(".")[:-2])
 
 
-def _guessed(theirs: Tensors, port: Tensors, cuts: Cuts) -> dict[str, Place]:
-    """Pair tensors of equal (or transposed) shapes in the order of definition, as a first guess."""
-    free = [place for name in port for place in _places(name, cuts.get((1, name)))]
-    shapes = {name: value.shape for name, value in port.items()}
-    ours = {value.shape for value in port.values() if value.ndim == 2}
-    maps = {value.shape for value in theirs.values() if value.ndim == 2 and value.shape[0] != value.shape[1]}
-    # Square matrices count as transposed if most other matrices are transposed in the port.
-    is_turned = len({shape for shape in maps if shape[::-1] in ours}) > len(maps & ours)
-    found: dict[str, Place] = {}
-    for name, value in theirs.items():
-        fitting = [place for place in free if _fits(place, value, port)]
-        if not fitting:
-            raise PortError(
-                f"The reference's tensor {name} {value.shape} has no counterpart in the port, which has "
-                f"{', '.join(f'{each} {shape}' for each, shape in list(shapes.items())[:8])} …; for fused tensors, "
-                "pass both implementations as loaders, with --checkpoint FOLDER."
-            )
-        place = fitting[0]
-        free.remove(place)
-        is_square = value.ndim == 2 and value.shape[0] == value.shape[1]
-        turned = is_turned if is_square else place.part(port).shape != value.shape
-        found[name] = replace(place, is_transposed=turned)
-    if free:
-        raise PortError(f"The port's tensor {free[0].name} {shapes[free[0].name]} has no counterpart in the reference.")
-    return found
+def _axis_of(part: Sequence[int], whole: Sequence[int]) -> int | None:
+    """Return the axis along which a tensor may be a part of a larger one, or None."""
+    differ = [axis for axis, sizes in enumerate(zip(part, whole, strict=False)) if sizes[0] != sizes[1]]
+    return differ[0] if len(part) == len(whole) and len(differ) == 1 and part[differ[0]] < whole[differ[0]] else None
 
 
-def _places(name: str, cut: Cut | None) -> list[Place]:
-    return [Place(name)] if cut is None else [Place(name, cut.axis, start, size) for start, size in cut.starts()]
-
-
-def _fits(place: Place, value: np.ndarray, port: Tensors) -> bool:
-    shape = place.part(port).shape
-    return shape in (value.shape, value.shape[::-1])
+def _turned(shape: tuple[int, ...], is_transposed: bool) -> tuple[int, ...]:
+    return shape[::-1] if is_transposed else shape
 
 
 class _Search:
+    """A search for the choices with which the port computes the reference's values.
+
+    Args:
+        within: the tolerance of each value.
+        known: a function that loads the reference's tensors into the port, and returns the values that it computes.
+    """
+
     def __init__(
         self,
         program: Program,
         within: Mapping[int, float],
-        whole: Tensors,
         theirs: Tensors,
         port: Tensors,
-        listen: Callable[[Tensors], Sequence[Operation]],
+        known: Callable[[Choices], Known],
     ) -> None:
-        self.program, self.within, self.theirs, self.port, self.listen = program, within, theirs, port, listen
-        self.parts: dict[int, list[str]] = {}
+        self.program, self.within, self.theirs, self.port, self.known = program, within, theirs, port, known
+        ours, needed = (Counter(tuple(sorted(each.shape)) for each in of.values()) for of in (port, theirs))
+        spare, lacking = ours - needed, needed - ours
+        self.spare = {name: each.shape for name, each in port.items() if tuple(sorted(each.shape)) in spare}
+        self.lacking = {name: each.shape for name, each in theirs.items() if tuple(sorted(each.shape)) in lacking}
+        self.beside: dict[str, list[str]] = {}
+        """The names in `lacking`, by module."""
+        for name in self.lacking:
+            self.beside.setdefault(_module(name), []).append(name)
+        maps = {each.shape for each in theirs.values() if each.ndim == 2 and each.shape[0] != each.shape[1]}
+        shapes = {each.shape for each in port.values()}
+        # Square matrices count as transposed if most other matrices are transposed in the port.
+        self.is_turned = len({shape for shape in maps if shape[::-1] in shapes}) > len(maps & shapes)
+        self.choices = {name: self._choices(name) for name in theirs}
+        self.used: dict[int, list[str]] = {}
         """The names of the tensors that each step uses, by the step's index."""
         for step in program.steps:
             given = {given_of(program, item) for _, item in references(step)} & program.parameters
-            names = {program.names[index] for index in given} & whole.keys()
-            parts = [each for each in theirs if each in names or each.rpartition("[")[0] in names]
-            if parts and short(step) not in VIEWS:
-                self.parts[step.number] = parts
-        self.exchanged = set[frozenset[int]]()
+            names = {program.names[index] for index in given}
+            if (found := [each for each in theirs if each in names]) and short(step) not in VIEWS:
+                self.used[step.number] = found
+        self.tried = set[frozenset[tuple[str, Choice]]]()
 
-    def run(self, now: Paired) -> Paired:
-        """Improve a pairing until the port computes the value of each step that uses tensors, if possible."""
-        known, confirmed = self._known(now), set[str]()
+    def _choices(self, name: str) -> list[Choice]:
+        """Return all choices in the port's order of definition; for square tensors, the likely orientation first."""
+        ways = [self.is_turned, not self.is_turned] if self.theirs[name].ndim > 1 else [False]
+        found = [each for way in ways for whole in self.port for each in self._places(name, way, whole)]
+        return found + [each for way in ways for each in self._joined(name, way)]
+
+    def _places(self, name: str, is_transposed: bool, whole: str) -> Iterator[Choice]:
+        """Yield a tensor of the port, or its parts. The other parts are one or two tensors of the same module."""
+        shape, own = _turned(self.theirs[name].shape, is_transposed), self.port[whole].shape
+        if shape == own:
+            yield Choice((Place(whole, is_transposed),))
+        if name not in self.lacking or whole not in self.spare or (axis := _axis_of(shape, own)) is None:
+            return
+        beside = [each for each in self.beside[_module(name)] if each != name]
+        others = [_turned(self.lacking[each], is_transposed) for each in beside]
+        sizes, rest = [each[axis] for each in others if _axis_of(each, own) == axis], own[axis] - shape[axis]
+        pairs = [{0, *pair, rest} for pair in itertools.permutations([0, *sizes], 2) if sum(pair) == rest]
+        for start in sorted(set[int]().union(*pairs)):
+            yield Choice((Place(whole, is_transposed, axis, (start, start + shape[axis])),))
+
+    def _joined(self, name: str, is_transposed: bool) -> Iterator[Choice]:
+        """Yield two or three tensors of one module of the port that the reference fuses."""
+        shape, modules = self.theirs[name].shape, dict[tuple[int, str], list[tuple[int, str]]]()
+        for each, own in self.spare.items() if name in self.lacking else ():
+            if (axis := _axis_of(part := _turned(own, is_transposed), shape)) is not None:
+                modules.setdefault((axis, _module(each)), []).append((part[axis], each))
+        for (axis, _), fitting in modules.items():
+            for run in (run for count in (3, 2) for run in itertools.permutations(fitting, count)):
+                if sum(size for size, _ in run) == shape[axis]:
+                    yield Choice(tuple(Place(each, is_transposed) for _, each in run), axis)
+
+    def run(self) -> Paired:
+        """Improve a guess until the port computes the value of each step that uses tensors, if possible."""
+        now, confirmed = self._guessed(), set[str]()
+        known = self.known(now)
         for step in self.program.steps:
-            parts, has = self.parts.get(step.number, []), self._has(step, known)
+            names, has = self.used.get(step.number, []), self._has(step, known)
             tells = not has and short(step) not in VIEWS and fingerprint(self.program.values[step.output]) is not None
-            if set(parts) <= confirmed and not tells:
+            if set(names) <= confirmed and not tells:
                 continue
             if not has:
-                before = {name for number in self._makers(step) for name in self.parts[number]}
-                if parts and not before <= confirmed:
+                before = {name for number in self._makers(step) for name in self.used[number]}
+                if names and not before <= confirmed:
                     continue  # Before this step, some tensor is not confirmed, so a wrong value proves nothing.
-                some = self._alternatives(now, parts, confirmed) if parts else self._exchanges(now, step)
+                some = self._alternatives(now, names, confirmed) if names else self._exchanges(now, step)
                 for tried in itertools.islice(some, 64):
-                    heard = self._known(tried)
+                    heard = self.known(tried)
                     if self._has(step, heard):
                         now, known = tried, heard
                         break
                 else:
                     continue
-            confirmed |= set(parts)
-        return replace(now, places=_as_in_other_layers(now.places, confirmed), confirmed=frozenset(confirmed))
+            confirmed |= set(names)
+        return Paired(self._as_in_other_layers(now, confirmed), frozenset(confirmed))
 
-    def _exchanges(self, now: Paired, step: Step) -> Iterator[Paired]:
-        """Yield pairings in which two steps with a common operand swap their tensors. For example, the pairing may have
-        confused the gate and the up projection of a feed-forward."""
-        for one, other in itertools.product(self._makers(step), self.parts):
-            pair = frozenset((one, other))
-            if one == other or pair in self.exchanged or not self._operands(one) & self._operands(other):
-                continue
-            self.exchanged.add(pair)
-            places, mine, yours = dict(now.places), self.parts[one], self.parts[other]
-            if [self.theirs[each].shape for each in mine] == [self.theirs[each].shape for each in yours]:
-                for a, b in zip(mine, yours, strict=True):
-                    places[a], places[b] = now.places[b], now.places[a]
-                yield Paired(places, now.cuts)
+    def _guessed(self) -> Choices:
+        """Pair tensors of equal (or transposed) shapes in the order of definition, as a first guess."""
+        found = self._filled({})
+        if missing := next((name for name in self.theirs if name not in found), None):
+            shapes = [f"{each} {value.shape}" for each, value in self.port.items()]
+            raise PortError(
+                f"The reference's tensor {missing} {self.theirs[missing].shape} has no counterpart in the port, which "
+                f"has {', '.join(shapes[:8])} …; for fused tensors, "
+                "pass both implementations as loaders, with --checkpoint FOLDER."
+            )
+        used = Counter[str]()
+        for choice in found.values():
+            used.update({place.name: place.of(self.port).size for place in choice.places})
+        for name, value in self.port.items():
+            if used[name] < value.size or name not in used:
+                raise PortError(f"The port's tensor {name} {value.shape} has no counterpart in the reference.")
+        return found
+
+    def _filled(self, choices: Choices) -> Choices:
+        """Add the first free choice of each missing tensor. Leave out tensors whose choices are not free."""
+        found, taken = Choices(), defaultdict[str, list[Place]](list)
+        for name in [*choices, *(each for each in self.theirs if each not in choices)]:
+            for choice in [choices[name]] if name in choices else self.choices[name]:
+                if not any(place.overlaps(other) for place in choice.places for other in taken[place.name]):
+                    found[name] = choice
+                    for place in choice.places:
+                        taken[place.name].append(place)
+                    break
+        return {name: found[name] for name in self.theirs if name in found}
+
+    def _with(self, now: Choices, wanted: Choices, fixed: Collection[str]) -> Choices | None:
+        """Return `now` with other choices. Tensors whose choices overlap them get their first free choices; if one has
+        none, so do all tensors that are not `fixed`. Return None if this changes the choice of a `fixed` tensor."""
+        others = {name: each for name, each in now.items() if name not in wanted}
+        kept = wanted | {name: each for name, each in others.items() if not each.overlaps(wanted.values())}
+        if not kept.keys() >= {*fixed}:
+            return None
+        for known in (kept, {name: each for name, each in kept.items() if name in wanted or name in fixed}):
+            if len(found := self._filled(known)) == len(now):
+                return found
+        return None
+
+    def _exchanges(self, now: Choices, step: Step) -> Iterator[Choices]:
+        """Yield other choices for the steps before a step, together with steps that have a common operand. For example,
+        the guess may have confused the gate and the value projections of a feed-forward."""
+        for one in self._makers(step):
+            beside = [other for other in self.used if self._operands(one) & self._operands(other)]
+            free = {name for number in (one, *beside) for name in self.used[number]}
+            for choices in self._alternatives(now, self.used[one], self.theirs.keys() - free):
+                if (key := frozenset(choices.items())) not in self.tried:
+                    self.tried.add(key)
+                    yield choices
 
     def _makers(self, step: Step) -> list[int]:
         """Return the last step that uses tensors on each path to a step."""
-        between = ancestors([step.number], self.program.makers, self.parts)
-        return sorted(self.parts.keys() & set().union(*map(self.program.makers, between)))
+        between = ancestors([step.number], self.program.makers, self.used)
+        return sorted(self.used.keys() & set().union(*map(self.program.makers, between)))
 
     def _operands(self, number: int) -> set[int]:
         """Return the computed inputs of a step. If an input is a view, return the value that the view rearranges."""
         roots = {behind_views(self.program, item.index) for _, item in references(self.program.steps[number])}
         return roots - self.program.given.keys()
-
-    def _known(self, pairs: Paired) -> Known:
-        operations = self.listen(pairs.values(self.theirs, self.port))
-        return Known({index: fingerprint(each.value) for index, each in enumerate(operations)})
 
     def _has(self, step: Step, known: Known) -> bool:
         """Return whether the port computes a step's value, or all parts into which later steps split the value."""
@@ -377,57 +330,38 @@ class _Search:
             bool(parts) and all(self._has(each, known) for each in parts)
         )
 
-    def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield pairings in which `parts` and other tensors of the reference swap their tensors of the port."""
-        choices = [list(self._choices(now, name, confirmed)) for name in parts]
+    def _alternatives(self, now: Choices, names: Sequence[str], fixed: Collection[str]) -> Iterator[Choices]:
+        """Yield other choices for `names`, likely choices first. The choices of `fixed` tensors do not change."""
 
-        def unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
-            owners = {(place.name.rpartition(".")[0], place.start // max(place.size, 1)) for _, place in chosen}
-            return len(owners), sum(number for number, _ in chosen)
+        def unlikeliness(chosen: Sequence[tuple[int, Choice]]) -> tuple[int, int]:
+            return len({choice.owners for _, choice in chosen}), sum(number for number, _ in chosen)
 
-        for chosen in sorted(itertools.product(*map(enumerate, choices)), key=unlikeliness):
-            places = dict(now.places)
-            for name, (_, place) in zip(parts, chosen, strict=True):
-                other = next(each for each, old in places.items() if _same(old, place))
-                places[other] = self._turned_for(other, places[name])
-                places[name] = place
-            if places != now.places:
-                yield Paired(places, now.cuts)
+        taken = [now[name] for name in fixed]
+        free = {name: [] if name in fixed else self.choices[name] for name in names}
+        ways = [
+            [now[name], *(each for each in free[name] if each != now[name] and not each.overlaps(taken))]
+            for name in names
+        ]
+        for chosen in sorted(itertools.product(*map(enumerate, ways)), key=unlikeliness):
+            wanted = {name: choice for name, (_, choice) in zip(names, chosen, strict=True)}
+            found = self._with(now, wanted, fixed)
+            if found is not None and found != now:
+                yield found
 
-    def _choices(self, now: Paired, name: str, confirmed: set[str]) -> Iterator[Place]:
-        """Yield the port's tensors that fit a name: the current tensor first, transposes of square tensors last."""
-        value = self.theirs[name]
-        others = sorted(now.places.items(), key=lambda each: each[0] != name)
-        found = [place for other, place in others if other not in confirmed and _fits(place, value, self.port)]
-        found = [self._turned_for(name, place) for place in found]
-        yield from found
-        if value.ndim == 2 and value.shape[0] == value.shape[1]:
-            yield from (replace(place, is_transposed=not place.is_transposed) for place in found)
-
-    def _turned_for(self, name: str, place: Place) -> Place:
-        """Return `place`, marked as transposed if the tensor `name` only fits transposed."""
-        shape, value = place.part(self.port).shape, self.theirs[name]
-        is_square = len(set(value.shape)) == 1
-        return place if is_square else replace(place, is_transposed=shape != value.shape)
-
-
-def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Pair each unconfirmed tensor like the confirmed tensor with the same role in another layer."""
-    found = dict(places)
-    for name in [each for each in places if each not in confirmed]:
-        for known in confirmed:
-            ours, theirs = NUMBER.findall(name), NUMBER.findall(known)
-            if not ours or ours == theirs or _pattern(name) != _pattern(known):
-                continue
-            place, numbers = found[known], dict(zip(theirs, ours, strict=True))
-            parts = re.split(r"(\d+)", place.name)
-            wanted = replace(place, name="".join(str(numbers.get(each, each)) for each in parts))
-            holder = next((each for each, old in found.items() if _same(old, wanted)), None)
-            if holder is not None and holder not in confirmed:
-                found[holder], found[name] = found[name], wanted
-                break
-    return found
-
-
-def _same(a: Place, b: Place) -> bool:
-    return (a.name, a.start) == (b.name, b.start)
+    def _as_in_other_layers(self, now: Choices, confirmed: Collection[str]) -> Choices:
+        """Choose for each unconfirmed tensor as in another layer, in which the tensor of the same role is confirmed."""
+        for name in [each for each in now if each not in confirmed]:
+            for known in confirmed:
+                ours, theirs = NUMBER.findall(name), NUMBER.findall(known)
+                if not ours or ours == theirs or _pattern(name) != _pattern(known):
+                    continue
+                numbers = dict(zip(theirs, ours, strict=True))
+                renamed = (
+                    replace(place, name=NUMBER.sub(lambda found: numbers.get(found[0], found[0]), place.name))  # noqa: B023
+                    for place in now[known].places
+                )
+                wanted = replace(now[known], places=tuple(renamed))
+                if wanted in self.choices[name] and (found := self._with(now, {name: wanted}, confirmed)) is not None:
+                    now = found
+                    break
+        return now

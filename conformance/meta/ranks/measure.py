@@ -27,7 +27,7 @@ from transparity_conformance.running.process.ranks import group_of
 HERE = Path(__file__).parent
 TIMEOUT = 120.0
 
-_LLAMA = dataclasses.replace(CASES["llama"], rotary_scaling="none", rotary_factor=1.0)
+_LLAMA = dataclasses.replace(CASES["llama"], rotary_scaling="none", rotary_factor=1.0, rotary_original_length=8192)
 
 CONFIGS: dict[str, TransformerConfig] = {
     "notes-lm": preset("notes-lm"),

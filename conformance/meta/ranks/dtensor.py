@@ -48,7 +48,7 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> An
 
 
 def build_fused(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Any:
-    """Return the port with the mistake: the rows of a rank are those of a fused matrix."""
+    """Return the port with the mistake: each rank has the rows of its part of a fused matrix."""
     found = dict(parameters)
     for layer in range(config.num_decoder_layers):
         names = [f"decoder.layers.{layer}.self_attention.{role}.weight" for role in ("query", "key", "value")]

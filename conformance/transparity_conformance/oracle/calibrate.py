@@ -138,17 +138,18 @@ def _measure_drawn(dtype: str, drawn: int) -> list[Sample]:
 class CalibratedConstant:
     name: str
     dtype: str
-    taps: int
-    measured: float
-    """The measurement that the constant must cover; the constant must be at least as large."""
     constant: float
-    median: float
-    most: float
-    """The 99th percentile of the measurements."""
+    values: np.ndarray
+    """A measurement for each tap."""
+    share: float = 1.0
+    """The share of the measurements that the constant must cover."""
+
+    def quantile(self, share: float) -> float:
+        return float(np.quantile(self.values, share, method="lower"))
 
     @property
     def covers(self) -> bool:
-        return self.measured <= self.constant
+        return self.quantile(self.share) <= self.constant
 
 
 def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[CalibratedConstant]:
@@ -159,26 +160,17 @@ def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[Calibrat
     """
     over = np.array([sample.ratio(rule.floor) for sample in found])
     bare = np.array([sample.error / sample.ulp for sample in found if not sample.noise and sample.ulp] or [0.0])
-    covered = {"factor": (over, 0.99 if dtype == "float16" else 1.0), "floor": (bare, 1.0)}
-    return [
-        CalibratedConstant(
-            name,
-            dtype,
-            len(values),
-            float(np.quantile(values, share, method="lower")),
-            {"factor": rule.factor, "floor": rule.floor}[name],
-            *(float(value) for value in np.quantile(values, [0.5, 0.99], method="lower")),
-        )
-        for name, (values, share) in covered.items()
-    ]
+    factor = CalibratedConstant("factor", dtype, rule.factor, over, 0.99 if dtype == "float16" else 1.0)
+    return [factor, CalibratedConstant("floor", dtype, rule.floor, bare)]
 
 
 def as_table(measured: Sequence[CalibratedConstant]) -> Table:
     heads = ("constant", "precision", "taps", "median", "99 %", "to cover", "value", "covers")
     table = Table(*heads, title="constants of tolerances")
     for row in measured:
-        shown = [f"{value:.2f}" for value in (row.median, row.most, row.measured)]
-        table.add_row(row.name, row.dtype, f"{row.taps:,}", *shown, f"{row.constant:g}", "yes" if row.covers else "NO")
+        shown = [f"{row.quantile(share):.2f}" for share in (0.5, 0.99, row.share)]
+        covers = "yes" if row.covers else "NO"
+        table.add_row(row.name, row.dtype, f"{len(row.values):,}", *shown, f"{row.constant:g}", covers)
     return table
 
 

@@ -88,7 +88,7 @@ def test_on_one_rank_there_is_no_fault_of_sharding() -> None:
 
 PROBES = {
     name: {key: probe for key, probe in probes_of(divisible(CONFIGS[name], 2), name).items() if key in ("mixed", "one")}
-    for name in ("notes-lm", "llama")
+    for name in ("gpt2", "llama")
 }
 
 
@@ -100,7 +100,7 @@ def beside_one(build: IsolatedBuild, case: Case) -> str:
 
 
 @pytest.mark.parametrize(
-    ("file", "config", "wrong"), [("dtensor.py", "llama", "build_fused"), ("jax_mesh.py", "notes-lm", "build_bias")]
+    ("file", "config", "wrong"), [("dtensor.py", "llama", "build_fused"), ("jax_mesh.py", "gpt2", "build_bias")]
 )
 def test_what_a_framework_shards_is_gathered_and_compared(file: str, config: str, wrong: str) -> None:
     right, faulty = (Case(port, config, 2, file=file) for port in ("build", wrong))

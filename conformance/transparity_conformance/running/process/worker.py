@@ -198,10 +198,11 @@ def serve(connection: socket.socket) -> None:
     worker = Worker()
     while True:
         try:
-            name, arguments, largest = wire.receive_request(connection)
+            name, arguments, largest, released = wire.receive_request(connection)
         except wire.Closed:
             return
         try:
+            worker.release(released)
             parts = wire.encoded(("returned", getattr(worker, name)(*arguments)), worker.keep, largest)
         except LoadError as error:
             parts = wire.encoded(("refused", str(error)), worker.keep, largest)

@@ -63,7 +63,7 @@ MODELS = CASES | {"audio": AUDIO, "audio, learned": dataclasses.replace(AUDIO, e
 
 
 @pytest.mark.parametrize("case", sorted(MODELS))
-def test_a_model_with_permuted_features_is_the_same_model(case: str) -> None:
+def test_a_model_with_permuted_sums_is_the_same_model(case: str) -> None:
     config = MODELS[case]
     parameters, inputs = probe_parameters(config), mixed_inputs(config)
     oracle = forward_oracle(config, parameters, inputs, neighbours=NEIGHBOURS_OF_HOT)

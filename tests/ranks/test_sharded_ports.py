@@ -86,24 +86,28 @@ def test_on_one_rank_there_is_no_fault_of_sharding() -> None:
     assert [*loss_faults(ALONE), *optimizer_faults(ALONE)] == []
 
 
-CONFIG = divisible(CONFIGS["notes-lm"], 2)
-PROBES = {key: probe for key, probe in probes_of(CONFIG, "notes-lm").items() if key in ("mixed", "one")}
+PROBES = {
+    name: {key: probe for key, probe in probes_of(divisible(CONFIGS[name], 2), name).items() if key in ("mixed", "one")}
+    for name in ("gpt2", "llama")
+}
 
 
 def beside_one(build: IsolatedBuild, case: Case) -> str:
     group = group_of(build)
     assert group is not None
     group.load(case.spec)
-    return against_one(group, build, PROBES, "float32", True, ignore_progress).one_rank
+    return against_one(group, build, PROBES[case.config], "float32", True, ignore_progress).one_rank
 
 
-@pytest.mark.parametrize(("file", "wrong"), [("dtensor.py", "build_fused"), ("jax_mesh.py", "build_bias")])
-def test_what_a_framework_shards_is_gathered_and_compared(file: str, wrong: str) -> None:
-    right, faulty = (Case(port, "notes-lm", 2, file=file) for port in ("build", wrong))
+@pytest.mark.parametrize(
+    ("file", "config", "wrong"), [("dtensor.py", "llama", "build_fused"), ("jax_mesh.py", "gpt2", "build_bias")]
+)
+def test_what_a_framework_shards_is_gathered_and_compared(file: str, config: str, wrong: str) -> None:
+    right, faulty = (Case(port, config, 2, file=file) for port in ("build", wrong))
     with started(right.spec, right.ranks) as build:
         assert beside_one(build, right) == "agrees"
-        actual = run_all(build, PROBES, ignore_progress, logits_only=True).actual
-        assert judge("notes-lm", PROBES, actual).verdict == "agrees"
+        actual = run_all(build, PROBES[config], ignore_progress, logits_only=True).actual
+        assert judge(config, PROBES[config], actual).verdict == "agrees"
         assert beside_one(build, faulty) == "diverges"
 
 

@@ -18,6 +18,7 @@ from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.systems import divisible
+from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.tables.kinds import full_attention_every
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.report.report import Report
@@ -27,7 +28,7 @@ from transparity_conformance.running.process.ranks import group_of
 HERE = Path(__file__).parent
 TIMEOUT = 120.0
 
-_LLAMA = dataclasses.replace(CASES["llama"], rotary_scaling="none", rotary_factor=1.0)
+_LLAMA = dataclasses.replace(CASES["llama"], rotary_scaling="none", rotary_factor=1.0, rotary_original_length=8192)
 
 CONFIGS: dict[str, TransformerConfig] = {
     "notes-lm": preset("notes-lm"),
@@ -35,6 +36,7 @@ CONFIGS: dict[str, TransformerConfig] = {
     "one-key-head": dataclasses.replace(_LLAMA, num_key_value_heads=1),
     "windows": dataclasses.replace(_LLAMA, sliding_window=4, **full_attention_every(2)),
     "alibi": CASES["bloom"],
+    "gpt2": example_config("gpt2"),
     "relative": dataclasses.replace(preset("notes-lm"), positions="relative"),
 }
 

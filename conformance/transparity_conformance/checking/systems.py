@@ -23,7 +23,7 @@ from transparity_conformance.checkpoints.layers import open_for_pieces, pieces, 
 from transparity_conformance.identify.fitting.answer import templates
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe, probe_parameters
+from transparity_conformance.oracle.probes import Probe, other_sizes, probe_parameters
 from transparity_conformance.oracle.reach.models import small_system
 from transparity_conformance.report.formatting import count
 from transparity_conformance.running.loading import Limits
@@ -124,9 +124,6 @@ def label(name: str) -> str:
 
 SEED = 5
 
-LEAST_OF_A_HEAD = 4
-"""The smallest number of features per head: two pairs, which rotate by different angles."""
-
 LEAST_OF_A_RANK = 2
 """The smallest number of heads per rank: a single head would hide a wrong order of heads."""
 
@@ -149,22 +146,12 @@ def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
     return resize(**sizes)
 
 
-def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return a configuration with square weights, whose sizes are multiples of `ranks`."""
-    heads = LEAST_OF_A_RANK * ranks
-    shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, ranks)
-    width = LEAST_OF_A_HEAD * heads
-    sizes: dict[str, Any] = {"attention_head_dim": None, "embed_dim": width, "feed_forward_dim": width}
-    sizes["rotary_dim"] = None if config.rotary_dim is None else LEAST_OF_A_HEAD // 2
-    return config.with_sizes(num_heads=heads, num_key_value_heads=shared, **sizes)
-
-
 def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
     """Return the probes; for several ranks, the model of the probe `square` has sizes that are multiples of `ranks`."""
     made = dict(probes)
     if ranks > 1 and "square" in made:
         probe, first = made["square"], next(iter(made.values()))
-        sizes = square(first.config, ranks)
+        sizes = other_sizes(first.config, ranks)[0]
         made["square"] = dataclasses.replace(probe, config=sizes, parameters=probe_parameters(sizes, SEED))
     return made
 

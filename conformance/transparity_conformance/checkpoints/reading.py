@@ -6,9 +6,10 @@ A file stores experts in MXFP4 as two tensors of bytes, which `load_experts` com
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from transparity.limits.files import read_header
 from transparity.limits.memory import check_fits
 from transparity.text import VALUE, reason, safe, shown
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes, refuse_constant
-from transparity_conformance.checkpoints.scaled import BLOCK, MXFP4, Float8, TensorBytes, tensor_bytes
+from transparity_conformance.checkpoints.scaled import BLOCK, TensorBytes, float8_rows, mxfp4_rows, tensor_bytes
 from transparity_conformance.checkpoints.scaled import DTYPES as FLOAT8
 from transparity_conformance.storage.mapped import Mapped
 from transparity_conformance.storage.paths import is_file, is_folder
@@ -118,9 +119,9 @@ def load_tensors(
             whole: dict[str, int] = {}
             for name in (name for name in wanted if where[name] == path):
                 shape = _shape(file.get_slice(name), name, path)
-                float8 = _float8(file.get_slice(name), name, where, block)
-                if len(shape) == 2 and (name in in_place or float8 is not None):
-                    found = Mapped(path, name, (shape[0], shape[1]), rows=None if float8 is None else float8.rows)
+                rows = _float8(file.get_slice(name), name, where, block)
+                if len(shape) == 2 and (name in in_place or rows is not None):
+                    found = Mapped(path, name, (shape[0], shape[1]), rows=rows)
                     tensors[name] = found if name in in_place else np.asarray(found)
                     continue
                 whole[name] = 4 * math.prod(shape)
@@ -138,8 +139,10 @@ def _opened(path: Path) -> Iterator[Any]:
         raise CheckpointError(f"{path} cannot be read as a safetensors file: {reason(error)}.") from None
 
 
-def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, int] | None) -> Float8 | None:
-    """Return a float8 matrix with its scales; None for another dtype."""
+def _float8(
+    found: Any, name: str, where: Mapping[str, Path], block: tuple[int, int] | None
+) -> Callable[[slice], np.ndarray] | None:
+    """Return a function that reads rows of a float8 matrix; None for another dtype."""
     dtype, shape = found.get_dtype(), tuple(found.get_shape())
     if dtype not in FLOAT8:
         return None
@@ -153,7 +156,7 @@ def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, 
     scale = scale.reshape(-1, 1) if scale.ndim < 2 else scale
     for high, wide in ((shape[0], shape[1]), (1, shape[1]), *((block,) if block else ())):
         if scale.shape == (-(-shape[0] // high), -(-shape[1] // wide)):
-            return Float8(tensor_bytes(where[name], name), scale, (high, wide))
+            return functools.partial(float8_rows, tensor_bytes(where[name], name), scale, (high, wide))
     raise CheckpointError(
         f"{shown(scaled)} of {where[scaled]} has the shape {shown(scale.shape)}; expected one scale for "
         f"{shown(name)}, for each of its {shape[0]} rows, or for each weight_block_size block."
@@ -258,8 +261,9 @@ class PackedExperts:
         count, wide, high = self.shape
         first, stop, step = index[2].indices(high)
         shape = (len(range(first, stop, step)), wide)
-        matrix = MXFP4(self.blocks, self.scales, shape, range(count)[index[0]] * high + first, step)
-        return Mapped(self.blocks.path, self.name, shape, rows=matrix.rows).T
+        begin = range(count)[index[0]] * high + first
+        rows = functools.partial(mxfp4_rows, self.blocks, self.scales, wide, begin, step)
+        return Mapped(self.blocks.path, self.name, shape, rows=rows).T
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.stack([np.asarray(self[expert, ..., :], dtype) for expert in range(self.shape[0])])

@@ -57,30 +57,21 @@ DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """The float8 dtypes of safetensors, with their names in `ml_dtypes`."""
 
 
-@dataclass(frozen=True, eq=False)
-class Float8:
-    """A float8 matrix in a safetensors file.
+def float8_rows(numbers: TensorBytes, scale: np.ndarray, block: tuple[int, int], place: slice) -> np.ndarray:
+    """Read some rows of a float8 matrix as float32; each product with a scale is rounded once.
 
     Args:
-        numbers: its bytes.
+        numbers: the matrix as bytes.
         scale: the factor of each block, a float32 matrix.
         block: the numbers of rows and columns of a block; the last blocks may be smaller.
     """
+    import ml_dtypes  # imported here, because the command line rarely needs it
 
-    numbers: TensorBytes
-    scale: np.ndarray
-    block: tuple[int, int]
-
-    def rows(self, place: slice) -> np.ndarray:
-        """Read some rows as float32; each product with a scale is rounded once."""
-        import ml_dtypes  # imported here, because the command line rarely needs it
-
-        count, width = place.stop - place.start, self.numbers.shape[1]
-        stored = self.numbers.read(place.start * width, count * width)
-        value = stored.view(getattr(ml_dtypes, DTYPES[self.numbers.dtype])).reshape(count, width)
-        high, wide = self.block
-        factors = self.scale[np.arange(place.start, place.stop) // high]
-        return value.astype(np.float32) * factors[:, np.arange(width) // wide]
+    (count, width), (high, wide) = (place.stop - place.start, numbers.shape[1]), block
+    stored = numbers.read(place.start * width, count * width)
+    value = stored.view(getattr(ml_dtypes, DTYPES[numbers.dtype])).reshape(count, width)
+    factors = scale[np.arange(place.start, place.stop) // high]
+    return value.astype(np.float32) * factors[:, np.arange(width) // wide]
 
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -95,28 +86,17 @@ BIAS = 127
 BLOCK = 32
 
 
-@dataclass(frozen=True, eq=False)
-class MXFP4:
-    """A matrix in MXFP4: every `step`-th row, starting with row `first`, of two tensors in safetensors files.
+def mxfp4_rows(blocks: TensorBytes, scales: TensorBytes, wide: int, begin: int, step: int, place: slice) -> np.ndarray:
+    """Read some rows of an MXFP4 matrix as float32, which is exact except for the smallest exponents.
 
     Args:
-        blocks: (rows, columns / 2), the numbers, two in each byte.
-        scales: (rows, columns / 32), the exponents.
-        shape: the numbers of rows and columns of the matrix.
-        first, step: the matrix has the rows first, first + step, … of both tensors.
+        blocks: the numbers, two in each byte.
+        scales: the exponents, one for each 32 columns.
+        wide: the number of columns.
+        begin, step: the matrix has the rows begin, begin + step, … of both tensors.
     """
-
-    blocks: TensorBytes
-    scales: TensorBytes
-    shape: tuple[int, int]
-    first: int = 0
-    step: int = 1
-
-    def rows(self, place: slice) -> np.ndarray:
-        """Read some rows as float32, which is exact except for the smallest exponents."""
-        first, wide = self.first + place.start * self.step, self.shape[1]
-        count = max(0, (place.stop - place.start - 1) * self.step + 1)
-        packed = self.blocks.read(first * wide // 2, count * wide // 2).reshape(count, wide // 2)[:: self.step]
-        scales = self.scales.read(first * wide // BLOCK, count * wide // BLOCK).reshape(count, -1)[:: self.step]
-        numbers = BYTES[packed].reshape(*scales.shape, BLOCK)
-        return np.ldexp(numbers, scales.astype(np.int32)[..., np.newaxis] - BIAS).reshape(len(packed), wide)
+    first, count = begin + place.start * step, max(0, (place.stop - place.start - 1) * step + 1)
+    packed = blocks.read(first * wide // 2, count * wide // 2).reshape(count, wide // 2)[::step]
+    exponents = scales.read(first * wide // BLOCK, count * wide // BLOCK).reshape(count, -1)[::step]
+    numbers = BYTES[packed].reshape(*exponents.shape, BLOCK)
+    return np.ldexp(numbers, exponents.astype(np.int32)[..., np.newaxis] - BIAS).reshape(len(packed), wide)

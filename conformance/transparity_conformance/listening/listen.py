@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -59,6 +60,26 @@ def listen(
                 stack.enter_context(listening(record, rehearsal or call))
         result = run(call)
     return result, _inside(record.operations)
+
+
+def listen_once(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    framework: str | None = None,
+    *,
+    largest: float,
+    whole_numbers: bool,
+) -> tuple[Any, list[Operation]]:
+    """Call a function that may modify its arguments, such as a cache; return its result and operations."""
+    args_copy, named_copy = copy.deepcopy((args, dict(named)))
+    return listen(
+        lambda: function(*args, **named),
+        framework,
+        largest=largest,
+        whole_numbers=whole_numbers,
+        rehearsal=lambda: function(*args_copy, **named_copy),
+    )
 
 
 def _inside(operations: list[Operation]) -> list[Operation]:

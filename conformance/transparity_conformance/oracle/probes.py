@@ -367,19 +367,21 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
     }
 
 
-def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return copies of the configuration with other sizes; one copy has only square weights.
+def other_sizes(config: TransformerConfig, ranks: int = 2) -> list[TransformerConfig]:
+    """Return copies of the configuration with other sizes, which are multiples of `ranks`. The first copy has only
+    square weights.
 
     Ports may fix a ratio of sizes; for example, a port may derive the feed-forward's width from the model's width.
     """
+    count, width = 2 * ranks, 8 * ranks
     # With one head, both keys of this dict are 1, and the value None applies.
-    shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, 2)
-    heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared}
+    shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, ranks)
+    heads: dict[str, Any] = {"num_heads": count, "num_key_value_heads": shared}
     narrow = heads | {"attention_head_dim": None, "rotary_dim": None if config.rotary_dim is None else 2}
-    wide = 4 * config.head_dim if config.attention_head_dim is None else 16
+    wide = count * config.head_dim if config.attention_head_dim is None else width
     sizes = (
-        (16, 16, narrow),
-        (16, feed_forward_width(config, 16), narrow),
+        (width, width, narrow),
+        (width, feed_forward_width(config, width), narrow),
         (wide, feed_forward_width(config, wide), heads),
     )
     return list(dict.fromkeys(_of_width(config, *each) for each in sizes))

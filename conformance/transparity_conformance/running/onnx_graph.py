@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from transparity.errors import shown
 from transparity.text import listed, safe
 from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.record import Origins, Record
+from transparity_conformance.running.artefacts import DECODER, ENCODER
 from transparity_conformance.running.loading import LoadError
 
 TOKENS, IMAGES, FRAMES = ("input_ids", "decoder_input_ids"), "pixel_values", "input_features"
@@ -29,14 +30,32 @@ matching outputs start with `present`."""
 PAST, PRESENT = "past", "present"
 
 
+DTYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": bool}
+"""The dtype of an input, by its ONNX type; inputs of other types are int64."""
+
+MEMORY = "encoder_hidden_states"
+"""The decoder's input that receives the encoder's first output."""
+
+TAKEN = {
+    ENCODER: {"input_ids": "input_ids", FRAMES: FRAMES, "attention_mask": "attention_mask"},
+    DECODER: {"input_ids": TOKENS[1], "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
+}
+"""For each file of an exported encoder-decoder, the inputs that it may have, with their names in a single graph."""
+
+
 @dataclass(frozen=True)
 class Graph:
     path: Path
+    session: Any
+    """The graph as an ONNX Runtime session."""
     inputs: dict[str, Any]
-    """The inputs by name, with `shape` and `type`. An input of tokens with another name is renamed to `input_ids`."""
+    """The inputs, with `shape` and `type`, by their names in a single graph. An input of tokens is `input_ids`."""
     renamed: dict[str, str]
     """For each renamed input, its name in the graph."""
-    outputs: Sequence[str]
+
+    @property
+    def outputs(self) -> list[str]:
+        return [each.name for each in self.session.get_outputs()]
 
     @property
     def past(self) -> list[str]:
@@ -59,12 +78,35 @@ class Graph:
         sizes = [self.inputs[name].shape[axis] for name in names if name in self.inputs]
         return next((size for size in sizes if isinstance(size, int)), None)
 
+    def dtype(self, name: str) -> Any:
+        return DTYPES.get(self.inputs[name].type, np.int64)
 
-def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
-    named = {each.name: each for each in inputs}
+    def given(self, every: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {
+            self.renamed.get(name, name): np.ascontiguousarray(every[name], self.dtype(name)) for name in self.inputs
+        }
+
+
+def part_of_pair(path: Path, session: Any) -> Graph:
+    """Return the encoder or the decoder of an encoder-decoder in two files; raise `LoadError` for other inputs."""
+    taken = TAKEN[path.name]
+    for each in session.get_inputs():
+        if each.name not in taken:
+            raise LoadError(
+                f"{path} takes {shown(each.name)}; expected only {listed(list(taken))}: export the graph without a "
+                "cache."
+            )
+        if any(isinstance(size, int) for size in each.shape[: 1 if each.name == FRAMES else 2]):
+            raise LoadError(f"{path} fixes the shape {each.shape} of {each.name}; export it with dynamic axes.")
+    named = {taken[each.name]: each for each in session.get_inputs()}
+    return Graph(path, session, named, {name: each.name for name, each in named.items()})
+
+
+def graph_of(path: Path, session: Any) -> Graph:
+    named = {each.name: each for each in session.get_inputs()}
     axes = {name: len(each.shape or ()) for name, each in named.items()}
     if axes in ({IMAGES: 4}, {FRAMES: 3, TOKENS[1]: 2}):
-        return Graph(path, named, {}, [each.name for each in outputs])
+        return Graph(path, session, named, {})
     known = {name for name in named if name in (*TOKENS, *OTHERS) or name.startswith(PAST)}
     unknown = [name for name in named if name not in known]
     renamed = {}
@@ -80,7 +122,7 @@ def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph
     ranks = [len(named[name].shape or ()) for name in TOKENS if name in named]
     if wrong := [rank for rank in ranks if rank != 2]:
         raise LoadError(f"{path} takes token ids with {wrong[0]} axes; expected two, (batch, length).")
-    return Graph(path, named, renamed, [each.name for each in outputs])
+    return Graph(path, session, named, renamed)
 
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"

@@ -299,7 +299,7 @@ class _Search:
 
     def _exchanges(self, now: Choices, step: Step) -> Iterator[Choices]:
         """Yield other choices for the steps before a step, together with steps that have a common operand. For example,
-        the guess may have confused the gate and the value projections of a feed-forward."""
+        the guess may have confused the gate and the up projection of a feed-forward."""
         for one in self._makers(step):
             beside = [other for other in self.used if self._operands(one) & self._operands(other)]
             free = {name for number in (one, *beside) for name in self.used[number]}

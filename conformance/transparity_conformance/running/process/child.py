@@ -79,7 +79,7 @@ class PortProcess:
             )
         self.folders: list[str] = []
         self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)
-        self._send(largest_answer(), "load", spec, adapter, quickly() if is_small else {})
+        self.ask("load", spec, adapter, quickly() if is_small else {})
 
     @property
     def is_running(self) -> bool:
@@ -92,18 +92,13 @@ class PortProcess:
             return None
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
-    def ask(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> None:
-        """Send the request `name`. Call `received` to wait for the answer. Messages call the request `what`."""
+    def ask(self, name: str, *arguments: Any, largest: int | None = None) -> None:
+        """Send the request `name`, with the numbers of objects to free. Call `received` to wait for the answer."""
         numbers = [self.released.pop() for _ in range(len(self.released))]
-        if numbers:
-            self._send(0, "release", numbers)
-            self.received(what)
-        self._send(min(largest or largest_answer(), largest_answer()), name, *arguments)
-
-    def _send(self, largest: int, name: str, *arguments: Any) -> None:
+        most = min(largest or largest_answer(), largest_answer())
         try:
             self.connection.settimeout(self.timeout)
-            send_request(self.connection, (name, arguments, largest))
+            send_request(self.connection, (name, arguments, most, numbers))
         except OSError:  # the process has ended or does not read; `received` reports the reason
             pass
 

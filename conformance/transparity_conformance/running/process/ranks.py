@@ -75,7 +75,7 @@ class ProcessGroup:
     def load(self, spec: str) -> None:
         self.loaded()
         for process in self.processes:
-            process.ask("loading the port", "load", spec, self.adapter, {})
+            process.ask("load", spec, self.adapter, {})
         self.spec, self._loaded = spec, None
         self.differing = Differing()
         self.loaded()
@@ -156,7 +156,7 @@ class ProcessGroup:
         for rank, process in enumerate(self.processes):
             own = lambda handle, rank=rank: handle.handles[rank] if isinstance(handle, RankHandle) else handle
             given = with_handles(arguments, own) if self.is_launched else arguments
-            process.ask(what, name, *given, largest=largest)
+            process.ask(name, *given, largest=largest)
         return self._together(what)
 
     def _together(self, what: str) -> list[Any]:

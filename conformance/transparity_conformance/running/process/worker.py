@@ -21,6 +21,7 @@ import numpy as np
 from transparity.text import safe, shown
 from transparity_conformance.capabilities import port_calls
 from transparity_conformance.listening.backward import Backward
+from transparity_conformance.listening.listen import listen_once
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.adapters.model import adapted, made_by
@@ -31,7 +32,6 @@ from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.inputs import taps_in
 from transparity_conformance.running.loading import Listened, LoadError, load_artefact, load_port
 from transparity_conformance.running.process import wire
-from transparity_conformance.running.process.recording import listen_once
 from transparity_conformance.storage.mapped import Mapped
 
 
@@ -98,16 +98,15 @@ class Worker:
         With `whole_numbers`, record operations on integers and bools, too. An exported model records its operations
         itself, and only on floating-point values.
         """
-        function, operations = self.objects[number], list[Operation]()
+        function, operations, largest = self.objects[number], list[Operation](), wire.largest_answer() // 2
         if not isinstance(function, Listened):
             call = functools.partial(self.call, number, attribute, stays=stays)
-            result, operations = listen_once(
-                call, (), {"args": self._given(args), "named": self._given(named)}, whole_numbers=whole_numbers
-            )
+            given = {"args": self._given(args), "named": self._given(named)}
+            result, operations = listen_once(call, (), given, largest=largest, whole_numbers=whole_numbers)
         elif whole_numbers:
             result = self.call(number, attribute, args, named, stays)
         else:
-            result, operations = function.listened(wire.largest_answer() // 2, **named)
+            result, operations = function.listened(largest, **named)
             result = taps_in(result, self.configs[number])
         return [result, wire.described(operations)]
 
@@ -199,10 +198,11 @@ def serve(connection: socket.socket) -> None:
     worker = Worker()
     while True:
         try:
-            name, arguments, largest = wire.receive_request(connection)
+            name, arguments, largest, released = wire.receive_request(connection)
         except wire.Closed:
             return
         try:
+            worker.release(released)
             parts = wire.encoded(("returned", getattr(worker, name)(*arguments)), worker.keep, largest)
         except LoadError as error:
             parts = wire.encoded(("refused", str(error)), worker.keep, largest)

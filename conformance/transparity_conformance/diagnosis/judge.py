@@ -145,9 +145,8 @@ def _verdict(
 ) -> Report:
     """Return the report. The verdict can be `agrees` only if `complete`."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
+    first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results)
-    wrong_taps = (item.tap for item in measured if item.share > 1 and item.tap not in equivalent)
-    first = min(wrong_taps, key=taps.index, default=None)
     notes = [message for result in results.values() for message in result.misshapen.values()]
     notes += [*convention_notes(results), *near_tie_notes(results, dtype)]
     notes += [IN_FORM.format(tap=tap) for tap in equivalent]
@@ -171,13 +170,18 @@ def _verdict(
     search.located(report("diverges", first, unexplained, notes=tuple(notes)))
     divergences, remarks, others = _explained(results, places, search)
     said = {"notes": (*_sure(notes, divergences, search.answer), *remarks), "other_fields": others}
-    effects = with_impact(results, divergences)
-    told = with_effect(effects) if search.answer else effects
-    dropped = {each.where for each in effects} - {each.where for each in told}
-    explained = report("diverges", told[0].where if first in dropped else first, told, **said)
+    told = with_impact(results, divergences)
+    told = with_effect(told) if search.answer else told
+    explained = report("diverges", _place(told[0]) if search.answer else first, told, **said)
     if search.clock.is_interrupted:
         raise Interrupted(explained)
     return explained
+
+
+def _place(divergence: Divergence) -> str:
+    """Return the place of a divergence of a port whose activations were matched; the errors of matched activations
+    include another order of features."""
+    return next((cause.at for cause in divergence.causes if cause.at), divergence.where)
 
 
 def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answer | None) -> list[str]:

@@ -147,9 +147,7 @@ def _verdict(
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results)
-    notes = [message for result in results.values() for message in result.misshapen.values()]
-    notes += [*convention_notes(results), *near_tie_notes(results, dtype)]
-    notes += [IN_FORM.format(tap=tap) for tap in equivalent]
+    notes = _notes(results, equivalent, dtype)
     if all(item.share <= 1 for item in measured if item.tap == "logits"):
         wrong = wrong_at_tokens(results, faulty)
         if not wrong:
@@ -170,12 +168,20 @@ def _verdict(
     search.located(report("diverges", first, unexplained, notes=tuple(notes)))
     divergences, remarks, others = _explained(results, places, search)
     said = {"notes": (*_sure(notes, divergences, search.answer), *remarks), "other_fields": others}
-    told = with_impact(results, divergences)
-    told = with_effect(told) if search.answer else told
-    explained = report("diverges", _place(told[0]) if search.answer else first, told, **said)
+    told: Sequence[Divergence] = with_impact(results, divergences)
+    if search.answer:
+        told = with_effect(told)
+        first = _place(told[0])
+    explained = report("diverges", first, told, **said)
     if search.clock.is_interrupted:
         raise Interrupted(explained)
     return explained
+
+
+def _notes(results: Results, equivalent: Sequence[str], dtype: str) -> list[str]:
+    shapes = [message for result in results.values() for message in result.misshapen.values()]
+    forms = [IN_FORM.format(tap=tap) for tap in equivalent]
+    return [*shapes, *convention_notes(results), *near_tie_notes(results, dtype), *forms]
 
 
 def _place(divergence: Divergence) -> str:

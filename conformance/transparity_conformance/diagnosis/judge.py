@@ -168,10 +168,8 @@ def _verdict(
     search.located(report("diverges", first, unexplained, notes=tuple(notes)))
     divergences, remarks, others = _explained(results, places, search)
     said = {"notes": (*_sure(notes, divergences, search.answer), *remarks), "other_fields": others}
-    told: Sequence[Divergence] = with_impact(results, divergences)
-    if search.answer:
-        told = with_effect(told)
-        first = _place(told[0])
+    effects = with_impact(results, divergences)
+    told, first = _of_matches(effects) if search.answer else (effects, first)
     explained = report("diverges", first, told, **said)
     if search.clock.is_interrupted:
         raise Interrupted(explained)
@@ -184,10 +182,11 @@ def _notes(results: Results, equivalent: Sequence[str], dtype: str) -> list[str]
     return [*shapes, *convention_notes(results), *near_tie_notes(results, dtype), *forms]
 
 
-def _place(divergence: Divergence) -> str:
-    """Return the place of a divergence of a port whose activations were matched; the errors of matched activations
-    include another order of features."""
-    return next((cause.at for cause in divergence.causes if cause.at), divergence.where)
+def _of_matches(divergences: Sequence[Divergence]) -> tuple[Sequence[Divergence], str]:
+    """Return the divergences to report, and the first place, if activations were matched. The errors of matched
+    activations include another order of features, so they do not show the first place."""
+    told = with_effect(divergences)
+    return told, next((cause.at for cause in told[0].causes if cause.at), told[0].where)
 
 
 def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answer | None) -> list[str]:

@@ -69,7 +69,7 @@ def headline(reports: Sequence[Report]) -> dict[str, str]:
     verdicts: list[str] = [report.verdict for report in reports]
     worst = next((verdict for verdict in VERBS if verdict in verdicts), "inconclusive")
     if len(reports) == 1:
-        return {"verdict": worst, "text": f"{reports[0].title} {VERBS[worst][0]}"}
+        return {"verdict": worst, "text": f"{reports[0].title} {CheckView(*reports).failed_audit or VERBS[worst][0]}"}
     number = verdicts.count(worst)
     every = "both" if number == 2 else f"all {number}"
     of = every if number == len(reports) else f"{number} of {len(reports)}"

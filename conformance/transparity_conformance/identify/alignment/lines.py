@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from transparity.taps import lengths_of
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.identify.alignment.found import flow_of
 from transparity_conformance.identify.alignment.heard import AlignedCall
@@ -56,7 +57,10 @@ def maker(probe: Probe, call: AlignedCall, index: int, *, has_wrong_rows: bool) 
     is_masked, is_lookup = hides(operation.value).any(), has_wrong_rows and not operation.inputs
     if not (is_masked or is_lookup):
         return operation
-    operations = call.with_whole_numbers()
+    try:
+        operations = call.with_whole_numbers()
+    except PortError:  # the line is then less exact
+        return operation
     same = (i for i, each in enumerate(operations) if each.stack == operation.stack and each.name == operation.name)
     first = next((i for i in same if np.array_equal(operations[i].value, operation.value, equal_nan=True)), None)
     if first is None:
@@ -65,9 +69,14 @@ def maker(probe: Probe, call: AlignedCall, index: int, *, has_wrong_rows: bool) 
 
 
 def _masks(probe: Probe) -> list[np.ndarray]:
-    """Return the masks of the reference, and the parts from which ports make them: the causal mask, and the padding."""
+    """Return the reference's masks, and the parts of which ports make them: causal, windows, chunks and padding."""
     masks = [hides(each) for each in intermediates(probe, {}, [*probe.oracle.expected][-1]) if hides(each).any()]
-    masks += [np.tri(length, dtype=bool) for length in lengths_of(probe.config, probe.inputs).values()]
+    sizes = {each.sliding_window for each in probe.config.layer_kinds.values() if each.sliding_window}
+    for length in lengths_of(probe.config, probe.inputs).values():
+        behind = np.arange(length)[:, None] - np.arange(length)
+        chunks = [np.arange(length) // size for size in sizes]
+        masks += [behind >= 0, *(behind < size for size in sizes), *(abs(behind) < size for size in sizes)]
+        masks += [each[:, None] == each for each in chunks]
     tokens = [each[:, None] for each in probe.inputs.values() if each.ndim == 2 and each.dtype.kind in "iub"]
     return masks + [each != absent for each in tokens for absent in (0, probe.config.pad_id)]
 
@@ -109,7 +118,7 @@ def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
     direct = [each for each in map(call.operations.__getitem__, alike) if each.stack[1:] == outer]
     before = direct[-1] if direct else before
     flow = flow_of(probe)
-    has_others = any(flow.outputs[tap] - {where} for tap in flow.inputs[where])
+    has_others = all(flow.outputs[tap] - {where} for tap in flow.inputs[where])
     operation = after if has_others or (after.stack[1:] == outer and not direct) else before
     return dataclasses.replace(operation, stack=operation.stack[max(len(operation.stack) - common - 1, 0) :])
 

@@ -261,7 +261,6 @@ def _unlocated(outcome: Outcome) -> Divergence:
 
 
 def _reshaped(outcome: Outcome, residual: float, *, is_explained: bool) -> list[Divergence]:
-    """Return the divergence of a result with the right number of values in another shape."""
     for one in _misshapen(outcome):
         if one.is_reshaped:
             says = f"your port returns a result of the shape {one.actual.shape} instead of {one.shape}"

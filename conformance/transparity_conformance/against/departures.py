@@ -142,7 +142,6 @@ class Departures:
         return [without_edit(each) if each.users and each.users <= unexplained | users else each for each in found]
 
     def _reads_only(self, values: Collection[int], steps: Sequence[int]) -> bool:
-        """Return whether `steps` read only `values`, parameters and constants."""
         program = self.comparer.program
         inputs = {index for number in steps for index in program.steps[number].inputs} - program.given.keys()
         return bool(inputs) and all(behind_views(program, index) in values for index in inputs)

@@ -134,7 +134,6 @@ def source_of(model: Any) -> Source:
 
 
 def _text_config(config: Any) -> Any:
-    """Return the nested configuration of the text model; `config` itself if it has none, or several."""
     try:
         return config.get_text_config()
     except (AttributeError, ValueError):

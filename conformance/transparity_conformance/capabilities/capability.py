@@ -105,7 +105,7 @@ class Judged:
     where: str
     """The name of the token or tensor with the error."""
     near: tuple[str, ...] = ()
-    """The tokens or beams that a rounding error could change (near ties)."""
+    """Notes for the report about near-ties, and about a port that reads more than `max_length` tokens."""
 
     @property
     def share(self) -> float:

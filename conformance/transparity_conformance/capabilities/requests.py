@@ -116,7 +116,6 @@ def _prompt(config: TransformerConfig, seed: int, rows: int, length: int) -> np.
 
 
 def _single(request: Request, name: str) -> Request:
-    """Return the same request with only the first prompt and the second row of the source."""
     source = None if request.source is None else request.source[1:2]
     return replace(request, name=name, prompt=request.prompt[:1], source=source)
 
@@ -156,7 +155,6 @@ def _across(probe: ReachProbe) -> Request:
 
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
-    """Return a request in which no row ends, and a request in which rows end at different steps."""
     parameters, end = beyond.parameters, beyond.config.eos_id
     if end is None:
         return (beyond,)

@@ -155,7 +155,6 @@ def _check_shapes(name: str, values: Sequence[np.ndarray], placement: Placement)
 
 
 def _joined(name: str, values: Sequence[np.ndarray], placement: Placement) -> Joined:
-    """Combine the values of all ranks. Their shapes must already fit the placement."""
     if placement.kind == "partial":
         return Joined(np.sum(np.stack(values), axis=0, dtype=np.result_type(values[0], np.float32)))
     if placement.kind == "replicated":
@@ -170,7 +169,6 @@ def _joined(name: str, values: Sequence[np.ndarray], placement: Placement) -> Jo
 def _by_index(
     name: str, values: Sequence[np.ndarray], placement: Placement, indices: tuple[tuple[int, ...], ...]
 ) -> Joined:
-    """Combine shards by their indices, and measure how much the copies of an entry on several ranks differ."""
     entries: dict[int, np.ndarray] = {}
     worst, farthest = 0.0, 0
     for rank, (value, places) in enumerate(zip(values, indices, strict=True)):

@@ -278,7 +278,6 @@ def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explana
 
 
 def _worst(results: Results, tap: str) -> ProbeResult:
-    """Return the result on the probe where a tap's error is largest relative to its budget."""
     return max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
 
 
@@ -318,7 +317,6 @@ def departures_note(results: Results, divergences: Sequence[Divergence], clock: 
 
 
 def _remaining(segment: Segment, known: Combination) -> Divergence:
-    """Return the divergence that remains with the faults `known`, on the probe where it is largest."""
     probe = max(segment.probes, key=lambda probe: segment.share(probe, known))
     result = segment.results[probe.name]
     ours = walk(probe, result.recorded, known, until=segment.tap)[segment.tap]

@@ -257,7 +257,6 @@ def largest(value: np.ndarray) -> float:
 
 
 def _distance(found: np.ndarray, expected: np.ndarray, scale: float) -> float:
-    """Return the largest absolute difference, divided by `scale`. Two NaNs do not differ."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(found - expected)
     difference = float(np.where(np.isnan(found) & np.isnan(expected), 0.0, apart).max(initial=0.0))

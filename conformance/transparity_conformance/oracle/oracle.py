@@ -119,7 +119,6 @@ class Oracle:
         return worst
 
     def _by_points(self, dtype: str) -> Iterator[dict[str, float]]:
-        """Yield the largest error of each result so far, after each point. `dtype` must not be float64."""
         worst = {name: 0.0 for name in self.expected if self._keeps(name)}
         for index in range(self.neighbours):
             arrays = neighbour(self.arrays, index)

@@ -147,7 +147,6 @@ def _pattern(name: str) -> str:
 
 
 def _module(name: str) -> str:
-    """Return the path two levels above a tensor; for `layers.0.query.weight`, this is `layers.0`."""
     return ".".join(name.split(".")[:-2])
 
 
@@ -201,7 +200,6 @@ class _Search:
         self.tried = set[frozenset[tuple[str, Choice]]]()
 
     def _choices(self, name: str) -> list[Choice]:
-        """Return all choices in the port's order of definition; for square tensors, the likely orientation first."""
         ways = [self.is_turned, not self.is_turned] if self.theirs[name].ndim > 1 else [False]
         found = [each for way in ways for whole in self.port for each in self._places(name, way, whole)]
         return found + [each for way in ways for each in self._joined(name, way)]
@@ -309,7 +307,6 @@ class _Search:
                     yield choices
 
     def _makers(self, step: Step) -> list[int]:
-        """Return the last step that uses tensors on each path to a step."""
         between = ancestors([step.number], self.program.makers, self.used)
         return sorted(self.used.keys() & set().union(*map(self.program.makers, between)))
 

@@ -162,7 +162,6 @@ class Layers:
         return kind in ("layers", "places") and are_places(value) and (len(value) not in self.picks or max(value) > 1)
 
     def _kinds(self, count: int) -> list[tuple[Any, ...]]:
-        """Return everything that the configuration specifies about each of `count` layers."""
         numbers = range(count)
         rows: list[list[Any]] = [[str(self.special.get(number)) for number in numbers]]
         for name, (kind, value) in self.fields.items():
@@ -179,7 +178,6 @@ class Layers:
         return list(zip(*rows, strict=True))
 
     def _is_listed(self, name: str, period: int, count: int) -> bool:
-        """Return whether a list with one entry per layer already describes the `period`."""
         if "layer_types" in self.fields and re.search("att|window", name):
             return True
         lists = [list(value) for _, value in self.fields.values() if is_list(value) and len(value) == count]

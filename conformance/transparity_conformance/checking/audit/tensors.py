@@ -164,7 +164,6 @@ def audited_tensors(
 
 
 def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[AuditedTensor]:
-    """Yield results for additional tensors that the port should ignore, then for each tensor of the model."""
     yield from _strays(port, file)
     unread, began, ends = _never_read(port, file, progress), time.monotonic(), file.ends
     required = file.needed - unread.keys() - _reported(port, file)
@@ -244,7 +243,6 @@ def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
 
 
 def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str, AuditedTensor]:
-    """Return the tensors that a wrong port ignores, each with its result."""
     answer = file.logits(port, Edit())
     if isinstance(answer, PortError) or not np.isfinite(answer).all() or not file.probe.is_off(answer):
         return {}

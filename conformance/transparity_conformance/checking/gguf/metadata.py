@@ -109,7 +109,6 @@ def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Div
 
 
 def _is_same(value: float, right: float | None) -> bool:
-    """Return whether two numbers are equal after rounding to float32, the precision of metadata."""
     return right is not None and np.float32(value) == np.float32(right)
 
 

@@ -191,7 +191,6 @@ def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dty
 
 
 def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype: str) -> tuple[float, float]:
-    """Return the largest error and its budget, without undefined positions. Raise `OtherForm` for a wrong shape."""
     oracle, stack = probe.oracle, probe.config.stacks[-1]
     layers = probe.config.num_decoder_layers if stack == "decoder" else probe.config.num_encoder_layers
     tap = value.tap.format(stack=stack, layer=f"{stack}.layers.{layers - 1}")

@@ -122,7 +122,6 @@ def _use_of(operations: Sequence[Operation], end: int) -> int:
 
 
 def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float) -> set[int]:
-    """Return the operations between known taps and `end` whose results lead to no right value."""
     segment = segment_of(operations, end, known - {end})
     flows: set[int] = set()  # operations that depend on a tap; other operations compute angles or masks
     for index in segment:
@@ -171,7 +170,7 @@ class _Right:
         self.tables = [np.unique(each) for probe in probes for each in tables(probe)]
         self.by_size: dict[int, list[np.ndarray]] = {}
         self.chosen: list[np.ndarray] = []
-        """For each value with equally many nonzero elements per row, such as weights of chosen experts: the elements"""
+        """The nonzero elements of each value with equally many in every row, such as the weights of chosen experts."""
         for value in values:
             self.by_size.setdefault(value.size, []).append(value)
             chosen = np.unique(np.count_nonzero(value, axis=-1))

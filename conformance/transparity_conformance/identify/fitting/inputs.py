@@ -119,7 +119,6 @@ def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], wi
 
 
 def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
-    """Return the number of rows of each table that tokens or token types index."""
     sizes: dict[str, int] = {}
     used: set[str] = set()
     for name in (*subject.tokens, *(["token_types"] if "token_types" in subject.names else [])):

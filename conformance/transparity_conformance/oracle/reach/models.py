@@ -130,8 +130,8 @@ class ReachProbe(Probe):
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
         """Return the tolerance of the logits, which is at least the tolerance of short calls of the same model.
 
-        The error at one point may be small by chance. With `in_sequence`, also measure sums over keys in sequence,
-        which takes longer.
+        The error at one point may be small by chance. With `in_sequence`, also measure the rounding error when sums
+        over keys are running totals, which takes longer.
         """
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
         noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise

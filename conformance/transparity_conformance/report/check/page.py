@@ -56,7 +56,6 @@ def _summary(view: CheckView) -> str:
 
 
 def _next(view: CheckView) -> str:
-    """Return what to do next: fix all places if this makes the port right, otherwise fix the first place."""
     lines = [[line.place for line in finding.wrong_lines] or finding.places[:1] for finding in view.findings]
     places = [place for of_finding in lines for place in of_finding]
     if enough := remedy(view.report):
@@ -107,7 +106,6 @@ def _shade(error: float, budget: float) -> dict[str, Any]:
 
 
 def _profiles(report: Report) -> list[dict[str, Any]]:
-    """Return bars for each kind of activation: the error that each layer adds, and the total error along each axis."""
     layers = shares_by_layer(report.measured)
     worst: dict[str, Measured] = {}
     patterns = dict.fromkeys(in_every_layer(item.tap) for item in report.measured)

@@ -99,7 +99,6 @@ def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> R
 
 
 def _content(report: Report) -> object:
-    """Return the lines, causes and places of a result or, if it has no findings, its sentence."""
     found = findings(report)
     told = ((each.lines, tuple((cause.says, cause.at) for cause in each.causes), *each.places) for each in found)
     return tuple(told) or sentence(report)
@@ -227,7 +226,6 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
 
 
 def _strength(view: CheckView, verbose: bool) -> RenderableType:
-    """Return rows about what was compared, the used share of the tolerance, and what was not compared."""
     report = view.report
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", worst_share(report))] * bool(report.measured)
     if report.verdict == "inconclusive":
@@ -272,7 +270,6 @@ def _activations(report: Report) -> Iterator[tuple[str, Text, str, str]]:
 
 
 def _times(timing: Mapping[str, Timing]) -> Table:
-    """Return the seconds of each stage, and the total; leave out stages below a tenth of a second."""
     known = [time for time in timing.values() if time.port is not None]
     whole = Timing(
         sum(time.seconds for time in timing.values()),
@@ -307,7 +304,6 @@ def _profile(finding: Finding) -> Iterator[Text]:
 
 
 def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
-    """Yield commands to try next: `explain` for the cause, the verbose report, and the HTML page."""
     causes = dict.fromkeys(cause.mistake for finding in view.findings for cause in finding.causes)
     causes = {name: None for name in causes if name in meanings()}  # edits of another implementation have no page
     is_wrong = view.report.verdict == "diverges"

@@ -115,7 +115,9 @@ class Confirming:
                 self.departures.search.refuse(step, edit)
 
     def equal_edits(self, found: Sequence[Departure]) -> Iterator[tuple[Departure, list[str]]]:
-        """Yield each difference, with descriptions of other edits that explain every call and are no more complex."""
+        """Yield each difference, with descriptions of up to three other edits that explain every call and are no more
+        complex.
+        """
         for place, each in enumerate(found):
             simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
             told = []

@@ -50,7 +50,9 @@ class Departure:
 
     @property
     def port_line(self) -> Source | None:
-        """Return the innermost line of the port that runs `operation`, but runs no matched operation of this name."""
+        """Return the port's line to report for `operation`: if possible, the innermost line that runs no matched
+        operation of the same name (`Operation.line_apart`).
+        """
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)

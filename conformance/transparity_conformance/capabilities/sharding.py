@@ -62,7 +62,9 @@ class Sharding:
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def of(self, name: str) -> Placement:
-        """Return the placement that the port declares for `name`, or else for the first pattern that matches `name`."""
+        """Return the placement that the port declares for `name`, or else for the first pattern that matches `name`;
+        without a match, `replicated`.
+        """
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, Placement())
 
@@ -223,7 +225,7 @@ def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any,
 
 
 def split(value: np.ndarray, placement: Placement, ranks: int) -> list[np.ndarray]:
-    """Return the part of a value that each rank has; a replicated value is whole on every rank."""
+    """Return each rank's part of a sharded value. A value with another placement is whole on every rank."""
     if placement.kind != "sharded":
         return [value] * ranks
     if placement.indices is None:

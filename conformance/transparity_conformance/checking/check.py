@@ -177,7 +177,9 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
 
 
 def name_of(build: Any) -> str:
-    """Return the name of a port in reports: `module:build` for a function, otherwise the name of the class."""
+    """Return the name of a port in reports: the given text, or `module:name` of a function, of a class, or of an
+    object's class.
+    """
     if isinstance(build, str):
         return build
     while isinstance(build, functools.partial):

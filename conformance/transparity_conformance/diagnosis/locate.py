@@ -130,7 +130,7 @@ def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -
 
 
 def wrong_at_tokens(results: Results, faulty: list[str]) -> list[str]:
-    """Return the taps in `faulty` that differ at tokens, not only at padding."""
+    """Return the taps with a wrong shape, and the taps in `faulty` that differ at tokens, not only at padding."""
     found: dict[str, None] = {}
     for result in results.values():
         found |= dict.fromkeys(result.misshapen)

@@ -205,7 +205,9 @@ class _Search:
         return found + [each for way in ways for each in self._joined(name, way)]
 
     def _places(self, name: str, is_transposed: bool, whole: str) -> Iterator[Choice]:
-        """Yield a tensor of the port, or its parts. The other parts are one or two tensors of the same module."""
+        """Yield the place of a whole tensor of the port, or of a part of this tensor. The rest of the tensor must fit
+        one or two other tensors of the reference's module.
+        """
         shape, own = _turned(self.theirs[name].shape, is_transposed), self.port[whole].shape
         if shape == own:
             yield Choice((Place(whole, is_transposed),))
@@ -284,8 +286,10 @@ class _Search:
         return {name: found[name] for name in self.theirs if name in found}
 
     def _with(self, now: Choices, wanted: Choices, fixed: Collection[str]) -> Choices | None:
-        """Return `now` with other choices. Tensors whose choices overlap them get their first free choices; if one has
-        none, so do all tensors that are not `fixed`. Return None if this changes the choice of a `fixed` tensor."""
+        """Return `now` with the choices `wanted`. Tensors in conflict with `wanted` get their first free choices. If
+        one has none, all tensors except `wanted` and `fixed` tensors get their first free choices. Return None if that
+        fails, too, or if a `fixed` tensor is in conflict.
+        """
         others = {name: each for name, each in now.items() if name not in wanted}
         kept = wanted | {name: each for name, each in others.items() if not each.overlaps(wanted.values())}
         if not kept.keys() >= {*fixed}:

@@ -63,7 +63,7 @@ Fields = dict[str, tuple[str, Any]]
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a field by its name; empty if the field is not a size."""
+    """Return the kind of a field by its name; empty if no kind matches."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "")
 
 
@@ -198,7 +198,9 @@ def shorter(period: int) -> int:
 
 def picked(kinds: list[tuple[Any, ...]]) -> list[int]:
     """Return the indices of the layers to keep. If the first few layers (at most `PREFIX`) include each kind twice,
-    keep only these layers. Otherwise, keep two layers of each kind; if a kind has only one layer, repeat this layer."""
+    keep only these layers. Otherwise, keep two layers of each kind, at most `LONGEST` in total. If a kind has only one
+    layer, repeat this layer, unless the model has at most two layers.
+    """
     for length in range(2, min(len(kinds), PREFIX) + 1):
         found = Counter(kinds[:length])
         if all(found[kind] > 1 for kind in kinds):

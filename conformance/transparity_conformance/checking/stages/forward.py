@@ -214,7 +214,9 @@ def name_form(evidence: Evidence) -> None:
 
 
 def end_forward_pass(evidence: Evidence) -> None:
-    """Raise the port's error on a probe, unless the port also diverges; the divergence may have caused the error."""
+    """Raise the port's error on a probe, unless the port also diverges, because the divergence may have caused the
+    error. Add a note if a loader received the checkpoint's own folder.
+    """
     raised = evidence.ran.raised
     if raised is not None and evidence.report.verdict != "diverges":
         raise raised

@@ -226,7 +226,9 @@ def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
 
 
 def can_be_walked(probe: Probe) -> bool:
-    """Return whether a search for causes is possible: a call must be short, and its activations must fit in memory."""
+    """Return whether a search for causes is possible. A long prompt must have at most `LONGEST` tokens, and its
+    activations must fit in memory.
+    """
     if not isinstance(probe, LongProbe):
         return True
     length = max(probe.lengths)

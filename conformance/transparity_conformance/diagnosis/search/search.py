@@ -270,7 +270,7 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the faults that explain the most wrong probes. If this number is one, it may be chance; return []."""
+        """Return the faults that explain the most wrong probes; [] if they explain only one, which may be chance."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 

@@ -78,7 +78,7 @@ class Forward(Protocol):
         valid_lengths: Any = None,
         attention_mask: Any = None,
     ) -> tuple[Any, Any]:
-        """Decode `tokens` with a cache. Raise `InputError` if masked keys keep a weight (see `config.mask_is_exact`).
+        """Decode `tokens` with a cache. Raise `InputError` if masked keys keep a weight (see `mask_is_exact`).
 
         Args:
             tokens: (batch, length), the next tokens; with the tokens in the cache, at most `max_length`.

@@ -159,7 +159,7 @@ class Disagreement:
         return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
-        """Return the largest error if `settled` replaces the port's gradients; infinity if a gradient is still wrong."""
+        """Return the largest error once `settled` replaces gradients of the port; infinity if one is still wrong."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)

@@ -104,8 +104,9 @@ def edit(text: str, old: str, new: str) -> str:
         raise ValueError(f"{old!r} is in {text.count(old)} places; expected one.")
     start = text.rfind("\n", 0, text.index(old)) + 1
     right = text[start : text.find("\n", text.index(old) + len(old)) % (len(text) + 1)]
-    wrong, right = (textwrap.dedent(each) for each in (right.replace(old, new), right))
-    lines = difflib.ndiff(wrong.splitlines(), right.splitlines())
+    wrong = right.replace(old, new).rstrip("\n")
+    both, number = textwrap.dedent(f"{wrong}\n{right}").splitlines(), len(wrong.splitlines())
+    lines = difflib.ndiff(both[:number], both[number:])
     return "\n".join(re.sub(r"# noqa.*", "", line).rstrip() for line in lines if line[0] != "?")
 
 

@@ -26,7 +26,7 @@ def highest(x: Experts, count: int) -> Experts:
 
 
 def best_groups(config: TransformerConfig, scores: Experts) -> Experts:
-    """Return 1 for experts in the best groups, else 0. Groups rank by the sum of their two best scores (DeepSeek-V3)."""
+    """Return 1 for experts of the best groups, else 0. A group ranks by its two best scores, summed (DeepSeek-V3)."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(jax.lax.top_k(groups, 2)[0].sum(axis=-1), config.topk_groups)
     return jnp.repeat(best, groups.shape[-1], axis=-1)

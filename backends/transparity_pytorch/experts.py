@@ -26,7 +26,7 @@ def highest(x: ByExpert, count: int) -> ByExpert:
 
 
 def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
-    """Return 1 for experts in the best groups, else 0. Groups rank by the sum of their two best scores (DeepSeek-V3)."""
+    """Return 1 for experts of the best groups, else 0. A group ranks by its two best scores, summed (DeepSeek-V3)."""
     groups = scores.unflatten(-1, (config.router_groups, -1))
     best = highest(groups.topk(2, dim=-1).values.sum(dim=-1), config.topk_groups)
     return best.repeat_interleave(groups.shape[-1], dim=-1)

@@ -64,7 +64,7 @@ NUMBERS: dict[str, tuple[Printed, ...]] = {
     ),
     "003": (
         Printed("`split_heads`", printed.HEADS, HEADS),
-        Printed("the padding mask", printed.PADDING, _padding),
+        Printed("The padding mask", printed.PADDING, _padding),
         Printed("`future_mask(5)`", printed.FUTURE, FUTURE),
     ),
 }
@@ -99,7 +99,7 @@ def _numbers(each: Printed) -> str:
         if not np.array_equal(found.ravel(), expected.ravel()):
             raise ValueError(f"{each.title}: {column} computes {found.tolist()}, not what the document prints.")
     shown = f"```text\n{_text(expected)}\n```"
-    told = f"{each.title}, as the document prints it; {', '.join(TITLES.values())} compute exactly these numbers:"
+    told = f"{each.title}, as the document prints it. All three columns compute exactly these numbers:"
     return "\n\n".join(part for part in (told, shown, each.note) if part)
 
 

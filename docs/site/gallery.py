@@ -50,6 +50,21 @@ class Diagnosis:
         repository, _, number = self.thread.partition("#")
         return f"https://github.com/{repository}/issues/{number}"
 
+    @property
+    def command(self) -> str:
+        """The command that checks the port, in the folder of the gallery."""
+        options = "".join(f" --set {name}={value}" for name, value in self.fields.items())
+        return f"transparity check {self.file.name}:load --family {self.family}{options}"
+
+
+def table() -> str:
+    """Return the table of docs/gallery.md: each port, the command that checks it, and its bug."""
+    rows = ["| file | command | bug |", "|---|---|---|"]
+    for each in diagnoses():
+        place = each.file.relative_to(ROOT)
+        rows.append(f"| [{each.file.name}](../{place}) | `{each.command}` | {each.title} |")
+    return "\n".join(rows)
+
 
 def diagnoses() -> list[Diagnosis]:
     return [Diagnosis(**row) for row in tomllib.loads((FOLDER / "diagnoses.toml").read_text())["diagnosis"]]

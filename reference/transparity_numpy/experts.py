@@ -24,7 +24,7 @@ def highest(x: ByExpert, count: int) -> ByExpert:
 
 
 def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
-    """Return 1 for experts in the best groups, else 0. Groups rank by the sum of their two best scores (DeepSeek-V3)."""
+    """Return 1 for experts of the best groups, else 0. A group ranks by its two best scores, summed (DeepSeek-V3)."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(np.sort(groups, axis=-1)[..., -2:].sum(axis=-1), config.topk_groups)
     return np.repeat(best, groups.shape[-1], axis=-1)

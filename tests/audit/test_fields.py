@@ -18,8 +18,10 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import explicit, written
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.tables.kinds import FULL, SLIDING
-from transparity_conformance.report.audit import Audit, AuditedField
-from transparity_conformance.report.report import Report
+from transparity_conformance.report.audit import CAUSES, Audit, AuditedField
+from transparity_conformance.report.check.page import headline
+from transparity_conformance.report.check.view import CheckView
+from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.running.loading import load_port
 from transparity_numpy.port import build as build_numpy
 
@@ -168,6 +170,17 @@ def test_the_answer_says_what_the_port_does_with_each_ignored_field_and_what_to_
         "the port handles 1 field wrongly, so it may be wrong for other folders"
     )
     assert Audit((followed,)).warning == ""
+
+
+def test_the_title_of_an_answer_says_that_only_the_audit_fails() -> None:
+    audit = Audit((AuditedField("hidden_act", '"relu"', "ignored"), AuditedField("rope_theta", "1.0", "wrong")))
+    faults = [Divergence(f"config.json: {cause}", 1.0, 0.1, (Cause(cause, ""),)) for cause in CAUSES.values()]
+    report = Report("llama", "diverges", None, tuple(faults), port="my.py:load", audit=audit)
+    assert CheckView(report).title == "my.py:load agrees, but handles 2 fields wrongly"
+    assert headline([report])["text"].endswith("agrees, but handles 2 fields wrongly")
+    wrong = dataclasses.replace(report, faults=(Divergence("logits", 1.0, 0.1), *faults))
+    assert CheckView(wrong).title == "my.py:load differs from the reference"
+    assert headline([wrong])["text"].endswith(" differs")
 
 
 def test_a_field_whose_other_value_the_port_refuses_is_not_called_obeyed() -> None:

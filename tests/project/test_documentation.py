@@ -77,10 +77,13 @@ def run_python(block: Block, namespace: dict[str, Any]) -> str:
 
 
 def run_console(text: str) -> None:
-    """Run each `$ transparity …` of a block, and compare its output with the lines below it."""
+    """Run each `$ transparity …` of a block, and compare its output with the lines below it. `echo` writes a file."""
     for session in re.split(r"(?m)^\$ ", text)[1:]:
         command, _, expected = session.partition("\n")
         program, *arguments = shlex.split(command)
+        if program == "echo":
+            Path(arguments[-1]).write_text(arguments[0], encoding="utf-8")
+            continue
         assert program == "transparity", f"{program!r} cannot be run here; use a sh block"
         prepare(arguments)
         hold(CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments).output, expected)

@@ -11,7 +11,7 @@ import pytest
 from docs.site import gallery, kept
 from docs.site.causes import at_each_length, runs, section
 from docs.site.errors import PRECISION, Run, by_head, by_length, by_position, by_tap
-from docs.site.gallery import FOLDER, PLACE, Diagnosis, checked, diagnoses
+from docs.site.gallery import FOLDER, PLACE, Diagnosis, checked, diagnoses, table
 from docs.site.pages import ROOT
 
 from transparity_conformance.catalogue.fault import Hypothesis
@@ -24,6 +24,7 @@ def test_every_port_of_the_folder_is_in_the_table_and_its_cause_has_a_page() -> 
     assert sorted(each.port for each in diagnoses()) == sorted(path.stem for path in FOLDER.glob("*.py"))
     assert len(diagnoses()) == 10
     assert (ROOT / "docs/gallery.md").read_text(encoding="utf-8").count(PLACE) == 1
+    assert table() in (ROOT / "docs/gallery.md").read_text(encoding="utf-8")
     assert [each.cause for each in diagnoses() if not (ROOT / f"docs/causes/{each.cause}.md").exists()] == []
 
 

@@ -168,9 +168,7 @@ def test_every_document_has_its_presets_and_their_departures() -> None:
 
 def test_printed_numbers_are_those_of_every_column() -> None:
     for each in (number for listed in NUMBERS.values() for number in listed):
-        assert "as the document prints it; NumPy, PyTorch, JAX compute exactly these numbers" in documents._numbers(
-            each
-        )
+        assert "as the document prints it. All three columns compute exactly these numbers" in documents._numbers(each)
     wrong = documents.Printed("`split_heads`", np.zeros((2, 4, 2)), documents.HEADS)
     with pytest.raises(ValueError, match=r"`split_heads`: numpy computes .*, not what the document prints"):
         documents._numbers(wrong)

@@ -21,6 +21,7 @@ from docs.site.pages import (
     linked_files,
     markdown_beside,
     site_text,
+    within_items,
     written_pages,
 )
 from tests.looping import for_each
@@ -53,6 +54,12 @@ def test_a_number_and_its_unit_stay_on_one_line_of_a_cell() -> None:
     cells = re.findall(r"(?m)\d(.)%(?: \(\d+(.)of(.)\d+\))? \|", site_text("docs/agreement.md", written_pages()))
     assert len(cells) > 100
     assert {space for cell in cells for space in cell} == {"\N{NO-BREAK SPACE}", ""}
+
+
+def test_a_numbered_list_continues_after_code_in_an_item() -> None:
+    code = "```sh\n   x\n```\n"
+    text = f"1. a\n\n{textwrap.indent(code, ' ' * 3)}\n   b\n\n{code}"
+    assert within_items(text) == f"1. a\n\n{textwrap.indent(code, ' ' * 4)}\n    b\n\n{code}"
 
 
 def test_a_link_that_leads_nowhere_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

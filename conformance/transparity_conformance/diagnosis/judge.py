@@ -144,12 +144,9 @@ def _verdict(
 ) -> Report:
     """Return the report. The verdict can be `agrees` only if `complete`."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
+    first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results)
-    wrong_taps = (item.tap for item in measured if item.share > 1 and item.tap not in equivalent)
-    first = min(wrong_taps, key=taps.index, default=None)
-    notes = [message for result in results.values() for message in result.misshapen.values()]
-    notes += [*convention_notes(results), *near_tie_notes(results, dtype)]
-    notes += [IN_FORM.format(tap=tap) for tap in equivalent]
+    notes = _notes(results, equivalent, dtype)
     if all(item.share <= 1 for item in measured if item.tap == "logits"):
         wrong = wrong_at_tokens(results, faulty)
         if not wrong:
@@ -171,12 +168,24 @@ def _verdict(
     divergences, remarks, others = _explained(results, places, search)
     said = {"notes": (*_sure(notes, divergences, search.answer), *remarks), "other_fields": others}
     effects = with_impact(results, divergences)
-    told = with_effect(effects) if search.answer else effects
-    dropped = {each.where for each in effects} - {each.where for each in told}
-    explained = report("diverges", told[0].where if first in dropped else first, told, **said)
+    told, first = _of_matches(effects) if search.answer else (effects, first)
+    explained = report("diverges", first, told, **said)
     if search.clock.is_interrupted:
         raise Interrupted(explained)
     return explained
+
+
+def _notes(results: Results, equivalent: Sequence[str], dtype: str) -> list[str]:
+    shapes = [message for result in results.values() for message in result.misshapen.values()]
+    forms = [IN_FORM.format(tap=tap) for tap in equivalent]
+    return [*shapes, *convention_notes(results), *near_tie_notes(results, dtype), *forms]
+
+
+def _of_matches(divergences: Sequence[Divergence]) -> tuple[Sequence[Divergence], str]:
+    """Return the divergences to report, and the first place, if activations were matched. The errors of matched
+    activations include another order of features, so they do not show the first place."""
+    told = with_effect(divergences)
+    return told, next((cause.at for cause in told[0].causes if cause.at), told[0].where)
 
 
 def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answer | None) -> list[str]:

@@ -127,10 +127,14 @@ class Audit:
         return [*about[0], *self._behavior, *about[1]]
 
     @property
+    def failed(self) -> str:
+        """The numbers of faulty fields and tensors, such as `6 fields and 1 tensor`; empty if there are none."""
+        return " and ".join(count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults)
+
+    @property
     def warning(self) -> str:
-        nouns = [count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults]
-        wrong = f"the port handles {' and '.join(nouns)} wrongly, so it may be wrong for other folders (see Audit)"
-        return f"{wrong}; --audit makes this a failure" if nouns else ""
+        wrong = f"the port handles {self.failed} wrongly, so it may be wrong for other folders (see Audit)"
+        return f"{wrong}; --audit makes this a failure" if self.failed else ""
 
     @property
     def faults(self) -> str:

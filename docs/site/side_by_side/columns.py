@@ -144,17 +144,30 @@ def _head(subject: str, title: str, definition: Definition | None) -> str:
 
 
 def _documentation(found: list[Definition | None]) -> str:
-    """Return the first column's docstring, and docstrings of other columns that differ from the first."""
-    said = {title: definition.doc for title, definition in zip(COLUMNS, found, strict=True) if definition}
+    """Return the first column's docstring, and the paragraphs and arguments that only other columns have."""
+    said = {title: _paragraphs(definition.doc) for title, definition in zip(COLUMNS, found, strict=True) if definition}
     first = next(iter(said.values()))
-    rest = [f"<p><b>{title}:</b> {_inline(doc)}</p>" for title, doc in said.items() if doc and doc != first]
-    return "".join(f"<p>{_inline(part)}</p>" for part in first.split("\n\n") if part) + "".join(rest) + "\n\n"
+    html = _as_html(first)
+    for title, parts in said.items():
+        if new := _as_html([part for part in parts if part not in first]):
+            start = f"<p><b>{title}:</b> "
+            html += new.replace("<p>", start, 1) if new.startswith("<p>") else f"{start}</p>{new}"
+    return f"{html}\n\n"
 
 
-def _inline(text: str) -> str:
-    """Return a paragraph of a docstring as HTML, with each listed argument on a new line."""
-    text = re.sub(r"\n    (?=\S)", "<br>", escape(text, quote=False))
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", " ".join(text.split()))
+def _paragraphs(doc: str) -> list[str]:
+    """Split a docstring into paragraphs and arguments; leave out the line `Args:`."""
+    parts = [part for paragraph in doc.split("\n\n") for part in re.split(r"\n(?=    \S)", paragraph)]
+    return [part for part in parts if part not in ("", "Args:")]
+
+
+def _as_html(parts: list[str]) -> str:
+    html = ""
+    for part in parts:
+        text = re.sub(r"`([^`]+)`", r"<code>\1</code>", " ".join(escape(part, quote=False).split()))
+        item = re.sub(r"^([\w, ]+): ", r"<code>\1</code>: ", text)
+        html += f"<ul><li>{item}</li></ul>" if part.startswith("    ") else f"<p>{text}</p>"
+    return html.replace("</ul><ul>", "")
 
 
 def _shapes(definition: Definition) -> str:

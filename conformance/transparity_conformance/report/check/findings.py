@@ -171,7 +171,7 @@ def _verdict(report: Report) -> str:
     found = findings(report)
     if not found:
         return unlocated(report)
-    if report.audit and all(finding.causes and finding.causes[0].mistake in CAUSES.values() for finding in found):
+    if report.audit and fails_only_the_audit(report):
         return f"With the original settings, the forward pass agrees, but {report.audit.faults}."
     parts = [_finding_sentence(finding) for finding in found[:3]]
     if found[1:]:
@@ -179,6 +179,11 @@ def _verdict(report: Report) -> str:
     if found[3:]:
         parts.append(f"{count(len(found) - 3, 'fault')} more")
     return " ".join(filter(None, [another_model(report), ". Then: ".join(parts) + ".", remedy(report)]))
+
+
+def fails_only_the_audit(report: Report) -> bool:
+    found = findings(report)
+    return bool(found) and all(each.causes and each.causes[0].mistake in CAUSES.values() for each in found)
 
 
 def unlocated(report: Report) -> str:

@@ -18,6 +18,7 @@ from transparity.taps import in_every_layer, in_layer
 from transparity.text import listed
 from transparity_conformance.report.causes import meanings, page_of
 from transparity_conformance.report.check.findings import (
+    Finding,
     another_model,
     beginnings,
     remedy,
@@ -56,19 +57,24 @@ def _summary(view: CheckView) -> str:
 
 
 def _next(view: CheckView) -> str:
-    lines = [[line.place for line in finding.wrong_lines] or finding.places[:1] for finding in view.findings]
-    places = [place for of_finding in lines for place in of_finding]
+    places = [place for finding in view.findings for place in _to_fix(finding)]
     if enough := remedy(view.report):
         return f"fix {listed(list(dict.fromkeys(places)))}, and run the check again. {enough}"
     more = "; later differences may disappear" if places[1:] else ""
     return f"fix {places[0]}, and run the check again{more}."
 
 
+def _to_fix(finding: Finding) -> list[str]:
+    """Return the wrong lines or, if they are unknown, the activation at which the cause acts."""
+    at = [cause.at for cause in finding.causes if cause.at] or finding.places
+    return [line.place for line in finding.wrong_lines] or at[:1]
+
+
 def headline(reports: Sequence[Report]) -> dict[str, str]:
     verdicts: list[str] = [report.verdict for report in reports]
     worst = next((verdict for verdict in VERBS if verdict in verdicts), "inconclusive")
     if len(reports) == 1:
-        return {"verdict": worst, "text": f"{reports[0].title} {VERBS[worst][0]}"}
+        return {"verdict": worst, "text": f"{reports[0].title} {CheckView(reports[0]).failed_audit or VERBS[worst][0]}"}
     number = verdicts.count(worst)
     every = "both" if number == 2 else f"all {number}"
     of = every if number == len(reports) else f"{number} of {len(reports)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from transparity_conformance.report.check.findings import Finding, findings, remedy
+from transparity_conformance.report.check.findings import Finding, fails_only_the_audit, findings, remedy
 from transparity_conformance.report.formatting import count
 from transparity_conformance.report.report import Report
 
@@ -47,7 +47,14 @@ class CheckView:
     def title(self) -> str:
         """`my.py:load differs from the reference`."""
         verb = (AGAINST if self.report.reference else VERDICTS)[self.report.verdict]
-        return f"{self.report.port or 'The port'} {verb} {self.report.reference or 'the reference'}"
+        rest = self.failed_audit or f"{verb} {self.report.reference or 'the reference'}"
+        return f"{self.report.port or 'The port'} {rest}"
+
+    @property
+    def failed_audit(self) -> str:
+        """`agrees, but handles 2 fields wrongly`; empty unless the audit is the only failure."""
+        audit = self.report.audit
+        return f"agrees, but handles {audit.failed} wrongly" if audit and fails_only_the_audit(self.report) else ""
 
     @property
     def system(self) -> str:

@@ -39,7 +39,7 @@ def attention(
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale + bias) · value in one kernel.
 
-    Without a bias, the kernel is faster if it is told that the mask is causal or full. If the kind of the mask leaves
+    Without a bias, the kernel needs no mask that is causal or full, and is then faster. If the kind of the mask leaves
     this open, the mask's values are read where possible.
 
     The kernel would return zeros for a query whose keys are all masked. This function sets such a query to 0 and makes

@@ -26,9 +26,12 @@ def operation_of(
     probe: Probe, call: AlignedCall, where: str, error: float, budget: float, besides: Sequence[Hypothesis] = ()
 ) -> int:
     """Find the first operation that leads to the wrong tap `where`, but to no right value. A value is right if the
-    reference also computes it between the port's earlier taps and this tap, or with the faults `besides`. If no value
-    is wrong, return the operation that uses the tap's value, because the port omits an operation. If the found
-    operation has no line, return the tap's operation. `error` and `budget` determine the tolerance for rounding."""
+    reference also computes it between the port's earlier taps and this tap, or with the faults `besides`.
+
+    If no value is wrong, return the operation that uses the tap's value if the tap is a norm or equals one of its
+    inputs, because the port then omits an operation. Otherwise, or if the found operation has no line, return the tap's
+    operation. `error` and `budget` determine the tolerance for rounding.
+    """
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]
     # Do not continue from masked scores, because their mask may be wrong.
@@ -98,8 +101,9 @@ def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
 
 
 def at_omission(probe: Probe, call: AlignedCall, where: str, use: int) -> Operation:
-    """Return the operation before or after an omitted operation, with the stack from the function that calls both. If
-    others in the reference read the same value, the operation is omitted for its reader, otherwise for all readers."""
+    """Return the operation after an omitted operation if the reference also uses the omitted operation's input
+    elsewhere, else the operation before it. Its stack starts at the function that calls both.
+    """
     before, after = call.operations[call.numbers[where]], call.operations[use]
     flow = flow_of(probe)
     has_others = any(flow.outputs[tap] - {where} for tap in flow.inputs[where])

@@ -65,16 +65,16 @@ def consistent(
 ) -> list[Divergence]:
     """Drop causes and divergences that may come from wrong matches of activations.
 
-    The reference runs with all causes, and with the port's values at unexplained taps. A cause at a matched tap or at
-    the logits is dropped if this run does not compute the port's logits (or, if the logits are unexplained, the port's
-    activation before them). It is also dropped if an unexplained tap directly depends on its tap, or its tap on an
-    unexplained tap. If the logits are unexplained, a cause is dropped, too, if the causes at all taps that directly
-    depend on its tap are dropped.
+    The reference runs with all causes, and with the port's values at unexplained taps. If this run does not compute the
+    port's logits, all causes at matched taps and at the logits are dropped. If the logits are unexplained, the run must
+    compute the port's activation before them. Such a cause is also dropped if an unexplained tap directly depends on
+    its tap, or its tap on an unexplained tap. If the logits are unexplained, a cause is dropped, too, if the causes at
+    all taps that directly depend on its tap are dropped.
 
     An unexplained divergence at a matched tap is dropped if its tap directly depends on a tap that is unexplained or
     whose cause is dropped. An explained divergence is dropped if no tap depends on its tap once the reference has all
-    causes. A divergence whose cause is dropped is itself dropped if another tap has the same value and some tap is
-    unexplained: only the cause justified the match.
+    causes. If some tap is unexplained, a divergence whose cause is dropped is dropped, too, if another tap has the same
+    value. Only the cause justified the match.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
@@ -119,8 +119,8 @@ def _of_first_layer(
     answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
 ) -> list[Divergence]:
     """Drop unexplained divergences at matched taps, except in the first layer that has one. Drop none if the logits are
-    unexplained, if a shape is wrong, or if the reference computes the port's logits with the causes and the port's
-    values at unexplained taps.
+    unexplained or a shape is wrong. Drop none if the reference computes the port's logits with the causes and the
+    port's values at unexplained taps.
     """
     open_ = [each.where for each in divergences if not each.causes]
     told = [tap for tap in dict.fromkeys(each.where for each in divergences) if tap not in open_]

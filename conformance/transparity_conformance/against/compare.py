@@ -87,8 +87,8 @@ class Confirming:
     clock: Clock
 
     def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the differences, each with the edit that explains it, and the comparison of the port with the edited
-        reference. If the edits do not explain all calls, return the differences without edits."""
+        """Return the differences, each with the edit that explains it (if any), and the comparison of the port with the
+        edited reference. If the other calls contradict the edits, return the differences without edits."""
         further: list[Departure] = []
         while True:
             found, now = self.departures.found()
@@ -116,8 +116,7 @@ class Confirming:
 
     def equal_edits(self, found: Sequence[Departure]) -> Iterator[tuple[Departure, list[str]]]:
         """Yield each difference, with descriptions of up to three other edits that explain every call and are no more
-        complex.
-        """
+        complex."""
         for place, each in enumerate(found):
             simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
             told = []

@@ -51,8 +51,7 @@ class Departure:
     @property
     def port_line(self) -> Source | None:
         """Return the port's line to report for `operation`: if possible, the innermost line that runs no matched
-        operation of the same name (`Operation.line_apart`).
-        """
+        operation of the same name (`Operation.line_apart`)."""
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)

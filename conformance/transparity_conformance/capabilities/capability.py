@@ -37,8 +37,8 @@ R = TypeVar("R")
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function as an attribute of its argument at `position`. Python then frees both together.
-    The results must not refer to this argument, because Python frees reference cycles late."""
+    """Cache the results of a function as an attribute of its argument at `position`, so that Python frees them with
+    this argument. The results must not refer to the argument, because Python frees reference cycles late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

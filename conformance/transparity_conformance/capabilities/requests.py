@@ -82,8 +82,7 @@ class Request:
 
 def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: int) -> np.ndarray:
     """Return the logits (batch, steps, vocab) from which each new token is chosen, given all earlier `tokens`. A single
-    forward pass gives all logits if no output depends on later tokens and the text fits into `max_length`.
-    """
+    forward pass gives all logits if no output depends on later tokens and the text fits into `max_length`."""
     config, end = request.config, int(request.begins.max()) + steps - 1
     sees_itself = (
         config.pad_id is None or (tokens[:, 0] != config.pad_id).all()

@@ -63,8 +63,7 @@ class Sharding:
 
     def of(self, name: str) -> Placement:
         """Return the placement that the port declares for `name`, or else for the first pattern that matches `name`;
-        without a match, `replicated`.
-        """
+        without a match, `replicated`."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, Placement())
 

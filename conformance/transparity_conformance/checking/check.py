@@ -178,8 +178,7 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
 
 def name_of(build: Any) -> str:
     """Return the name of a port in reports: the given text, or `module:name` of a function, of a class, or of an
-    object's class.
-    """
+    object's class."""
     if isinstance(build, str):
         return build
     while isinstance(build, functools.partial):

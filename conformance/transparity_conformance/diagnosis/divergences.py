@@ -120,8 +120,7 @@ def _of_first_layer(
 ) -> list[Divergence]:
     """Drop unexplained divergences at matched taps, except in the first layer that has one. Drop none if the logits are
     unexplained or a shape is wrong. Drop none if the reference computes the port's logits with the causes and the
-    port's values at unexplained taps.
-    """
+    port's values at unexplained taps."""
     open_ = [each.where for each in divergences if not each.causes]
     told = [tap for tap in dict.fromkeys(each.where for each in divergences) if tap not in open_]
     chosen = tuple(each for tap in told if tap in explanations for each in explanations[tap].chosen)
@@ -155,8 +154,7 @@ def _by_answer(
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
     """Return the divergences, with causes from the combination in `every` that leaves the fewest taps wrong. Return ()
-    if it leaves a tap wrong that was not matched by value, other than the logits.
-    """
+    if it leaves a tap wrong that was not matched by value, other than the logits."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:

@@ -114,8 +114,7 @@ class Recorded:
     @functools.cached_property
     def keys(self) -> tuple[Hashable, ...]:
         """The name and the source line of each operation, which are equal in layers that run the same code; `answer` is
-        last.
-        """
+        last."""
         return (*((each.name, each.source) for each in self.operations), "answer")
 
     @functools.cached_property
@@ -194,8 +193,7 @@ class Recorded:
 
     def has_numbers_of(self, index: int, other: int) -> bool:
         """Return whether two values contain the same elements in any order. Arrays of 0 and one other number never
-        match.
-        """
+        match."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)

@@ -70,8 +70,7 @@ class Oracle:
 
     def budget_for(self, error: float, name: str, dtype: str) -> float:
         """Return the tolerance of a result from as few points as necessary. Each further point can only raise the
-        tolerance, so the measurement stops as soon as the tolerance covers `error`.
-        """
+        tolerance, so the measurement stops as soon as the tolerance covers `error`."""
         budget = 0.0
         for worst in self._by_points("float32" if dtype == "float64" else dtype):
             budget = budget_of(_scaled(worst, dtype)[name], self.scale(name), dtype)

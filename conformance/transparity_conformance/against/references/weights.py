@@ -113,7 +113,7 @@ def paired(
 ) -> Paired:
     """Find the port's tensor for each tensor of the reference (`theirs`). `program` is a recorded call of the
     reference, and `listen` returns the port's operations in the same call. Raise `PortError` if a tensor has no
-    counterpart."""
+    counterpart, or if the order of the parts of a fused tensor stays unknown."""
     port = ask(forward, "tensors")
     if not port:
         raise PortError("The port has no tensors to fill; expected a module, or a loader of a folder (--checkpoint).")
@@ -206,8 +206,7 @@ class _Search:
 
     def _places(self, name: str, is_transposed: bool, whole: str) -> Iterator[Choice]:
         """Yield the place of a whole tensor of the port, or of a part of this tensor. The rest of the tensor must fit
-        one or two other tensors of the reference's module.
-        """
+        one or two other tensors of the reference's module."""
         shape, own = _turned(self.theirs[name].shape, is_transposed), self.port[whole].shape
         if shape == own:
             yield Choice((Place(whole, is_transposed),))
@@ -288,8 +287,7 @@ class _Search:
     def _with(self, now: Choices, wanted: Choices, fixed: Collection[str]) -> Choices | None:
         """Return `now` with the choices `wanted`. Tensors in conflict with `wanted` get their first free choices. If
         one has none, all tensors except `wanted` and `fixed` tensors get their first free choices. Return None if that
-        fails, too, or if a `fixed` tensor is in conflict.
-        """
+        fails, too, or if a `fixed` tensor is in conflict."""
         others = {name: each for name, each in now.items() if name not in wanted}
         kept = wanted | {name: each for name, each in others.items() if not each.overlaps(wanted.values())}
         if not kept.keys() >= {*fixed}:

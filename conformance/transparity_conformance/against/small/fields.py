@@ -199,8 +199,7 @@ def shorter(period: int) -> int:
 def picked(kinds: list[tuple[Any, ...]]) -> list[int]:
     """Return the indices of the layers to keep. If the first few layers (at most `PREFIX`) include each kind twice,
     keep only these layers. Otherwise, keep two layers of each kind, at most `LONGEST` in total. If a kind has only one
-    layer, repeat this layer, unless the model has at most two layers.
-    """
+    layer, repeat this layer, unless the model has at most two layers."""
     for length in range(2, min(len(kinds), PREFIX) + 1):
         found = Counter(kinds[:length])
         if all(found[kind] > 1 for kind in kinds):

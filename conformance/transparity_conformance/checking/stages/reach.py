@@ -227,8 +227,7 @@ def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
 
 def can_be_walked(probe: Probe) -> bool:
     """Return whether a search for causes is possible. A long prompt must have at most `LONGEST` tokens, and its
-    activations must fit in memory.
-    """
+    activations must fit in memory."""
     if not isinstance(probe, LongProbe):
         return True
     length = max(probe.lengths)

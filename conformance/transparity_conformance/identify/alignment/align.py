@@ -62,8 +62,7 @@ class _Aligning:
 
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
         """Add the fault of a newly matched tap, in every layer, with which the most values match, if it adds any.
-        Usually, a port runs the same code in every layer, so a wrong line is wrong in every layer.
-        """
+        Usually, a port runs the same code in every layer, so a wrong line is wrong in every layer."""
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
             for fault in known_faults.faults_of(self.found, tap, match):

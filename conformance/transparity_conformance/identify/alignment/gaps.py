@@ -102,7 +102,8 @@ def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[
 
 
 def repeated(found: Found, lost: str) -> Match | None:
-    """Return the operation that runs the code of this tap in another layer, or None if layers run different code."""
+    """Return the operation that runs the same code as this tap's operation in another layer, or None if the code
+    differs."""
     named, port = in_layer(lost), found.port
     if named is None:
         return None

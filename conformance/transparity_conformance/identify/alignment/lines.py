@@ -102,8 +102,7 @@ def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
 
 def at_omission(probe: Probe, call: AlignedCall, where: str, use: int) -> Operation:
     """Return the operation after an omitted operation if the reference also uses the omitted operation's input
-    elsewhere, else the operation before it. Its stack starts at the function that calls both.
-    """
+    elsewhere, else the operation before it. Its stack starts at the function that calls both."""
     before, after = call.operations[call.numbers[where]], call.operations[use]
     flow = flow_of(probe)
     has_others = any(flow.outputs[tap] - {where} for tap in flow.inputs[where])

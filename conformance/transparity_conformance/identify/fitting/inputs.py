@@ -216,8 +216,7 @@ def _drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:
 
 def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
     """Return the largest number of tokens that the module accepts, up to the default `max_length`. For an image, return
-    the number of positions.
-    """
+    the number of positions."""
     if not subject.tokens:
         return max(subject.positions.values())
 

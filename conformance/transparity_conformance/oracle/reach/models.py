@@ -155,8 +155,7 @@ class ReachModel:
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
         """The calls, the most informative first. If the model reads masks, a call with another mask follows. The calls
-        of `_in_turns` are last.
-        """
+        of `_in_turns` are last."""
         maskable = [call for call in self.calls if min(call[1]) > 2]  # the masks of shorter calls may be equal
         repeated = maskable[:1] if "attention_mask" in self.config.further_inputs else []
         found = [self.probe(*call) for call in self.calls]
@@ -439,8 +438,7 @@ def _crossing(config: TransformerConfig, longest: int) -> list[int]:
 
 def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:
     """Return each model's longest call, and its calls just beyond a threshold, in ascending order of length. Leave out
-    large models, and the models `wide` and `vocabulary`.
-    """
+    large models, and the models `wide` and `vocabulary`."""
     chosen: dict[tuple[int, int], ReachProbe] = {}
     every = [probe for probe in reached if probe.name.partition(",")[0] not in ("wide", "vocabulary")]
     longest: dict[int, int] = {}

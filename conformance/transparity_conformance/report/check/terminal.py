@@ -53,8 +53,7 @@ MOST_BARS = 48
 
 def answer(report: Report, *, verbose: bool = False, ways: bool = True, alike: Sequence[str] = ()) -> RenderableType:
     """Return the result of one check; `alike` names other configurations with the same result. With `verbose`, list
-    every claim, activation, note and omission. With `ways`, end with the command's options that print more.
-    """
+    every claim, activation, note and omission. With `ways`, end with the command's options that print more."""
     view = CheckView(report, alike)
     parts = [*_parts(view, verbose), *(_next(view, verbose) if ways else [])]
     spaced = (Padding(part, (int(number > 0), 0, 0, 0), expand=False) for number, part in enumerate(parts))

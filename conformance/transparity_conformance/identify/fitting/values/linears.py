@@ -32,8 +32,7 @@ class Linear:
 
     def over_heads(self, heads: int, head_dim: int) -> list[Linear]:
         """Split a map that the module applies to each head; return its parts, such as query, key and value, each with
-        all heads.
-        """
+        all heads."""
         parts = [self.part(begin, begin + head_dim) for begin in range(0, len(self.weight), head_dim)]
         return [dataclasses.replace(each, made=each.made.reshape(-1, heads * len(each.weight))) for each in parts]
 

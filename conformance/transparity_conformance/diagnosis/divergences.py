@@ -65,17 +65,13 @@ def consistent(
 ) -> list[Divergence]:
     """Drop causes and divergences that may come from wrong matches of activations.
 
-    The reference runs with all causes, and with the port's values at unexplained taps. If this run does not compute the
-    port's logits, all causes at matched taps and at the logits are dropped. If the logits are unexplained, the run must
-    compute the port's activation before them. Such a cause is also dropped if an unexplained tap directly depends on
-    its tap, or its tap on an unexplained tap. If the logits are unexplained, a cause is dropped, too, if the causes at
-    all taps that directly depend on its tap are dropped.
-
-    An unexplained divergence at a matched tap is dropped if its tap directly depends on a tap that is unexplained or
-    whose cause is dropped. An explained divergence is dropped if no tap depends on its tap once the reference has all
-    causes. If some tap is unexplained, a divergence whose cause is dropped is dropped, too, if another tap has the same
-    value. Only the cause justified the match.
-    """
+    The reference runs with all causes, and with the port's values at unexplained taps. It must compute the port's
+    logits or, if they are unexplained, the value before them. Otherwise, drop all causes at matched taps and at the
+    logits. Drop such a cause, too, if its tap directly precedes or follows an unexplained tap. If the logits are
+    unexplained, also drop a cause whose tap directly precedes only taps of dropped causes. At these taps, drop an
+    unexplained divergence that directly follows an unexplained tap or a dropped cause. At a matched tap, drop an
+    explained divergence if, with all causes, no tap depends on it. If some tap is unexplained, drop the divergence of a
+    dropped cause if another tap has its value."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}

@@ -67,11 +67,10 @@ def consistent(
 
     The reference runs with all causes, and with the port's values at unexplained taps. It must compute the port's
     logits or, if they are unexplained, the value before them. Otherwise, drop all causes at matched taps and at the
-    logits. Drop such a cause, too, if its tap directly precedes or follows an unexplained tap. If the logits are
-    unexplained, also drop a cause whose tap directly precedes only taps of dropped causes. At these taps, drop an
-    unexplained divergence that directly follows an unexplained tap or a dropped cause. At a matched tap, drop an
-    explained divergence if, with all causes, no tap depends on it. If some tap is unexplained, drop the divergence of a
-    dropped cause if another tap has its value."""
+    logits. Drop such a cause, too, if its tap directly precedes or follows an unexplained tap or, with unexplained
+    logits, precedes only taps of dropped causes. At these taps, drop an unexplained divergence directly after an
+    unexplained tap or a dropped cause. At a matched tap, drop an explained divergence if, with all causes, no tap
+    depends on it. If some tap is unexplained, drop divergences with a dropped cause if another tap has its value."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}

@@ -50,13 +50,13 @@ def operation_of(
     others = {tap: operations[numbers[tap]].value for tap in taps if tap in numbers and tap != where}
     same = {tap for tap, value in others.items() if same_numbers(value, operations[end].value)}
     is_use = where.endswith("_norm") or (same and same & flow_of(probe).inputs[where])
-    return _use_of(operations, end) if is_use else end
+    return _use_of(operations, end)[1] if is_use else end
 
 
-def maker(probe: Probe, call: AlignedCall, index: int) -> Operation:
-    """Return the operation `index`, or the earlier operation that makes its wrong mask or computes its positions."""
+def maker(probe: Probe, call: AlignedCall, index: int, *, has_wrong_rows: bool) -> Operation:
+    """Return the operation `index`, or the earlier operation that makes its wrong mask or its wrong row numbers."""
     operation = call.operations[index]
-    is_masked, is_lookup = hides(operation.value).any(), not operation.inputs
+    is_masked, is_lookup = hides(operation.value).any(), has_wrong_rows and not operation.inputs
     if not (is_masked or is_lookup):
         return operation
     operations = call.with_whole_numbers()
@@ -100,28 +100,36 @@ def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
     return {row.tobytes() for row in value.reshape(-1, *value.shape[-2:])} <= rows
 
 
-def at_omission(probe: Probe, call: AlignedCall, where: str, use: int) -> Operation:
-    """Return the operation after an omitted operation if the reference also uses the omitted operation's input
-    elsewhere, else the operation before it. Its stack starts at the function that calls both."""
-    before, after = call.operations[call.numbers[where]], call.operations[use]
-    flow = flow_of(probe)
-    has_others = any(flow.outputs[tap] - {where} for tap in flow.inputs[where])
+def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
+    """Return the operation before an omitted operation, with the stack from the function that calls both neighbors.
+    Return the later operation instead if the reference also uses the omitted operation's input elsewhere, or if that
+    function directly calls only the later one."""
+    alike, use = _use_of(call.operations, call.numbers[where])
+    before, after = call.operations[alike[0]], call.operations[use]
     pairs = zip(reversed(before.stack), reversed(after.stack), strict=False)
     common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    operation = after if has_others else before
+    outer = after.stack[len(after.stack) - common :]
+    direct = [each for each in map(call.operations.__getitem__, alike) if each.stack[1:] == outer]
+    before = direct[-1] if direct else before
+    flow = flow_of(probe)
+    has_others = any(flow.outputs[tap] - {where} for tap in flow.inputs[where])
+    operation = after if has_others or (after.stack[1:] == outer and not direct) else before
     return dataclasses.replace(operation, stack=operation.stack[max(len(operation.stack) - common - 1, 0) :])
 
 
-def _use_of(operations: Sequence[Operation], end: int) -> int:
-    """Return the first operation that computes new elements from the value of `end`, possibly after rearranging it."""
-    same = {end}
+def _use_of(operations: Sequence[Operation], end: int) -> tuple[list[int], int]:
+    """Return `end` with the operations that only rearrange or select its elements, and the first operation that
+    computes new elements from them. If no operation in the port's lines does so, the last of the others takes its
+    place."""
+    same = [end]
     for index in range(end + 1, len(operations)):
-        if same.isdisjoint(operations[index].inputs):
-            continue
-        if not same_numbers(operations[index].value, operations[end].value):
-            return index if operations[index].stack else end
-        same.add(index)
-    return end
+        inputs = operations[index].inputs
+        if not set(same).isdisjoint(inputs):
+            value, given = operations[index].value, [operations[each].value for each in inputs]
+            if not any(same_numbers(value, each) for each in given) and not _selects(operations[index], given):
+                return same, index if operations[index].stack else same[-1]
+            same.append(index)
+    return same, same[-1]
 
 
 def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float) -> set[int]:
@@ -172,13 +180,8 @@ class _Right:
         """`is_masked` is false for scores, which no mask can change."""
         self.tables = [np.unique(each) for probe in probes for each in tables(probe)]
         self.by_size: dict[int, list[np.ndarray]] = {}
-        self.chosen: list[np.ndarray] = []
-        """The nonzero elements of each value with equally many in every row, such as the weights of chosen experts."""
         for value in values:
             self.by_size.setdefault(value.size, []).append(value)
-            chosen = np.unique(np.count_nonzero(value, axis=-1))
-            if value.ndim > 1 and len(chosen) == 1 and 0 < chosen[0] < value.shape[-1]:
-                self.chosen.append(_sketch(value[value != 0]))
         self.sketches: dict[int, list[np.ndarray]] = {}
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
@@ -192,8 +195,6 @@ class _Right:
             self.sketches[value.size] = [_sketch(each) for each in self.by_size.get(value.size, [])]
         if hides(value).any():
             return self._has_masked(value, allowed)
-        if any(each.shape == sketch.shape and is_near(each, sketch, allowed) for each in self.chosen):
-            return True
         same = (is_near(each, sketch, allowed) for each in self.sketches[value.size])
         ours = [each for each, is_same in zip(self.by_size.get(value.size, []), same, strict=True) if is_same]
         ways = ((each, layouts(each.shape, value.shape, self.heads)) for each in ours)  # compare positions, too

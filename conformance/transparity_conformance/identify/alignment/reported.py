@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -113,7 +114,9 @@ def _line(
     """Return the line of a segment's first wrong value. If it also computes right values, return the caller's line."""
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
     is_omission = index > call.numbers[fault.where]
-    operation = at_omission(probe, call, fault.where, index) if is_omission else maker(probe, call, index)
+    has_wrong_rows = any(each.mistake.startswith("position-") for each in fault.causes)
+    made = partial(maker, probe, call, index, has_wrong_rows=has_wrong_rows)
+    operation = at_omission(probe, call, fault.where) if is_omission else made()
     source = operation.source
     size = largest(np.nan_to_num(call.taps[fault.where]))
     # Rounding cannot hide such a large error at the other taps that the line computes.

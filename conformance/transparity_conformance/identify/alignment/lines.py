@@ -228,7 +228,7 @@ def _sketch(value: np.ndarray) -> np.ndarray:
 
 
 def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:
-    """Return whether each of the sorted `values` is in the sorted `table`."""
+    """Return whether each of the sorted `values` is within `allowed` of a number in the sorted `table`."""
     if not table.size:
         return False
     behind = np.searchsorted(table, values).clip(1, max(table.size - 1, 1)) if table.size > 1 else np.zeros(1, int)

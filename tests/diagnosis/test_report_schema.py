@@ -148,10 +148,10 @@ def test_a_difference_at_padding_alone_is_said_to_be_one() -> None:
 @pytest.mark.parametrize(
     ("head", "says"),
     [
-        ("logits", "Effect: the logits of 2 of 8 tokens change, the predicted token of none."),
+        ("logits", "Effect: the logits of 2 of 8 tokens change, but no predicted token does."),
         ("hidden", "Effect: the hidden states of 2 of 8 positions change."),
         ("pooled", "Effect: the pooled states of 2 of 8 rows change."),
-        ("classes", "Effect: the logits of 2 of 8 rows change, the predicted class of none."),
+        ("classes", "Effect: the logits of 2 of 8 rows change, but no predicted class does."),
     ],
 )
 def test_the_effect_names_the_output_that_the_model_has(head: str, says: str) -> None:

@@ -97,12 +97,12 @@ class Cause:
 
 
 ANSWERS = {
-    "logits": ("logits", "token", ", the predicted token of {}"),
+    "logits": ("logits", "token", "predicted token"),
     "hidden": ("hidden states", "position", ""),
     "pooled": ("pooled states", "row", ""),
-    "classes": ("logits", "row", ", the predicted class of {}"),
+    "classes": ("logits", "row", "predicted class"),
 }
-"""For each `head`: the name of the model's output, the unit with one output, and a phrase on changed predictions."""
+"""For each `head`: the name of the model's output, the unit with one output, and the name of a prediction."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ class Impact:
         if not self.positions["changed"]:
             return f"Effect: no {output.removesuffix('s')} changes."
         changed = f"Effect: the {output} of {self.positions['changed']:,} of {count(self.positions['of'], unit)} change"
-        return f"{changed}{predicted.format(self.argmax_changes or 'none')}."
+        moved = f", the {predicted} of {self.argmax_changes}" if self.argmax_changes else f", but no {predicted} does"
+        return f"{changed}{moved if predicted else ''}."
 
 
 def largest_impact(impacts: Iterable[Impact | None]) -> Impact | None:

@@ -214,9 +214,9 @@ class _Right:
         ways = [
             (ours, way.to_ours(value)) for ours in same_size for way in layouts(ours.shape, value.shape, self.heads)
         ]
-        is_mask = any(np.array_equal(mask, hides(theirs)) for _, theirs in ways for mask in self.masks)
-        seen = ((ours[~hides(theirs)], theirs[~hides(theirs)]) for ours, theirs in ways)
-        return is_mask and any(is_near(*each, allowed) for each in seen)
+        shown = ((ours, theirs, ~hides(theirs)) for ours, theirs in ways)
+        masked = (each for each in shown if any(np.array_equal(mask, ~each[2]) for mask in self.masks))
+        return any(is_near(ours[visible], theirs[visible], allowed) for ours, theirs, visible in masked)
 
 
 def _without_mask(value: np.ndarray) -> np.ndarray:

@@ -204,6 +204,5 @@ def _logits_in(dtype: str, workload: Workload, parameters: Arrays, inputs: Array
 
 
 def _budget(dtype: str, exact: np.ndarray, rough: np.ndarray) -> float:
-    """Return the budget for the rounding error of `rough`, by the rule of the conformance suite."""
     noise = max(difference(one, other) for one, other in zip(rough, exact, strict=True))
     return RULES[dtype].budget(noise, epsilon(dtype), np.abs(exact).max())

@@ -63,7 +63,6 @@ def picture() -> str:
 
 
 def _texts(lines: list[str]) -> Iterator[str]:
-    """Yield an SVG element for each line, stretched to the width of the line in a monospaced font."""
     for number, line in enumerate(lines):
         if not line:
             continue

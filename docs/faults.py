@@ -152,7 +152,6 @@ def published_lines() -> dict[str, tuple[str, str]]:
 
 
 def _text_around(file: str, old: str) -> str:
-    """Return the source of the independent port if it contains `old` exactly once; otherwise, return `old`."""
     path = META / "independent" / file
     text = path.read_text(encoding="utf-8") if path.is_file() else old
     return text if text.count(old) == 1 else old
@@ -175,7 +174,6 @@ def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Return the rows of all TOML tables in a folder; entries outside of tables are defaults of the rows."""
     return itertools.chain.from_iterable(map(_rows_of, sorted(folder.glob("*.toml"))))
 
 

@@ -26,14 +26,14 @@ def highest(x: Experts, count: int) -> Experts:
 
 
 def best_groups(config: TransformerConfig, scores: Experts) -> Experts:
-    """Return 1 for experts in the best groups, ranked by the sum of their two highest scores (DeepSeek-V3), else 0."""
+    """Return 1 for experts of the best groups, else 0. A group ranks by its two best scores, summed (DeepSeek-V3)."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(jax.lax.top_k(groups, 2)[0].sum(axis=-1), config.topk_groups)
     return jnp.repeat(best, groups.shape[-1], axis=-1)
 
 
 def choose(config: TransformerConfig, scores: Experts, correction: Float[Array, " experts"] | None = None) -> Experts:
-    """Return 1 for the experts with the highest sums of score and correction, and 0 for the others."""
+    """Return 1 for the experts of the best groups with the highest sums of score and correction, else 0."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
         corrected = jnp.where(best_groups(config, corrected) == 1, corrected, -jnp.inf)

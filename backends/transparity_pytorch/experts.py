@@ -26,7 +26,7 @@ def highest(x: ByExpert, count: int) -> ByExpert:
 
 
 def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
-    """Return 1 for experts in the best groups, ranked by the sum of their two highest scores (DeepSeek-V3), else 0."""
+    """Return 1 for experts of the best groups, else 0. A group ranks by its two best scores, summed (DeepSeek-V3)."""
     groups = scores.unflatten(-1, (config.router_groups, -1))
     best = highest(groups.topk(2, dim=-1).values.sum(dim=-1), config.topk_groups)
     return best.repeat_interleave(groups.shape[-1], dim=-1)
@@ -35,7 +35,7 @@ def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
 def choose(
     config: TransformerConfig, scores: ByExpert, correction: Float[Tensor, " experts"] | None = None
 ) -> ByExpert:
-    """Return 1 for the experts with the highest sums of score and correction, and 0 for the others."""
+    """Return 1 for the experts of the best groups with the highest sums of score and correction, else 0."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
         corrected = corrected.masked_fill(best_groups(config, corrected) != 1, -torch.inf)

@@ -35,7 +35,6 @@ class Limit:
 
 
 def _quickest(run: Run, device: str) -> float:
-    """Return the shortest time of `TRIALS` calls, after an untimed call."""
     run()
     return min(seconds(run, device) for _ in range(TRIALS))
 

@@ -142,7 +142,6 @@ def highest_limit(rows: Sequence[Row], *, of_memory: bool) -> float:
 
 
 def _limits(axes: Axes, roof: float, slope: float, intensities: Sequence[float]) -> None:
-    """Draw the limit of memory (FLOP/s that grow with FLOPs per byte), up to the limit of the matrix product."""
     ends = min(intensities) / 2, max(roof / slope, *intensities) * 2
     at = sorted([*ends, roof / slope])
     axes.plot(at, [min(roof, slope * x) / 1e9 for x in at], color=INK, lw=1.4)
@@ -179,7 +178,6 @@ def save(rows: Sequence[Row], path: Path, is_wanted: Callable[[Path], bool] = la
 
 
 def _canvas(height: float, columns: int = 1) -> tuple[Figure, Any]:
-    """Return a figure and its axes; for several columns, return an array of axes, which are side by side."""
     figure = Figure(figsize=(9, height))
     axes = figure.subplots(1, columns, squeeze=False)[0]
     return figure, axes[0] if columns == 1 else axes

@@ -101,7 +101,8 @@ def parsed(arguments: Sequence[str] | None) -> tuple[Any, argparse.Namespace]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials, and print their answers and the table of shares; return 1 if a share is below its target."""
+    """Run the trials, and print their answers and the table of shares. Return 1 if a share is below its target, or if
+    an answer is missing."""
     pool, options = parsed(arguments)
     console = Console(width=200, highlight=False)
     TRIALS[:] = getattr(pool, "choose", chosen)(pool.trials(options), options)

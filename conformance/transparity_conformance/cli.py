@@ -179,7 +179,6 @@ SECTIONS = {
 
 
 def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's last parameter, `**sections`, by a flag for each capability."""
     signature = inspect.signature(command, eval_str=True)
     adds = "With --command: also compare" if command.__name__ == "check" else "Also ask for"
     flags = [
@@ -247,7 +246,6 @@ def check(
 
 
 def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], Mapping[str, list[str]]]:
-    """Check the selected configurations. Return the reports and, by error message, the names of the unchecked ones."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 
@@ -544,7 +542,6 @@ def _flushed() -> bool:
 
 
 def _imported(folder: Path, head: str | None, into: Path | None = None) -> Checkpoint:
-    """Import a checkpoint; print a summary and the ignored parts. Save the result in the folder `into`, if given."""
     from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
 
     checkpoint = import_checkpoint(folder, head)
@@ -581,7 +578,6 @@ def _export_checkpoint(
     by_layer: bool,
     others: bool,
 ) -> None:
-    """Write a bundle for a checkpoint, or a bundle for each layer of the checkpoint."""
     from transparity_conformance.checking.systems import layer_numbers
     from transparity_conformance.exchange.writing import export_for, export_pieces
 
@@ -611,7 +607,6 @@ def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object
 
 @contextlib.contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Print a user's mistake as one sentence, and exit with code 2."""
     try:
         yield
     except (TransparityError, MemoryError) as error:

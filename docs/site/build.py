@@ -119,13 +119,10 @@ def _document(name: str) -> dict[str, str]:
 
 
 def _filled(page: str, place: str, text: str) -> str:
-    """Return a hand-written page with generated text in place of a comment."""
     return site_text(f"docs/{page}", written_pages()).replace(place, text)
 
 
 def _causes() -> dict[str, str]:
-    """Return the pages of causes whose fault is visible in a run, with pictures of the run."""
-
     def make() -> str:
         return json.dumps({name: section(shown) for name, shown in runs().items()})
 
@@ -139,7 +136,6 @@ def _causes() -> dict[str, str]:
 
 
 def _own(*modules: str) -> list[bytes]:
-    """Return the site's modules on which a cached text depends."""
     return [(HERE / f"{module}.py").read_bytes() for module in modules]
 
 

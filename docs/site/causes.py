@@ -51,7 +51,6 @@ def runs() -> dict[str, list[Run]]:
 
 
 def _ways(probes: Mapping[str, Mapping[str, Probe]]) -> Iterator[tuple[str, Hypothesis]]:
-    """Yield every fault at every group of activations, with the name of a model in which it can occur."""
     for case, by_name in probes.items():
         probe = by_name[PROBES[0]]
         found = [*hypotheses(probe.config, list(probe.oracle.expected)), *whole_model(probe.config)]
@@ -59,7 +58,6 @@ def _ways(probes: Mapping[str, Mapping[str, Probe]]) -> Iterator[tuple[str, Hypo
 
 
 def _spread(ways: list[tuple[str, Hypothesis]]) -> list[tuple[str, Hypothesis]]:
-    """Return, for each variant of a fault, the hypothesis with the fewest activations."""
     first: dict[str, tuple[str, Hypothesis]] = {}
     for way in sorted(ways, key=lambda way: len(way[1].sites)):
         first.setdefault(way[1].fault.variant, way)
@@ -67,7 +65,6 @@ def _spread(ways: list[tuple[str, Hypothesis]]) -> list[tuple[str, Hypothesis]]:
 
 
 def _run(probe: Probe, hypothesis: Hypothesis) -> Iterator[Run]:
-    """Yield a run with the fault, if it can occur in this model and changes the logits."""
     try:
         run = Run(probe, hypothesis, walk(probe, {}, [hypothesis]))
     except Impossible:

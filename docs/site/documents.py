@@ -93,7 +93,6 @@ def _preset(name: str, config: TransformerConfig, decided: str) -> str:
 
 
 def _numbers(each: Printed) -> str:
-    """Return a section with printed numbers. Raise `ValueError` if a column computes other numbers."""
     expected = np.array(each.numbers)
     for column in TITLES:
         found = as_numbers(each.compute(column))
@@ -110,7 +109,6 @@ def _text(numbers: np.ndarray) -> str:
 
 
 def _shape(name: str) -> str:
-    """Return a section about a preset's logits at full size. Raise `ValueError` if a column has another shape."""
     batch, shape = printed.PRINTED_SHAPES[name]
     config = PRESETS[name].config
     given = {key: np.array(tokens)[:, : None if key == "source" else -1] for key, tokens in batch.items()}

@@ -62,7 +62,6 @@ def by_length(runs: Sequence[Run]) -> str:
 
 
 def _bars(named: Sequence[tuple[str, Run, str]], label: str) -> str:
-    """Return a bar chart of errors, each relative to the largest element of its activation."""
     height, width, left = 120, 9, 34
     parts = []
     for power in range(LEAST, MOST + 1, 2):
@@ -87,7 +86,6 @@ def _bars(named: Sequence[tuple[str, Run, str]], label: str) -> str:
 
 
 def _height(value: float, height: int) -> float:
-    """Return a number's distance from the top of a chart."""
     power = MOST if math.isinf(value) else math.log10(value) if value > 0 else LEAST
     return height * (MOST - min(max(power, LEAST), MOST)) / (MOST - LEAST)
 

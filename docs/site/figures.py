@@ -56,7 +56,6 @@ def heat_map(matrix: np.ndarray, alternative: str) -> str:
 
 
 def _slices(value: np.ndarray) -> Iterator[tuple[str, str]]:
-    """Yield the first matrices of an array as numbers and, if useful, as a heat map."""
     heads = value.reshape(-1, *value.shape[-2:]) if value.ndim > 1 else value[None, None]
     has_map = value.dtype == bool or value.ndim == 4
     for index, matrix in enumerate(heads[:MOST_HEADS]):

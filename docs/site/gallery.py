@@ -106,7 +106,6 @@ def shown(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _line(diagnosis: Diagnosis, sources: Iterable[Mapping[str, Any] | None]) -> int | None:
-    """Return the first line that is in the port's own file."""
     own = (source["line"] for source in sources if source and Path(source["file"]) == diagnosis.file)
     return next(own, None)
 

@@ -63,7 +63,6 @@ def _grouped(nodes: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
 
 
 def _comments_above(script: str, node: ast.stmt) -> str:
-    """Return the text of the comments directly above a statement."""
     above = script.splitlines()[: _begin(node) - 1][::-1]
     found = [*itertools.takewhile(lambda line: line.startswith("# "), above)]
     return "\n".join(line.removeprefix("# ") for line in found[::-1])
@@ -133,7 +132,6 @@ def _run(path: Path) -> str:
 
 
 def _page(path: Path, notebook: dict[str, Any]) -> str:
-    """Return a notebook as Markdown: the first sentence is the title, and output follows code."""
     first, *rest = notebook["cells"]
     title, _, told = "".join(first["source"]).partition("\n\n")
     links = f"[As a notebook]({path.stem.replace('_', '-')}.ipynb) · [as a script]({SOURCES}/{path.relative_to(ROOT)})"

@@ -151,7 +151,6 @@ def link_targets(text: str) -> list[str]:
 
 
 def _resolved(path: str, target: str) -> str | None:
-    """Return the path to which a page's link leads, or None for another host."""
     if re.match(r"[a-z]+:", target):
         return None
     return os.path.normpath(PurePosixPath(path).parent / target)

@@ -86,7 +86,6 @@ def inputs_by_name(config: TransformerConfig, inputs: Sequence[T], named: Mappin
 
 
 def _checked_input(config: TransformerConfig, name: str, value: Any) -> np.ndarray:
-    """Return checked tokens, or the checked floats of an image or a spectrogram."""
     if name in config.token_inputs:
         return _checked_tokens(config, name, value)
     floats, form = as_array(name, value, InputError), input_form(config, name)

@@ -138,7 +138,6 @@ def preset(name: str) -> TransformerConfig:
 
 @functools.cache
 def _rows() -> list[dict[str, Any]]:
-    """Return the rows of `departures.toml`, which only some commands need."""
     text = resources.files("transparity").joinpath("departures.toml").read_text("utf-8")
     return list(tomllib.loads(text)["departures"])
 

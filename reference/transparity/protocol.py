@@ -78,7 +78,7 @@ class Forward(Protocol):
         valid_lengths: Any = None,
         attention_mask: Any = None,
     ) -> tuple[Any, Any]:
-        """Decode `tokens` with a cache; the model's masked keys must have zero weight.
+        """Decode `tokens` with a cache. Raise `InputError` if masked keys keep a weight (see `mask_is_exact`).
 
         Args:
             tokens: (batch, length), the next tokens; with the tokens in the cache, at most `max_length`.

@@ -24,7 +24,7 @@ def highest(x: ByExpert, count: int) -> ByExpert:
 
 
 def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
-    """Return 1 for experts in the best groups, ranked by the sum of their two highest scores (DeepSeek-V3), else 0."""
+    """Return 1 for experts of the best groups, else 0. A group ranks by its two best scores, summed (DeepSeek-V3)."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(np.sort(groups, axis=-1)[..., -2:].sum(axis=-1), config.topk_groups)
     return np.repeat(best, groups.shape[-1], axis=-1)
@@ -33,7 +33,7 @@ def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
 def choose(
     config: TransformerConfig, scores: ByExpert, correction: Inexact[Array, " experts"] | None = None
 ) -> ByExpert:
-    """Return 1 for the experts with the highest sums of score and correction, and 0 for the others."""
+    """Return 1 for the experts of the best groups with the highest sums of score and correction, else 0."""
     corrected = scores.real if correction is None else scores.real + upcast(correction.real)
     if config.router_groups > 1:
         corrected = np.where(best_groups(config, corrected) == 1, corrected, -np.inf)

@@ -41,9 +41,9 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Float[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value, in blocks if the mask is causal.
+    """softmax(query · keyᵀ · scale + bias) · value, in blocks if queries attend only to earlier keys and themselves.
 
-    If the kind of mask is unknown, the compiled program reads the mask.
+    Unless the kind of the mask is `causal` or `full`, the compiled program reads the mask to choose.
     """
     shown, kind = mask
     length = shown.shape[2]

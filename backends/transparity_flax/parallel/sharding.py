@@ -24,7 +24,7 @@ Source = Mapping[str, Any]
 def shard(config: TransformerConfig, mesh: Mesh, plan: Plan, source: Source, dtype: str) -> Transformer:
     """Return a model of which each device has only its share; only this share is read from `source`.
 
-    `mesh` has the axes `data`, over which parameters are replicated, and `tensor`.
+    `mesh` has two axes: parameters are replicated over `data`, and split over `tensor` as `plan` says.
     """
     model: Transformer = nnx.merge(*shapes_of(Transformer, config), copy=True)
     for path, name, variable in variables(model):

@@ -37,10 +37,10 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value in one kernel.
+    """softmax(query · keyᵀ · scale + bias) · value in one kernel.
 
-    The kernel is faster if the mask is known to be causal or full. If the mask's kind is unknown, its values are read
-    where possible.
+    Without a bias, the kernel needs no mask that is causal or full, and is then faster. If the kind of the mask leaves
+    this open, the mask's values are read where possible.
 
     The kernel would return zeros for a query whose keys are all masked. This function sets such a query to 0 and makes
     its keys visible. All weights are then equal, as in the explicit computation.

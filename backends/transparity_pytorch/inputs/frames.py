@@ -14,7 +14,7 @@ from transparity_pytorch.shapes import Frames, Hidden
 
 
 def frame_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """Return both convolutions of width 3, with a frame of zeros at each end."""
+    """Return both convolutions of width 3; each pads its input with a frame of zeros at each end."""
     return {
         "first_convolution": nn.Conv1d(config.mel_bins or 0, config.embed_dim, 3, padding=1),
         "second_convolution": nn.Conv1d(config.embed_dim, config.embed_dim, 3, stride=2, padding=1),

@@ -79,7 +79,7 @@ class _ByHeads(TorchFunctionMode):
 def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Source, dtype: torch.dtype) -> Root:
     """Return a model of which this rank has only its share; only this share is read from `source`.
 
-    `mesh` has the axes `data`, over which FSDP shards each tensor rank's parameters, and `tensor`.
+    `mesh` has two axes: `plan` splits parameters over `tensor`, and FSDP shards each tensor rank's share over `data`.
     """
     with torch.device("meta"):
         model = Transformer(config)

@@ -13,8 +13,8 @@ from transparity_pytorch.state.cache import Cache
 
 MaskKind = Literal["causal", "full", "some"]
 """The kind of a mask: `causal` is exactly the causal mask, so that a kernel need not read the array; `full` hides
-nothing; with `some`, every query sees a key. The configuration determines the kind, because compiled code cannot read
-the mask's values."""
+nothing; with `some`, every query sees a key. The configuration determines the kind, because the mask cannot be read
+during compilation."""
 
 
 class Mask(NamedTuple):

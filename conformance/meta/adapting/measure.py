@@ -41,7 +41,6 @@ _ROWS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("catal
 
 
 def _config(name: str) -> TransformerConfig:
-    """Return the configuration of a row: changed fields of another row, a preset, or an example of a family."""
     fields = dict(_ROWS[name])
     if fields.pop("own_keys", False):
         fields["num_key_value_heads"] = None

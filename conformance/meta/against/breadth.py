@@ -154,8 +154,6 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def _reached(stage: str, first: str = STAGES[0]) -> Callable[[Trial, Answer], bool | None]:
-    """Return a function that judges whether a class passes `stage`, or returns None if it has not passed `first`."""
-
     def judge(_: Trial, answer: Answer) -> bool | None:
         passed = STAGES.index(answer["stage"])
         return passed >= STAGES.index(stage) if passed >= STAGES.index(first) else None

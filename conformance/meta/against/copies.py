@@ -82,7 +82,6 @@ def standalone(model: Any) -> str:
 
 
 def _needed(source: str, name: str) -> str:
-    """Return the source without `__all__` and without functions and classes that `name` does not need."""
     tree = ast.parse(source)
     parts = {part.name: part for part in tree.body if isinstance(part, ast.ClassDef | ast.FunctionDef)}
     others = [part for part in tree.body if part not in parts.values()]

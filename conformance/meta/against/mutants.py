@@ -170,7 +170,6 @@ def _edits(family: Family, rewrites: Callable[..., Iterator[tuple[str, ast.AST, 
 
 
 def _applied(text: str, site: Site, target: ast.AST, new: ast.AST) -> str | None:
-    """Return the source with a single-line node replaced, with only necessary parentheses; None if impossible."""
     row, start, last_row, end = key_of(target)
     if row != last_row:
         return None

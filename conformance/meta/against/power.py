@@ -105,7 +105,6 @@ def lines_of_use(text: str, first: int, last: int) -> set[int]:
 
 
 def _readers(function: ast.FunctionDef, names: set[str], last: int) -> set[int]:
-    """Return the lines after `last` whose statements read one of the names."""
     found = set()
     for statement in ast.walk(function):
         if isinstance(statement, ast.stmt) and statement.lineno > last and not hasattr(statement, "body"):
@@ -116,7 +115,6 @@ def _readers(function: ast.FunctionDef, names: set[str], last: int) -> set[int]:
 
 
 def _classes_of(tree: ast.Module, function: ast.FunctionDef) -> set[str]:
-    """Return the attributes to which the class that defines `function` is assigned."""
     owners = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and function in node.body}
     return {
         target.attr
@@ -161,7 +159,6 @@ def line_of(trial: Trial, answer: Answer) -> str:
 
 
 def _is_near(trial: Trial, answer: Answer) -> bool:
-    """Return whether a reported line is the mutated line, or uses its result."""
     return _is_line(trial, answer) or bool(set(answer["lines"]) & set(answer["use"]))
 
 

@@ -81,7 +81,6 @@ def forget(bug: Bug) -> None:
 
 
 def _inputs(model: Any, config: TransformerConfig) -> list[Mapping[str, np.ndarray]] | None:
-    """Return random token ids for each shape. Return None for a transformers model, whose inputs the checker draws."""
     if hasattr(model, "main_input_name"):
         return None
     name, draw = next(iter(inspect.signature(model.forward).parameters)), np.random.default_rng(0)
@@ -105,7 +104,6 @@ def is_right_line(bug: Bug, answer: Answer) -> bool:
 
 
 def _changed(bug: Bug) -> set[int]:
-    """Return the lines of the original file that the bug changes."""
     before, after = bug.path.read_text(encoding="utf-8").splitlines(), bug.text().splitlines()
     codes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     return {line for kind, begin, end, _, _ in codes if kind != "equal" for line in range(begin, end + 2)}

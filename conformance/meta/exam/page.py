@@ -112,7 +112,6 @@ def by_where(rows: Rows) -> str:
 
 
 def _kinds(row: Row) -> dict[str, bool]:
-    """Return, for each kind of flaw, whether the answer to a bug or a control has it."""
     if row["control"]:
         return {"Right code refused": bool(row["detected"])}
     is_unnamed = bool(row["detected"]) and not row["named"] and not row["falsely"]

@@ -93,7 +93,6 @@ class Module(nn.Module):
 
 
 def _kernel(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the kernel of an image's convolution in PyTorch's shape; return other weights unchanged."""
     if name.endswith("patch_projection.weight"):
         return value.reshape(len(value), config.image_channels, config.patch_size or 0, -1)
     return value
@@ -195,7 +194,6 @@ def _sized(template: TransformerConfig, dice: random.Random) -> TransformerConfi
 
 
 def _of_signals(template: TransformerConfig, dice: random.Random) -> dict[str, Any]:
-    """Return sizes of images or audio frames, which replace the vocabulary."""
     if template.reads_frames:
         frames = 2 * dice.randint(5, 9)
         return {"mel_bins": dice.randint(3, 6), "num_frames": frames, "source_vocab_size": None}

@@ -63,7 +63,6 @@ def compared(config: TransformerConfig, made: Fit) -> tuple[dict[str, tuple[obje
 
 
 def _drawn_again(config: TransformerConfig, name: str, drawn_values: dict[str, object]) -> TransformerConfig | None:
-    """Return `config` with the original value of one field or, if that is invalid, with all original values."""
     for fields in ({name: drawn_values[name]}, drawn_values):
         try:
             return dataclasses.replace(config, **fields)  # type: ignore[arg-type]

@@ -71,7 +71,6 @@ def configuration_object(draw: Draw, folder: Path) -> str:
 
 
 def _used(config: TransformerConfig) -> str:
-    """Return `ACCEPTED` after a round trip through JSON and a check of the needed memory."""
     assert TransformerConfig.from_json(config.to_json()) == config
     check_memory(config, 8, source=min(9, config.max_length), target=1, tokens=min(9, config.max_length))
     return ACCEPTED

@@ -64,7 +64,6 @@ def column(framework: str) -> Build:
 
 @functools.cache
 def _probe(case: str) -> Probe:
-    """Return a probe with one row of a configuration's first probe."""
     return aligned_probe(next(iter(probes_of(CASES[case], case).values())))
 
 

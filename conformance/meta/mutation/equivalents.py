@@ -94,7 +94,6 @@ def _difference(column: str, mutant: Mutant) -> str:
 
 
 def _first_other_answer(build: Backend, case: str) -> str:
-    """Return the first answer that differs from the correct column's by more than float64 rounding."""
     found, allowed = answers(build, case), budgets(case)
     for name, right in right_answers(build.name, case).items():
         if not difference(found.get(name, np.empty(0)), right) <= allowed.get(name, 0.0):

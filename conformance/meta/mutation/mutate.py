@@ -24,7 +24,8 @@ from transparity_conformance.suite.claims import all_claims
 
 
 def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
-    """Return the first claim that fails for the mutant, or None; with `quick`, run only quick claims."""
+    """Return the first claim that fails for the mutant, `import: …` if it cannot be imported, or None. With `quick`,
+    run only quick claims."""
     claims = {name: claim for name, claim in all_claims().items() if not claim.needs or column == REFERENCE_COLUMN}
     near = f"{topic(mutant.file)}."
     names = sorted(

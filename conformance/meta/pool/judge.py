@@ -223,7 +223,6 @@ def one_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def _remains(fault: Fault) -> bool:
-    """Return whether an error remains after the cause of a fault is corrected."""
     return float(fault["causes"][0]["residual"]) > float(fault["budget"])
 
 

@@ -58,7 +58,6 @@ def pool() -> dict[str, Bug]:
 
 @functools.cache
 def _folder() -> Path:
-    """Create a folder, add it to `sys.path`, and delete it at exit."""
     folder = Path(tempfile.mkdtemp(prefix="planted-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     sys.path.insert(0, str(folder))

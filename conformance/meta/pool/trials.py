@@ -144,7 +144,6 @@ def single_trials(kind: str) -> list[Trial]:
 
 
 def _drawn(draw: random.Random, kind: str) -> Iterator[Trial]:
-    """Yield endlessly many ports with several random bugs."""
     rows = [bug for bug in pool().values() if kind_of(bug) == "fault" and not is_everywhere(bug)]
     while True:
         case = draw.choice(list(CASES))

@@ -86,7 +86,6 @@ def checked(build: IsolatedBuild, case: Case) -> Report:
 
 @functools.cache
 def _processes(ranks: int) -> IsolatedBuild:
-    """Start the processes that all cases with `ranks` ranks share."""
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(started(RIGHT[0].spec, ranks))

@@ -135,7 +135,7 @@ def write_long_prompts() -> None:
 
 
 def write(config: TransformerConfig, folder: Path) -> None:
-    """Write a checkpoint in bfloat16, with one file for each layer."""
+    """Write a checkpoint in bfloat16, with one file for each layer, and one for the other tensors."""
     folder.mkdir(parents=True, exist_ok=True)
     random, family = np.random.default_rng(0), family_called("llama")
     numbers = random.normal(size=DRAWN).astype(np.float32)

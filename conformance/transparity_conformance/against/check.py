@@ -245,7 +245,6 @@ def from_transformers(folder: Path | None) -> Any:
 
 
 def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[str]:
-    """Return the arguments for `make`: the folder if `make` requires one argument, otherwise no arguments."""
     if required_arguments(signature_of(make)) != 1:
         return []
     if folder is None:
@@ -256,7 +255,6 @@ def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[
 
 
 def _model_of(given: Any, folder: Path | None) -> Any:
-    """Return the given model, or the model that `file.py:load` or `file.py:Model` makes."""
     import torch
 
     make = load_port(given, "reference") if isinstance(given, str) else given
@@ -279,7 +277,6 @@ def _called(make: Callable[..., Any], name: str, folder: Path | None) -> tuple[A
 def _report(
     sides: Sides, probes: Mapping[str, Inputs], source: Source | None, asked: Request
 ) -> tuple[Report, Sequence[Answer]]:
-    """Compare a port with a reference. If the forward passes agree, also compare other calls, such as generation."""
     reference = sides.reference
     signature = signature_of(sides.forward)
     given, left_out = taken(probes, signature, are_drawn=source is not None)

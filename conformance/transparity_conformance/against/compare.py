@@ -87,8 +87,8 @@ class Confirming:
     clock: Clock
 
     def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the differences, each with the edit that explains it, and the comparison of the port with the edited
-        reference. If the edits do not explain all calls, return the differences without edits."""
+        """Return the differences, each with the edit that explains it (if any), and the comparison of the port with the
+        edited reference. If the other calls contradict the edits, return the differences without edits."""
         further: list[Departure] = []
         while True:
             found, now = self.departures.found()
@@ -115,7 +115,8 @@ class Confirming:
                 self.departures.search.refuse(step, edit)
 
     def equal_edits(self, found: Sequence[Departure]) -> Iterator[tuple[Departure, list[str]]]:
-        """Yield each difference, with descriptions of other edits that explain every call and are no more complex."""
+        """Yield each difference, with descriptions of up to three other edits that explain every call and are no more
+        complex."""
         for place, each in enumerate(found):
             simple = [other for other in each.others if each.edit and other.edit.rank <= each.edit.rank]
             told = []
@@ -261,7 +262,6 @@ def _unlocated(outcome: Outcome) -> Divergence:
 
 
 def _reshaped(outcome: Outcome, residual: float, *, is_explained: bool) -> list[Divergence]:
-    """Return the divergence of a result with the right number of values in another shape."""
     for one in _misshapen(outcome):
         if one.is_reshaped:
             says = f"your port returns a result of the shape {one.actual.shape} instead of {one.shape}"

@@ -50,7 +50,8 @@ class Departure:
 
     @property
     def port_line(self) -> Source | None:
-        """Return the innermost line of the port that runs `operation`, but runs no matched operation of this name."""
+        """Return the port's line to report for `operation`: if possible, the innermost line that runs no matched
+        operation of the same name (`Operation.line_apart`)."""
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)
@@ -142,7 +143,6 @@ class Departures:
         return [without_edit(each) if each.users and each.users <= unexplained | users else each for each in found]
 
     def _reads_only(self, values: Collection[int], steps: Sequence[int]) -> bool:
-        """Return whether `steps` read only `values`, parameters and constants."""
         program = self.comparer.program
         inputs = {index for number in steps for index in program.steps[number].inputs} - program.given.keys()
         return bool(inputs) and all(behind_views(program, index) in values for index in inputs)

@@ -134,7 +134,6 @@ def source_of(model: Any) -> Source:
 
 
 def _text_config(config: Any) -> Any:
-    """Return the nested configuration of the text model; `config` itself if it has none, or several."""
     try:
         return config.get_text_config()
     except (AttributeError, ValueError):
@@ -265,10 +264,13 @@ def taken(
     probes: Mapping[str, Inputs], signature: inspect.Signature | None, are_drawn: bool = True
 ) -> tuple[dict[str, Inputs], list[str]]:
     """Return the probes to compare, and a message for every probe that is left out. If the port takes no mask, remove
-    masks that hide nothing. The port may have another name for the first input. A probe is left out if the port lacks
-    only masks or, for inputs that the checker drew, only masks, images or audio. If the port has an argument such as
-    `images` that no probe has, no probe is left out for its images or audio. A call with an input that the port lacks
-    raises an error that names the input."""
+    masks that hide nothing. The port may have another name for the first input.
+
+    A probe is left out if the port lacks only masks or, for inputs that the checker drew, only masks, images or audio.
+    If the port has an argument such as `images` that no probe has, no probe is left out for its images or audio. If no
+    probe would be left, and not only masks are lacking, all probes are kept. A call with a lacking input then raises an
+    error that names the input.
+    """
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)

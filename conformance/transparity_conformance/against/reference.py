@@ -221,7 +221,8 @@ class Reference:
         return ("eager", "batched_mm") if has_experts else ("",)
 
     def kept(self, inputs: Inputs, shape: Sequence[int]) -> np.ndarray | None:
-        """Return a mask that is true where the answer is compared, or None if no position is padding."""
+        """Return a mask that is true where the answer is compared. Return None for a pooled answer, and if no position
+        is padding."""
         if len(shape) < 3:  # A pooled answer has no positions, even if its width equals the length of the text.
             return None
         masks = [value for name, value in inputs.items() if name.endswith("attention_mask")]

@@ -48,8 +48,9 @@ LATER: tuple[Maker, ...] = (orders, uses, operands, scales, limits, roundings)
 """Functions that yield many edits per step, or edits with numbers that are fitted to the port. They are tried last."""
 
 LAG = 2
-"""In each round, the search moves further away from the first difference. The search tries `LATER` this number of
-rounds after `SIMPLE`. After the first explanation, the search continues for this number of rounds."""
+"""The search tries the edits in `LATER` at a group of steps this number of rounds after the edits in `SIMPLE`. The
+search ends at once after a simple edit with which the answers agree. Otherwise, after the first explanation that is not
+denied, the search continues for this number of rounds."""
 
 RANK_OF_FITTED = 3
 """After an explanation with at least this rank, such as a fitted limit or swapped segments, the search looks for a
@@ -152,7 +153,6 @@ class EditSearch:
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
-        """Apply an edit in all layers or in one; yield each attempt that leaves fewer operations unmatched."""
         wider = (each for each in edit.wider if not self._is_refused(each, self.program.steps[number]))
         scoped = ((each, scope) for each in (edit, *wider) for scope in self._scopes(each, number, now))
         for tried, scope in scoped:

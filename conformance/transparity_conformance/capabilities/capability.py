@@ -37,8 +37,8 @@ R = TypeVar("R")
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function as an attribute of its argument at `position`. Python then frees both together.
-    The results must not refer to this argument, because Python frees reference cycles late."""
+    """Cache the results of a function as an attribute of its argument at `position`, so that Python frees them with
+    this argument. The results must not refer to the argument, because Python frees reference cycles late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -105,7 +105,7 @@ class Judged:
     where: str
     """The name of the token or tensor with the error."""
     near: tuple[str, ...] = ()
-    """The tokens or beams that a rounding error could change (near ties)."""
+    """Notes for the report about near-ties, and about a port that reads more than `max_length` tokens."""
 
     @property
     def share(self) -> float:

@@ -164,7 +164,6 @@ def _document_inputs(config: TransformerConfig, tokens: np.ndarray) -> Arrays:
 
 @kept_in(0)
 def _packed(probe: Probe, length: int, rows: int) -> LogitsRequest:
-    """Return a request. Half of the rows have three documents, one of them a single token; the others have two."""
     config = probe.config
     size, pad = config.vocab_size, -1 if config.pad_id is None else config.pad_id
     tokens = np.random.default_rng(length).integers(0, size - 1, (rows, length))
@@ -259,7 +258,6 @@ def adapters_of(probe: Probe) -> Arrays:
 
 
 def _merged(probe: Probe, scale: float) -> Arrays:
-    """Return the parameters in float64, with W + scale · B A in place of each weight W that has adapters."""
     adapters, exact = adapters_of(probe), dict(probe.exact)
     for name in [name.removesuffix(".lora_A") for name in adapters if name.endswith(".lora_A")]:
         up, down = (adapters[f"{name}.lora_{part}"].astype(np.float64) for part in "BA")

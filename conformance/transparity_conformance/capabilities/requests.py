@@ -81,8 +81,8 @@ class Request:
 
 
 def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: int) -> np.ndarray:
-    """Return the logits (batch, steps, vocab) from which each new token is chosen, given all earlier `tokens`. If
-    positions do not depend on later tokens, a single forward pass gives all logits."""
+    """Return the logits (batch, steps, vocab) from which each new token is chosen, given all earlier `tokens`. A single
+    forward pass gives all logits if no output depends on later tokens and the text fits into `max_length`."""
     config, end = request.config, int(request.begins.max()) + steps - 1
     sees_itself = (
         config.pad_id is None or (tokens[:, 0] != config.pad_id).all()
@@ -116,7 +116,6 @@ def _prompt(config: TransformerConfig, seed: int, rows: int, length: int) -> np.
 
 
 def _single(request: Request, name: str) -> Request:
-    """Return the same request with only the first prompt and the second row of the source."""
     source = None if request.source is None else request.source[1:2]
     return replace(request, name=name, prompt=request.prompt[:1], source=source)
 
@@ -156,7 +155,6 @@ def _across(probe: ReachProbe) -> Request:
 
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
-    """Return a request in which no row ends, and a request in which rows end at different steps."""
     parameters, end = beyond.parameters, beyond.config.eos_id
     if end is None:
         return (beyond,)

@@ -72,7 +72,6 @@ OTHERS: dict[str, Resampling] = {
 
 
 def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICUBIC) -> Arrays:
-    """Return the parameters with a table of positions for `grid` (rows, columns) of patches."""
     own, table = probe.config.position_offset + probe.config.class_token, probe.exact[TABLE]
     old = math.isqrt(len(table) - own)
     down, across = (matrix(new, old) for new in grid)

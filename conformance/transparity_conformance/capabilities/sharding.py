@@ -62,7 +62,8 @@ class Sharding:
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def of(self, name: str) -> Placement:
-        """Return the placement that the port declares for `name`, or else for the first pattern that matches `name`."""
+        """Return the placement that the port declares for `name`, or else for the first pattern that matches `name`;
+        without a match, `replicated`."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, Placement())
 
@@ -155,7 +156,6 @@ def _check_shapes(name: str, values: Sequence[np.ndarray], placement: Placement)
 
 
 def _joined(name: str, values: Sequence[np.ndarray], placement: Placement) -> Joined:
-    """Combine the values of all ranks. Their shapes must already fit the placement."""
     if placement.kind == "partial":
         return Joined(np.sum(np.stack(values), axis=0, dtype=np.result_type(values[0], np.float32)))
     if placement.kind == "replicated":
@@ -170,7 +170,6 @@ def _joined(name: str, values: Sequence[np.ndarray], placement: Placement) -> Jo
 def _by_index(
     name: str, values: Sequence[np.ndarray], placement: Placement, indices: tuple[tuple[int, ...], ...]
 ) -> Joined:
-    """Combine shards by their indices, and measure how much the copies of an entry on several ranks differ."""
     entries: dict[int, np.ndarray] = {}
     worst, farthest = 0.0, 0
     for rank, (value, places) in enumerate(zip(values, indices, strict=True)):
@@ -225,7 +224,7 @@ def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any,
 
 
 def split(value: np.ndarray, placement: Placement, ranks: int) -> list[np.ndarray]:
-    """Return the part of a value that each rank has; a replicated value is whole on every rank."""
+    """Return each rank's part of a sharded value. A value with another placement is whole on every rank."""
     if placement.kind != "sharded":
         return [value] * ranks
     if placement.indices is None:

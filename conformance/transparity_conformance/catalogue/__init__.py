@@ -92,7 +92,6 @@ def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> l
 
 
 def _of_sites(alike: list[Fault]) -> Fault:
-    """Return one fault for several taps. If the descriptions at these taps differ, join the descriptions."""
     says = "; ".join(dict.fromkeys(fault.description for fault in alike))
     return alike[0] if says == alike[0].description else dataclasses.replace(alike[0], description=says)
 

@@ -167,7 +167,6 @@ def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) ->
 def _placed(
     count: Callable[[np.ndarray], np.ndarray], state: WalkState, site: str, value: Value, offset: int = 0
 ) -> Value:
-    """Replace the learned positions by the table's rows at `count(visible)` plus `offset` and the position offset."""
     table, ids = position_table(state, site), count(padding_at(state, site)[:, 0, 0])
     ids = ids + state.config.position_offset + offset
     return value - right_positions(state, site) + table[np.clip(ids, 0, len(table) - 1)]

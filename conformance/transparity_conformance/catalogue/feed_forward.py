@@ -137,7 +137,6 @@ def other_activations(
 
 
 def _given(settings: Settings, state: WalkState, scope: str) -> Value:
-    """Return the input of a layer's feed-forward. The setting `source` is a function that returns another input."""
     return settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
 
 
@@ -238,7 +237,6 @@ def _chosen(settings: Settings, state: WalkState, site: str, value: Value) -> Va
 
 
 def _by_groups(settings: Settings, config: TransformerConfig, scores: Value) -> Value:
-    """Choose experts from the best groups, ranked by the sum of their `settings["ranked"]` highest scores."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     ranks = np.sort(groups, axis=-1)[..., -settings["ranked"] :].sum(axis=-1)
     best = np.repeat(highest(ranks, config.topk_groups), groups.shape[-1], axis=-1)
@@ -276,7 +274,6 @@ function of the features (…, blocks, block size))."""
 
 
 def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
-    """Split features into blocks of `size`, and apply `change`."""
     return change(x.reshape(*x.shape[:-1], -1, size)).reshape(x.shape)
 
 
@@ -300,7 +297,6 @@ def _cut_as(order: str, config: TransformerConfig, parameters: Arrays, site: str
 def _of_other_experts(
     source: Callable[[int, int], int], roles: Sequence[str], config: TransformerConfig, parameters: Arrays, site: str
 ) -> Arrays:
-    """Return the linear maps `roles` of each expert, taken from the expert `source(expert, experts)`."""
     part, experts = f"{split(site)[0]}.feed_forward.experts", own_config(config, site).num_experts
     sources = {expert: source(expert, experts) for expert in range(experts)}
     ends = [f"{role}.{kind}" for role in roles for kind in ("weight", "bias")]

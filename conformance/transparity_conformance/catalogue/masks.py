@@ -75,7 +75,6 @@ BLIND: dict[str, Callable[[Value], Any]] = {
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    """Yield the variants of a fault that hides all keys from some queries."""
     yield _masked(identity, variant, **settings)
     for kind in BLIND:
         yield _masked(identity, f"{variant}, {kind}", blind=kind, **settings)
@@ -203,7 +202,6 @@ def _of_kind(kind: str, m: MaskParts) -> Window:
 
 
 def _of_the_next_kind(m: MaskParts) -> Window:
-    """Return the window of the next layer in `layer_types` that has another window than this layer."""
     types, layer = m.config.layer_types, layer_of(m.site)
     own = _window(own_config(m.config, m.site))
     others = (_of_kind(types[(layer + step) % len(types)], m) for step in range(len(types)))

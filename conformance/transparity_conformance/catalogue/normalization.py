@@ -248,7 +248,6 @@ UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_
 
 
 def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
-    """Return a query, key or value after the norm `source` of the layer's input (None: a norm with gain 1)."""
     scope, _, role = split(site)
     stack, x = scope.partition(".")[0], sites.layer_input(state, scope)
     if source is None:

@@ -76,7 +76,6 @@ TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
 
 def _taken(role: str, pair: tuple[str, str], *kinds: str) -> Iterator[Fault]:
-    """Yield the faults of parameters of the given kinds that are swapped, or used twice."""
     other, (which, swapped, used) = pair[role == pair[0]], TAKEN[kinds]
     change = {"alter": partial(_exchanged, pair, kinds), "taken_from": partial(site_of, other)}
     yield from confused("weight", role, pair, swapped.format(*pair), used.format(other, role), which, **change)
@@ -115,7 +114,6 @@ def _head_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def _part(site: str) -> str:
-    """Return the linear map that computes the tap `site`, or an empty string."""
     if site == "logits":
         return "head"
     if site.endswith("_convolution"):
@@ -289,7 +287,6 @@ def _from_role(source: Mapping[str, str], config: TransformerConfig, parameters:
 
 
 def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
-    """Return a weight or a bias; return zeros for a missing bias, such as Whisper's key bias."""
     weight = parameters[f"{part}.weight"]
     return weight if kind == "weight" else parameters.get(f"{part}.bias", np.zeros(len(weight), weight.dtype))
 

@@ -78,7 +78,6 @@ def _with_buckets(buckets: Buckets, state: WalkState, site: str, value: Value) -
 
 
 def _undivided(config: TransformerConfig, distances: np.ndarray, both: bool) -> np.ndarray:
-    """Return the buckets with the divisor ln(max_distance) instead of ln(max_distance / exact)."""
     exact = max(1, config.relative_buckets // (4 if both else 2))
     return _buckets(config, distances, both, config.relative_max_distance * exact)
 
@@ -101,7 +100,6 @@ def _shared(
 
 
 def _halved(config: TransformerConfig, distances: np.ndarray, both: bool) -> tuple[np.ndarray, int, np.ndarray]:
-    """Return (first bucket of each distance's direction, number of buckets per direction, absolute distances)."""
     count = config.relative_buckets // 2 if both else config.relative_buckets
     near = np.abs(distances) if both else np.maximum(-distances, 0)
     return count * (distances > 0) * both, count, near

@@ -43,7 +43,6 @@ def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
 
 
 def _row_parallel(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield faults of the all-reduce after a row-parallel linear map."""
     role, inputs = next((row for end, row in ROW_PARALLEL.items() if site.endswith(end)), ("", ""))
     parts = parts_at(config, site)
     shapes = parameter_shapes(config)
@@ -96,7 +95,6 @@ def _cut_across(roles: Sequence[str], ranks: int, config: TransformerConfig, par
 
 
 def _recut(names: Sequence[str], ranks: int, parameters: Arrays) -> Arrays:
-    """Return the rows that each map gets if each rank takes a contiguous block of the fused matrix."""
     sizes = [len(parameters[name]) // ranks for name in names]
     by_rank = np.split(np.concatenate([parameters[name] for name in names]), ranks)
     own = [np.split(rows, np.cumsum(sizes)[:-1]) for rows in by_rank]
@@ -104,7 +102,6 @@ def _recut(names: Sequence[str], ranks: int, parameters: Arrays) -> Arrays:
 
 
 def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield faults in which each rank numbers its heads from 0, and adds the position biases of these heads."""
     _, sublayer, tap = split(site)
     if (sublayer, tap) != ("self_attention", "scores") or config.num_heads % ranks:
         return
@@ -124,7 +121,6 @@ def _local_relative(local: np.ndarray, state: WalkState, site: str, value: Value
 
 
 def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield faults in which each pipeline stage numbers its layers from 0."""
     parts = site.split(".")
     if len(parts) < 4:
         return

@@ -136,7 +136,6 @@ def _report(evidence: Evidence) -> Report:
 def _system(
     preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
 ) -> tuple[str | None, TransformerConfig | None]:
-    """Return the name and the configuration. Unless the user gave a configuration, `ranks` divides its sizes."""
     is_own = config is not None or parameters is not None
     if family is not None:
         preset, config = preset or family, config or example_config(family)
@@ -148,8 +147,6 @@ def _system(
 def _built_by(
     build: Port | str, family: str | None, timeout: float, ranks: int, *, isolated: bool, is_small: bool
 ) -> contextlib.AbstractContextManager[Port]:
-    """Return a context with the port as a `build`. If the port is `isolated`, given by name, or on several ranks, it
-    runs in a separate process."""
     if isolated or ranks > 1 or isinstance(build, str):
         started = isolated_build(spec_of(build), timeout, ranks=ranks, is_small=is_small)
         return contextlib.closing(started.loading(family))
@@ -180,7 +177,8 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
 
 
 def name_of(build: Any) -> str:
-    """Return the name of a port in reports: `module:build` for a function, otherwise the name of the class."""
+    """Return the name of a port in reports: the given text, or `module:name` of a function, of a class, or of an
+    object's class."""
     if isinstance(build, str):
         return build
     while isinstance(build, functools.partial):

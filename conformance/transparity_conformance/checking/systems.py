@@ -210,7 +210,6 @@ def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
 
 
 def _short(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Limit sequences to the length that the artifact fixes."""
     length = limits.length
     if length is None:
         return config, parameters, ""

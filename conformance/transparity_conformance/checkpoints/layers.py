@@ -102,7 +102,6 @@ def _stack(config: TransformerConfig) -> str:
 
 
 def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: object) -> TransformerConfig:
-    """Return `config` with other numbers of layers and tokens, but without special tokens outside the vocabulary."""
     stack = _stack(config)
     side = "source" if stack == "encoder" else "target"
     special = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
@@ -112,7 +111,6 @@ def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: objec
 
 
 def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
-    """Yield models without layers, one for each block of tokens. `outside` has the parameters outside of layers."""
     stack = _stack(config)
     vocabulary = config.stack_vocab_size(stack)
     tables = {f"{stack}.token_embedding.weight", "head.weight", "head.bias"}
@@ -193,7 +191,6 @@ def _plain(config: TransformerConfig, name: str, shape: tuple[int, ...]) -> np.n
 
 
 def _behind(piece: Piece, front: _Front) -> _Front:
-    """Run the model of a layer, and return the inputs of the next layer."""
     config, stack = piece.config, _stack(piece.config)
     x = _taps(config, piece.parameters, front.tokens)[f"{stack}.layers.0.output"].reshape(-1, config.embed_dim)
     if not config.embedding_norm:

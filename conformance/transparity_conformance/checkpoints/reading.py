@@ -244,8 +244,7 @@ def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
 @dataclass(frozen=True, eq=False)
 class PackedExperts:
     """The MXFP4 matrices of all experts, as (experts, in, out). Index this object with an expert and a slice of output
-    features to get a matrix that stays in the file.
-    """
+    features to get a matrix that stays in the file."""
 
     name: str
     blocks: TensorBytes

@@ -45,7 +45,6 @@ def tensor_bytes(path: Path, name: str) -> TensorBytes:
 
 @functools.lru_cache(maxsize=128)  # a checkpoint has many tensors, whose files may alternate
 def _entries(path: Path, changed: int, size: int) -> dict[str, TensorBytes]:
-    """Return the entry of each tensor; `changed` and `size` distinguish versions of the file."""
     length, entries = read_header(path, BundleError)
     return {
         name: TensorBytes(path, entry["dtype"], entry["shape"], *(length + each for each in entry["data_offsets"]))

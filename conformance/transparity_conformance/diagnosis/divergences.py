@@ -43,9 +43,11 @@ def explain_all(
     answer: Answer | None = None,
 ) -> tuple[Divergence, ...]:
     """Explain the segments in `faulty`, except segments that an earlier cause explains. On several `ranks`, also try
-    faults of sharding. With `answer`, the port's activations were matched by value, and some matches may be wrong. The
-    faults must then also reproduce the port's logits. Try single faults, then faults that explain segments, then
-    pairs."""
+    faults of sharding.
+
+    With `answer`, the port's activations were matched by value, and some matches may be wrong, so the faults must also
+    reproduce the port's logits. Single faults are tried first, then faults found segment by segment, then pairs.
+    """
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
     segments = _BySegment(results, clock, ranks, answer)
@@ -63,11 +65,12 @@ def consistent(
 ) -> list[Divergence]:
     """Drop causes and divergences that may come from wrong matches of activations.
 
-    Run the reference with all causes, and with the port's values at unexplained taps. If this run does not compute the
-    port's logits, drop all causes at matched taps and at the logits. Otherwise, drop such a cause if an unexplained tap
-    directly depends on its tap. If the logits are unexplained, also drop a cause if the causes at all directly
-    dependent taps are dropped. Drop an unexplained divergence if its tap directly depends on another unexplained tap.
-    Drop a divergence whose cause was dropped if another tap has the same value: only the cause justified the match."""
+    The reference runs with all causes, and with the port's values at unexplained taps. It must compute the port's
+    logits or, if they are unexplained, the value before them. Otherwise, drop all causes at matched taps and at the
+    logits. Drop such a cause, too, if its tap directly precedes or follows an unexplained tap or, with unexplained
+    logits, precedes only taps of dropped causes. At these taps, drop an unexplained divergence directly after an
+    unexplained tap or a dropped cause. At a matched tap, drop an explained divergence if, with all causes, no tap
+    depends on it. If some tap is unexplained, drop divergences with a dropped cause if another tap has its value."""
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explained.values() for hypothesis in each.chosen)
     after = {each for tap in {*unexplained} & {*answer.found} for each in fed_by(tap, results)}
@@ -110,8 +113,9 @@ def _before_logits(answer: Answer, results: Results) -> str:
 def _of_first_layer(
     answer: Answer, results: Results, divergences: list[Divergence], explanations: Mapping[str, Explanation]
 ) -> list[Divergence]:
-    """If the causes, with the port's values at unexplained taps, do not reproduce the logits, some matches are wrong.
-    Then keep the unexplained divergences of only the first layer that has one."""
+    """Drop unexplained divergences at matched taps, except in the first layer that has one. Drop none if the logits are
+    unexplained or a shape is wrong. Drop none if the reference computes the port's logits with the causes and the
+    port's values at unexplained taps."""
     open_ = [each.where for each in divergences if not each.causes]
     told = [tap for tap in dict.fromkeys(each.where for each in divergences) if tap not in open_]
     chosen = tuple(each for tap in told if tap in explanations for each in explanations[tap].chosen)
@@ -144,8 +148,8 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences that the best combination in `every` explains: the combination that leaves the fewest taps
-    wrong. If it leaves a tap wrong that was not matched by value, return ()."""
+    """Return the divergences, with causes from the combination in `every` that leaves the fewest taps wrong. Return ()
+    if it leaves a tap wrong that was not matched by value, other than the logits."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
@@ -278,7 +282,6 @@ def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explana
 
 
 def _worst(results: Results, tap: str) -> ProbeResult:
-    """Return the result on the probe where a tap's error is largest relative to its budget."""
     return max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
 
 
@@ -318,7 +321,6 @@ def departures_note(results: Results, divergences: Sequence[Divergence], clock: 
 
 
 def _remaining(segment: Segment, known: Combination) -> Divergence:
-    """Return the divergence that remains with the faults `known`, on the probe where it is largest."""
     probe = max(segment.probes, key=lambda probe: segment.share(probe, known))
     result = segment.results[probe.name]
     ours = walk(probe, result.recorded, known, until=segment.tap)[segment.tap]

@@ -118,7 +118,6 @@ def _is_same(values: Sequence[np.ndarray | None], others: Sequence[np.ndarray | 
 
 
 def _rivals(chosen: Combination, rest: Sequence[Combination]) -> dict[tuple[str, ...], Combination]:
-    """Return combinations of `rest` with kinds of faults that `chosen` lacks. The keys are the ids of these faults."""
     own, rivals = {each.fault.id for each in chosen}, dict[tuple[str, ...], Combination]()
     for rival in rest:
         new = tuple(dict.fromkeys(each.fault.id for each in rival if each.fault.id not in own))
@@ -141,7 +140,6 @@ def _uncontradicted_first(
 def _same_as_earlier(
     segment: Segment, known: Combination, before: float, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> Explanation | None:
-    """Return an explanation by the faults of an earlier segment of the same kind, if they explain this segment."""
     for chosen, each in _made_before(segment, screen, earlier):
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
             *others, last = _causes(segment, known, chosen, before, screen)
@@ -154,7 +152,6 @@ def _same_as_earlier(
 def _made_before(
     segment: Segment, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> list[tuple[Combination, Explanation]]:
-    """Return the faults of earlier segments of the same kind, moved to this segment, with the explanations."""
     made: list[tuple[Combination, Explanation]] = []
     for tap, each in earlier.items():
         if not each.chosen or tap_kind(tap) != tap_kind(segment.tap) or any(one.sites != (tap,) for one in each.chosen):

@@ -94,7 +94,6 @@ def judge(
 def _compare(
     probes: Mapping[str, Probe], actual: Actual, dtype: str, logits_only: bool, progress: Progress, needs_logits: bool
 ) -> tuple[Results, list[str]]:
-    """Compare the activations on each probe. Return the results, and a line for each missing result."""
     results: dict[str, ProbeResult] = {}
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
@@ -190,7 +189,6 @@ def _of_matches(divergences: Sequence[Divergence]) -> tuple[Sequence[Divergence]
 
 
 def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answer | None) -> list[str]:
-    """Remove notes on the forms of matched taps if an unexplained divergence casts doubt on the matches."""
     is_sure = answer is None or all(each.causes for each in divergences)
     unsure = {IN_FORM.format(tap=tap) for tap in (() if answer is None or is_sure else answer.found)}
     return [note for note in notes if note not in unsure]
@@ -207,7 +205,6 @@ def with_effect(divergences: Sequence[Divergence]) -> Sequence[Divergence]:
 def _explained(
     results: Results, places: list[str], search: _Search
 ) -> tuple[Sequence[Divergence], Sequence[str], Mapping[str, tuple[object, object]]]:
-    """Search for causes. Return the divergences, notes on the search, and configuration fields that differ."""
     clock, others = search.clock, dict[str, tuple[object, object]]()
     is_large = any(result.probe.is_large for result in results.values())
     clock.begin(1 if is_large else STAGES)  # the search for rounding may have used all of the work
@@ -223,7 +220,6 @@ def _explained(
 def _undeclared(
     results: Results, measured: Sequence[Measured], rounding: Cause, where: str, dtype: str, notes: list[str]
 ) -> list[Divergence]:
-    """Return divergences for undeclared rounding and for a fault that it hides; add notes on both."""
     worst = max(measured, key=lambda item: item.share)
     divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile)
     notes.append(
@@ -236,7 +232,6 @@ def _undeclared(
 def _hidden_in_rounding(
     results: Results, measured: Iterable[Measured], dtype: str | None, notes: list[str]
 ) -> list[Divergence]:
-    """Return a divergence for a fault that the wide budgets of half precision hide, and add a note."""
     coherent = coherent_error(results, dtype) if dtype in HALF else None
     if coherent is None:
         return []
@@ -253,7 +248,6 @@ def _random_divergence(repeated: ClaimResult, probe: str) -> Divergence:
 
 
 def _measured(results: Iterable[ProbeResult], dtype: str) -> Iterable[Measured]:
-    """Compare every recorded tap with the oracle, which is the reference in float64."""
     for result in results:
         oracle = result.probe.oracle
         for tap in (tap for tap in result.order if tap in result.errors):

@@ -90,7 +90,6 @@ def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) ->
 
 
 def _right(result: ProbeResult, outer: Mapping[str, np.ndarray]) -> dict[str, bool]:
-    """Return whether each value of the port is right if the reference continues only with `outer`."""
     neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one neighbour is too few near ties
     budgets = segment_budgets(result.probe, outer, result.dtype, neighbours=neighbours)
     return {tap: error <= max(budgets[tap], result.budgets[tap]) for tap, error in result.gaps_from(outer).items()}
@@ -131,7 +130,7 @@ def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -
 
 
 def wrong_at_tokens(results: Results, faulty: list[str]) -> list[str]:
-    """Return the taps in `faulty` that differ at tokens, not only at padding."""
+    """Return the taps with a wrong shape, and the taps in `faulty` that differ at tokens, not only at padding."""
     found: dict[str, None] = {}
     for result in results.values():
         found |= dict.fromkeys(result.misshapen)
@@ -198,7 +197,6 @@ def _joined(pairs: Sequence[Pair], change: Callable[[np.ndarray], np.ndarray]) -
 
 
 def _merged(x: np.ndarray) -> np.ndarray:
-    """Reshape (batch, heads, length, head_dim) or (batch, length, features) to (positions, features)."""
     return _flat(x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1) if x.ndim == 4 else x)
 
 

@@ -114,7 +114,7 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
 
 
 def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
-    """Return the largest error for each row, position, head and feature (or token), as lists."""
+    """Return the largest error at each index of each axis of the arrays: row, position, head or feature."""
     with np.errstate(invalid="ignore"):
         error = np.nan_to_num(np.abs(actual - expected), nan=np.inf, posinf=np.inf)
     axes = {2: ("row",), 3: ("row", "position", "feature"), 4: ("row", "head", "position")}[error.ndim]
@@ -153,7 +153,7 @@ def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
 
 
 def real_positions(probe: Probe, tap: str) -> np.ndarray:
-    """Return a mask (batch, length) of the positions of `tap` that are tokens, rather than unused padding."""
+    """Return a mask (batch, length), false at unused padding of `tap`; return `[True]` if no position is unused."""
     config = probe.config
     stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0] if "." in tap else config.stacks[-1]
     sees_padding = stack == "decoder" and tap != "logits" and "padding" not in config.decoder_mask

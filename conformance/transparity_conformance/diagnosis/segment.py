@@ -111,7 +111,6 @@ class Segment:
         return self._size(probe, chosen)[1]
 
     def _size(self, probe: Probe, chosen: Combination) -> tuple[float, float]:
-        """Return (root mean square, maximum) of the remaining difference, which is computed only once."""
         # Hypotheses cannot be hashed, so the key contains their `id`. Storing them keeps each `id` unique.
         key = probe.name, *map(id, chosen)
         if key not in self._sizes:
@@ -157,7 +156,6 @@ def joined(results: Results, tap: str, faulty: Sequence[str], found: Collection[
 
 
 def _wrong(result: ProbeResult, scope: str) -> set[str]:
-    """Return the activations of a sublayer that are wrong if the reference computes the whole sublayer itself."""
     inside = {tap for tap in result.recorded if scope_of(tap) == scope}
     errors, within = result.gaps_from(result.without(inside).recorded), REMEASURED_WITHIN[result.dtype]
     return {tap for tap in inside if errors[tap] > within * result.budgets[tap]}

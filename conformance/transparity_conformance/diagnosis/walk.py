@@ -111,13 +111,11 @@ def walk(
 
 
 def _cast(model: Model, known: Arrays, start: Start, dtype: str) -> Arrays:
-    """Return the parameters rounded to `dtype`. Do not round `known` parameters and skipped layers."""
     others = {name: value for name, value in model.parameters.items() if name not in known}
     return known | {name: value if start.skips(name) else rounded(value, dtype) for name, value in others.items()}
 
 
 def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndarray]:
-    """Return storage for the values with which the walk continues, with the values of skipped layers."""
     if not start.skipped:
         return probe.room()
     given = changed(start.given, lambda value: rounded(value, dtype))
@@ -165,8 +163,6 @@ def _walking(
     until: str | None,
     choices: Mapping[str, np.ndarray] | None,
 ) -> Tap:
-    """Return a tap function that applies the faults, stores `computed` values and continues with `recorded` values."""
-
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         if choices is not None and is_choice(name):
             value = choices[name]

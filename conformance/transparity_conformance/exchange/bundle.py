@@ -107,7 +107,6 @@ def check_section(path: Path, section: Section, described: SectionFields) -> Non
 
 
 def _comparable(section: Section, described: SectionFields) -> str:
-    """Return a section's description as JSON, without fields that may differ. In JSON, 1, 1.0 and true differ."""
     free = section.row.free_fields
     requests = {
         key: fields | {name: type(fields[name]).__name__ for name in free if name in fields}

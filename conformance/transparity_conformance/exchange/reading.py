@@ -150,7 +150,6 @@ def _read_section(folder: Path, name: str, described: SectionFields, bundle: Bun
 
 
 def _check_expected(folder: Path, bundle: Bundle) -> None:
-    """Compare the expected values in a bundle with the reference; allow only the rounding errors of float64."""
     path = folder / "expected.safetensors"
     expected = dict(read_tensors(path, bundle.shapes, ["F64"]))
     for name, probe in bundle.probes.items():

@@ -42,7 +42,6 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _entries(path: Path, most: int) -> tuple[int, dict[str, _Entry]]:
-    """Return the length of a header (at most `most` bytes) and its entries; raise `BundleError` for unknown fields."""
     length, entries = read_header(path, BundleError, most)
     try:
         return length, msgspec.convert(entries, dict[str, _Entry])

@@ -11,10 +11,10 @@ from types import CodeType
 from typing import Any, Literal
 
 VALUE, OPERAND, WROTE = "__transparity_value__", "__transparity_operand__", "__transparity_wrote__"
-"""The names of hooks: functions that `numpy.listening` adds to Python's builtins.
+"""The names of hooks: functions that `listening` in numpy.py adds to Python's builtins.
 
-The rewritten code passes each value and each operand to a hook, which returns it unchanged. After each assignment into
-an array, the rewritten code calls the hook `WROTE`.
+The rewritten code passes each value to the hook `VALUE`, and each operand to `OPERAND`. Both return their argument
+unchanged. After each assignment into an array, the rewritten code calls `WROTE`.
 """
 
 GENERATED = "__transparity_generated__"
@@ -134,7 +134,6 @@ class _Reporting(ast.NodeTransformer):
         return self._wrapped(node, "attribute", node.attr, "value")
 
     def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
-        """Wrap an expression and the operands in its `fields` in calls of hooks."""
         numbers: list[int] = []
         for field in fields:
             found = getattr(node, field)

@@ -219,7 +219,6 @@ def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
 
 
 def _region(array: Any) -> Region:
-    """Return the memory of an array. All views of an array have the same owner."""
     if isinstance(array, np.generic):
         return Region(id(array), None, array, array)
     owner = array

@@ -65,7 +65,6 @@ def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -
 
 
 def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
-    """Stack values on a new first axis; pad shorter values with zeros at the end."""
     result = np.zeros((len(values), *(max(sizes) for sizes in zip(*(value.shape for value in values), strict=True))))
     for turn, value in enumerate(values):
         part: tuple[int | slice, ...] = (turn, *map(slice, value.shape))
@@ -211,7 +210,6 @@ def _hides_none(value: np.ndarray) -> bool:
 
 
 def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> float | None:
-    """Return the constant c for which value = c · unmasked at visible keys; None if no constant fits."""
     one, other = unmasked[seen], value[seen]
     multiple = float(one @ other / (one @ one)) if one.any() else 1.0
     tolerance = epsilon("float32") ** 0.5 * float(np.abs(other).max())

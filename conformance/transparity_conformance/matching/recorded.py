@@ -113,7 +113,8 @@ class Recorded:
 
     @functools.cached_property
     def keys(self) -> tuple[Hashable, ...]:
-        """The name and the source line of each operation, which are equal in layers that run the same code."""
+        """The name and the source line of each operation, which are equal in layers that run the same code; `answer` is
+        last."""
         return (*((each.name, each.source) for each in self.operations), "answer")
 
     @functools.cached_property
@@ -191,7 +192,8 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values contain the same elements in any order. Arrays of 0 and one number never match."""
+        """Return whether two values contain the same elements in any order. Arrays of 0 and one other number never
+        match."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
@@ -257,7 +259,6 @@ def largest(value: np.ndarray) -> float:
 
 
 def _distance(found: np.ndarray, expected: np.ndarray, scale: float) -> float:
-    """Return the largest absolute difference, divided by `scale`. Two NaNs do not differ."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(found - expected)
     difference = float(np.where(np.isnan(found) & np.isnan(expected), 0.0, apart).max(initial=0.0))

@@ -18,7 +18,7 @@ BYTES_OF_AN_ACTIVATION = 40
 
 
 BYTES_OF_A_CACHED_FEATURE = 4 + 4
-"""The bytes per cached float32 feature, because the reference and the port each have a cache."""
+"""The bytes per cached float32 feature: 4 in the reference's cache, and 4 in the port's cache."""
 
 
 def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:

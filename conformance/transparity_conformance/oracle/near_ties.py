@@ -34,7 +34,7 @@ def has_router(config: TransformerConfig) -> bool:
 
 
 def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budget: Budget) -> dict[str, np.ndarray]:
-    """Return a mask for the choice of each router: True for experts in a near-tie.
+    """Return a mask for the choice of each router with a near-tie: True for experts in the near-tie.
 
     Args:
         parameters: The parameters in float64.

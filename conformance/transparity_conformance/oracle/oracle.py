@@ -69,8 +69,8 @@ class Oracle:
         return budget_of(self.noise(dtype)[name], self.scale(name), dtype)
 
     def budget_for(self, error: float, name: str, dtype: str) -> float:
-        """Return a tolerance of a result that is at least `error` if the full tolerance is. A further point can only
-        raise the tolerance, so the measurement stops as soon as the tolerance covers the error."""
+        """Return the tolerance of a result from as few points as necessary. Each further point can only raise the
+        tolerance, so the measurement stops as soon as the tolerance covers `error`."""
         budget = 0.0
         for worst in self._by_points("float32" if dtype == "float64" else dtype):
             budget = budget_of(_scaled(worst, dtype)[name], self.scale(name), dtype)
@@ -119,7 +119,6 @@ class Oracle:
         return worst
 
     def _by_points(self, dtype: str) -> Iterator[dict[str, float]]:
-        """Yield the largest error of each result so far, after each point. `dtype` must not be float64."""
         worst = {name: 0.0 for name in self.expected if self._keeps(name)}
         for index in range(self.neighbours):
             arrays = neighbour(self.arrays, index)

@@ -314,7 +314,6 @@ def can_read_text(config: TransformerConfig) -> bool:
 
 
 def _text(config: TransformerConfig, source: int, target: int, rows: int | None = None) -> Arrays:
-    """Return the first rows of the text, with an attention mask and token types if needed, and random audio."""
     text: Arrays = {name: tokens[:rows] for name, tokens in text_inputs(config, source, target).items()}
     if config.reads_frames:
         text = {"source": frame_inputs(config, len(text["target"]), 9)} | text

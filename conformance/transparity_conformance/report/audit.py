@@ -142,7 +142,6 @@ class Audit:
 
     @property
     def _faults(self) -> list[Part]:
-        """`_parts` (fields and tensors), with only the outcomes that are faults; a part without a fault is left out."""
         wrong = [
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts

@@ -197,8 +197,6 @@ def without_cache(
 
 
 def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_gradients: Context) -> None:
-    """Add the model's methods `step`, `generate` and `packed` to its forward pass, if their signatures fit."""
-
     def step(tokens: np.ndarray, cache: Any, **named: np.ndarray) -> Any:
         with without_gradients():
             return model.step(array(tokens), cache, **{name: array(value) for name, value in named.items()})

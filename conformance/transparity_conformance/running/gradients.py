@@ -29,7 +29,7 @@ from transparity_conformance.running.inputs import answer_in, is_instance
 Arrays = dict[str, np.ndarray]
 Inputs = Mapping[str, np.ndarray]
 Differentiated = tuple[Arrays, Arrays | None]
-"""The model's parameters and gradients by name; ({}, None) if the logits cannot be differentiated."""
+"""The model's parameters and gradients by name; ({}, None) if the loss cannot be computed or differentiated."""
 
 
 Named = tuple[None, Arrays, dict[str, str]]

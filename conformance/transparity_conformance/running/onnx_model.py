@@ -104,7 +104,6 @@ class OnnxForward(Listened):
         return result, record.operations
 
     def _step(self, tokens: np.ndarray, cache: Cache | None, **further: np.ndarray) -> tuple[np.ndarray, Cache]:
-        """Return the logits of the next tokens, and the cache that includes these tokens."""
         inputs = self._named({"tokens": tokens, **further})
         past, seen = (self._empty(inputs), np.ones((len(tokens), 0), np.int64)) if cache is None else cache
         mask = np.concatenate([seen, inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))], axis=1)
@@ -112,12 +111,10 @@ class OnnxForward(Listened):
         return logits, (dict(zip(self.last.past, present, strict=True)), mask)
 
     def _run(self, every: Arrays) -> list[np.ndarray]:
-        """Run the last graph; return the output and the new cache."""
         found: list[np.ndarray] = self.last.session.run([self.answer, *self.last.present], self.last.given(every))
         return found
 
     def _named(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """Return the inputs under the names of exported graphs; the main inputs come last."""
         every = add_mask(inputs, self.config)
         ordered = sorted(every, key=lambda ours: ours in self.config.input_names)
         names = {ours: names[0] for ours, names in NAMES.items()}
@@ -125,7 +122,6 @@ class OnnxForward(Listened):
         return {names[ours]: as_given(every[ours]) for ours in ordered}
 
     def _every(self, inputs: Arrays, past: Arrays | None = None) -> dict[str, np.ndarray]:
-        """Return the inputs of all graphs. Missing inputs have the values for unpadded text without a cache."""
         shape = inputs.get("input_ids", next(iter(inputs.values()))).shape[:2]
         mask = inputs.get("attention_mask", np.ones(shape, np.int64))
         before = mask.shape[1] - shape[1]

@@ -156,7 +156,6 @@ class Mapped(NDArrayOperatorsMixin, InBlocks):
         return getattr(ufunc, method)(*arrays, **options)
 
     def _times_rows(self, x: np.ndarray) -> np.ndarray:
-        """Return x @ self, with one product for the whole batch or, if the tensor is transposed, for each block."""
         rows = x.reshape(-1, x.shape[-1])
         if not self.is_transposed:
             return (rows @ np.asarray(self)).reshape(*x.shape[:-1], -1)

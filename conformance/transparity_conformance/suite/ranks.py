@@ -200,7 +200,6 @@ class RemoteForward:
 
 
 def _agreed(method: str, answers: list[Any]) -> Any:
-    """Return the result of the first rank; raise `RanksError` if another rank has another result."""
     results = [answer for answer in answers if answer is not None]
     if len({digest for digest, _ in results}) > 1:
         raise RanksError(f"{method}: ranks return different results")

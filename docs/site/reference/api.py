@@ -67,7 +67,6 @@ def _returned(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return an annotation without quotes and module names."""
     text = re.sub(r"<function (\w+) at \w+>", r"\1", text)
     return re.sub(r"transparity[\w.]*\.(\w+)", r"\1", re.sub(r"(^|: )'([^']*)'", r"\1\2", text))
 

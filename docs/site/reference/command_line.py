@@ -35,7 +35,6 @@ def page() -> str:
 
 
 def _section(name: str, command: Any) -> str:
-    """Return a section about a command: its help, its usage, its arguments and its options."""
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
     words = [_argument(each) if each.required else f"[{_argument(each)}]" for each in arguments]
@@ -56,7 +55,6 @@ def _flags(option: Any) -> str:
 
 
 def _value(option: Any) -> str:
-    """Return an option's value in words: its name in capitals, or its choices."""
     kind = option.type_descriptor.annotation
     if option.metavar is None and isinstance(kind, type) and issubclass(kind, StrEnum):
         return " or ".join(f"`{choice.value}`" for choice in kind)

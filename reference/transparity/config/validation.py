@@ -110,7 +110,6 @@ def check_together(config: Any) -> None:
 
 
 def _check_variants(config: Any) -> None:
-    """Check the mixer, and what each stack reads."""
     if config.class_token and not config.reads_pixels:
         raise ConfigError("class_token is true, but patch_size is absent; set patch_size too.")
     for stack in config.stacks:

@@ -44,7 +44,6 @@ def _convolution(name: str, out: int, into: int) -> Part:
 
 
 def _check_pixels(config: TransformerConfig) -> None:
-    """Check an image input, which has no vocabulary and no padding."""
     patches = config.max_length - config.class_token
     if math.isqrt(patches) ** 2 != patches or not patches:
         raise ConfigError(
@@ -59,7 +58,6 @@ def _check_pixels(config: TransformerConfig) -> None:
 
 
 def _check_frames(config: TransformerConfig) -> None:
-    """Check audio input, which has no vocabulary and no padding."""
     if config.num_frames % 2:
         raise ConfigError(
             f"num_frames is {config.num_frames}, but the second convolution turns two frames into one position: "

@@ -72,7 +72,6 @@ def _state(config: TransformerConfig) -> dict[str, Held]:
 
 
 def _check_recurrence(config: TransformerConfig) -> None:
-    """Check layers with a recurrence, which is causal and has no attention scores."""
     if config.recurrent_heads % config.recurrent_key_heads:
         raise ConfigError(
             f"recurrent_key_heads is {config.recurrent_key_heads}, which does not divide the {config.recurrent_heads} "

@@ -16,7 +16,7 @@ from transparity_numpy.shapes import Frames, Hidden, Parameters
 def convolved(
     parameters: Parameters, x: Inexact[Array, "batch frames features_in"], stride: int
 ) -> Inexact[Array, "batch length features_out"]:
-    """gelu(convolution of width 3 over time), with a frame of zeros at each end.
+    """gelu(convolution of width 3 over time); a frame of zeros pads each end of `x`.
 
     The kernel (features_out, features_in, 3) is applied as a linear map of three adjacent frames.
     """

@@ -4,4 +4,5 @@ from transparity_numpy.positions.learned import add_learned
 from transparity_numpy.positions.sinusoidal import add_sinusoidal
 
 ADDED = {"learned": add_learned, "sinusoidal": add_sinusoidal}
-"""The function that adds positions to the embeddings, for each `config.positions` that has one."""
+"""Maps a value of `config.positions` to the function that adds these positions to the embeddings. Other values add
+nothing."""

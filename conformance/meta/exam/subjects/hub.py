@@ -24,7 +24,6 @@ FIELDS |= dict.fromkeys((*_EXPERTS, *_OTHERS, "clip_text_model", "modernbert"), 
 
 
 def _loader(kind: str, **named: Any) -> Callable[[str], Any]:
-    """Return a function that loads a folder by a class of transformers."""
     return lambda folder: getattr(transformers, kind).from_pretrained(folder, **named)
 
 

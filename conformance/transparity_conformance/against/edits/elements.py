@@ -83,7 +83,6 @@ def _shifted(x: Any, by: int, at_edge: Any) -> Any:
 
 
 def _earlier(x: Any) -> Any:
-    """Return a causal mask: each query sees its own key and all earlier keys."""
     return x.new_ones(x.shape).tril(x.shape[-1] - x.shape[-2])
 
 

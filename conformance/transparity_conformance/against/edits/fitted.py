@@ -169,7 +169,6 @@ def _shortened(number: float) -> list[float]:
 
 
 def _bisected(is_low: Callable[[float], bool], low: float, high: float) -> float:
-    """Return the largest number between `low` and `high` (both positive) for which `is_low` is true, or `low`."""
     while low < (middle := math.sqrt(low * high)) < high:
         low, high = (middle, high) if is_low(middle) else (low, middle)
     return low

@@ -147,7 +147,7 @@ def _first_of(at: At) -> int:
 
 
 def _sliced(at: At, place: Callable[[int, int], int]) -> Change | None:
-    """Return a change that slices the same number of elements from another place; None if there are too few."""
+    """Return a change that slices as many elements from another start; None without another valid start."""
     axis, first = at.step.args[1], _first_of(at)
     whole, size = at.program.values[at.step.inputs[0]].shape[axis], at.value.shape[axis]
     new = place(first, whole - size)

@@ -92,7 +92,7 @@ class Other:
 
 
 def _exchanges(program: Program, index: int, other: Other, says: str) -> tuple[Edit, ...]:
-    """Return the edit that swaps two results wherever they are used, or no edit if a value is not a result."""
+    """Return the edit that swaps two results of equal shape wherever they are used; return no edit for other values."""
     maker = program.maker
     if index not in maker or other.output < 0 or program.values[index].shape != program.values[other.index()].shape:
         return ()

@@ -55,7 +55,6 @@ def _swap(one: str, other: str, renamed: Callable[..., str]) -> Edit:
 
 
 def _other_norms(at: At, numbers: Sequence[float]) -> Iterator[Edit]:
-    """Yield edits of a layer norm: other parameters, another epsilon, or another norm."""
     for says, change in NORMS.items():
         for with_epsilon in (False, True):
             what = f"{says}{' and the default epsilon' if with_epsilon else ''} in `{at.line}`"
@@ -115,7 +114,6 @@ def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
 
 
 def _viewed(program: Program, index: int, given: Any) -> Any:
-    """Apply to `given` the views that compute the value `index` from a parameter."""
     if index not in program.maker:
         return given
     step = program.steps[program.maker[index]]

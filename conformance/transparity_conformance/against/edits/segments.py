@@ -155,8 +155,6 @@ def operands_alone(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _once_more(at: At, place: int) -> Change:
-    """Return a change that applies an addition or multiplication again, to its result and one of its operands."""
-
     def changed(values: Values) -> Any:
         return at.fitting(executed(at.step.func, [at.step.result(values), values[at.step.args[place].index]], {}, None))
 

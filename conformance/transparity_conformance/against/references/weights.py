@@ -113,7 +113,7 @@ def paired(
 ) -> Paired:
     """Find the port's tensor for each tensor of the reference (`theirs`). `program` is a recorded call of the
     reference, and `listen` returns the port's operations in the same call. Raise `PortError` if a tensor has no
-    counterpart."""
+    counterpart, or if the order of the parts of a fused tensor stays unknown."""
     port = ask(forward, "tensors")
     if not port:
         raise PortError("The port has no tensors to fill; expected a module, or a loader of a folder (--checkpoint).")
@@ -147,7 +147,6 @@ def _pattern(name: str) -> str:
 
 
 def _module(name: str) -> str:
-    """Return the path two levels above a tensor; for `layers.0.query.weight`, this is `layers.0`."""
     return ".".join(name.split(".")[:-2])
 
 
@@ -201,13 +200,13 @@ class _Search:
         self.tried = set[frozenset[tuple[str, Choice]]]()
 
     def _choices(self, name: str) -> list[Choice]:
-        """Return all choices in the port's order of definition; for square tensors, the likely orientation first."""
         ways = [self.is_turned, not self.is_turned] if self.theirs[name].ndim > 1 else [False]
         found = [each for way in ways for whole in self.port for each in self._places(name, way, whole)]
         return found + [each for way in ways for each in self._joined(name, way)]
 
     def _places(self, name: str, is_transposed: bool, whole: str) -> Iterator[Choice]:
-        """Yield a tensor of the port, or its parts. The other parts are one or two tensors of the same module."""
+        """Yield the place of a whole tensor of the port, or of a part of this tensor. The rest of the tensor must fit
+        one or two other tensors of the reference's module."""
         shape, own = _turned(self.theirs[name].shape, is_transposed), self.port[whole].shape
         if shape == own:
             yield Choice((Place(whole, is_transposed),))
@@ -286,8 +285,9 @@ class _Search:
         return {name: found[name] for name in self.theirs if name in found}
 
     def _with(self, now: Choices, wanted: Choices, fixed: Collection[str]) -> Choices | None:
-        """Return `now` with other choices. Tensors whose choices overlap them get their first free choices; if one has
-        none, so do all tensors that are not `fixed`. Return None if this changes the choice of a `fixed` tensor."""
+        """Return `now` with the choices `wanted`. Tensors in conflict with `wanted` get their first free choices. If
+        one has none, all tensors except `wanted` and `fixed` tensors get their first free choices. Return None if that
+        fails, too, or if a `fixed` tensor is in conflict."""
         others = {name: each for name, each in now.items() if name not in wanted}
         kept = wanted | {name: each for name, each in others.items() if not each.overlaps(wanted.values())}
         if not kept.keys() >= {*fixed}:
@@ -309,7 +309,6 @@ class _Search:
                     yield choices
 
     def _makers(self, step: Step) -> list[int]:
-        """Return the last step that uses tensors on each path to a step."""
         between = ancestors([step.number], self.program.makers, self.used)
         return sorted(self.used.keys() & set().union(*map(self.program.makers, between)))
 

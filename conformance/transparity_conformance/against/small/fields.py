@@ -63,7 +63,7 @@ Fields = dict[str, tuple[str, Any]]
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a field by its name; empty if the field is not a size."""
+    """Return the kind of a field by its name; empty if no kind matches."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "")
 
 
@@ -162,7 +162,6 @@ class Layers:
         return kind in ("layers", "places") and are_places(value) and (len(value) not in self.picks or max(value) > 1)
 
     def _kinds(self, count: int) -> list[tuple[Any, ...]]:
-        """Return everything that the configuration specifies about each of `count` layers."""
         numbers = range(count)
         rows: list[list[Any]] = [[str(self.special.get(number)) for number in numbers]]
         for name, (kind, value) in self.fields.items():
@@ -179,7 +178,6 @@ class Layers:
         return list(zip(*rows, strict=True))
 
     def _is_listed(self, name: str, period: int, count: int) -> bool:
-        """Return whether a list with one entry per layer already describes the `period`."""
         if "layer_types" in self.fields and re.search("att|window", name):
             return True
         lists = [list(value) for _, value in self.fields.values() if is_list(value) and len(value) == count]
@@ -200,7 +198,8 @@ def shorter(period: int) -> int:
 
 def picked(kinds: list[tuple[Any, ...]]) -> list[int]:
     """Return the indices of the layers to keep. If the first few layers (at most `PREFIX`) include each kind twice,
-    keep only these layers. Otherwise, keep two layers of each kind; if a kind has only one layer, repeat this layer."""
+    keep only these layers. Otherwise, keep two layers of each kind, at most `LONGEST` in total. If a kind has only one
+    layer, repeat this layer, unless the model has at most two layers."""
     for length in range(2, min(len(kinds), PREFIX) + 1):
         found = Counter(kinds[:length])
         if all(found[kind] > 1 for kind in kinds):

@@ -105,7 +105,6 @@ class _Part:
         return next((each for each in MIXERS if each in name), "")
 
     def _named(self, *names: str) -> int:
-        """Return the first positive number in the fields with these names, or 0."""
         values = (vars(self.config).get(self.config.attribute_map.get(name, name)) for name in names)
         return next((number for value in values for number in sizes(value)), 0)
 
@@ -237,7 +236,6 @@ class _Part:
                     setattr(self.config, other, small[name] * small[partner])
 
     def _new_rope(self, rope: dict[str, Any]) -> dict[str, Any]:
-        """Shrink the settings of a rotary embedding: shorten the lists with one number per frequency."""
         new = {key: self._new_rope(value) if isinstance(value, dict) else value for key, value in rope.items()}
         for key in ("long_factor", "short_factor"):
             if numbers := rope.get(key):
@@ -280,7 +278,6 @@ def _stem(name: str) -> str:
 
 
 def _shares(parts: list[int], total: int) -> list[int]:
-    """Return integers with the sum `total`, in the proportions of `parts`."""
     exact = [part * total / sum(parts) for part in parts]
     whole = [int(each) for each in exact]
     for place in sorted(range(len(parts)), key=lambda place: whole[place] - exact[place])[: total - sum(whole)]:

@@ -97,7 +97,6 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
 
 
 def _larger_images(source: Source) -> dict[str, Inputs]:
-    """If the model takes images, return a batch with twice the width and a batch with twice the height."""
     one, other = ({} if source.is_text else source.draw(1, 2, seed) for seed in (1, 2))
     images = [name for name, value in one.items() if value.ndim == IMAGE]
     return {
@@ -112,7 +111,6 @@ def _calls(outcome: Outcome) -> list[Call]:
 
 
 def _sizes(reference: Reference, source: Source) -> list[tuple[int, int]]:
-    """Return (length, batch) of each text to compare; long texts have one or two rows."""
     if not source.is_text:
         return [(1, batch) for batch in BATCHES]
     longest = longest_of(reference, source)
@@ -202,7 +200,6 @@ def _way(first: int, then: int, says: str) -> Way:
 
 
 def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str:
-    """Return why cached steps are not compared, or "" if the reference's steps equal its forward pass."""
     try:
         (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
     except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take

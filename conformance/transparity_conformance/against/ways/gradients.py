@@ -102,7 +102,6 @@ def _gradients(model: Any, given: Any) -> Gradients:
 
 
 def _of_port(sides: Sides, expected: Expected) -> tuple[Gradients, list[str]]:
-    """Return the port's gradients by the reference's names, and the reference's names that have no counterpart."""
     answer = ask(sides.forward, CLAIM, **expected.inputs)
     places, found = ({name: call_port(as_numbers, value) for name, value in answer[part].items()} for part in answer)
     whole = {name: found.get(name, np.zeros_like(value)).astype(np.float64) for name, value in places.items()}
@@ -204,6 +203,5 @@ def _line(source: Source | None) -> Mapping[str, Any] | None:
 
 
 def _apart(exact: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference of the sorted elements, relative to the largest element."""
     a, b = np.sort(exact, axis=None), np.sort(other, axis=None)
     return gap(b, a) / (float(np.abs(a).max(initial=0.0)) or 1.0)

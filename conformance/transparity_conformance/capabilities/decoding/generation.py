@@ -71,7 +71,6 @@ def _why_not_ragged(probe: Probe, dtype: str) -> str:
 
 
 def _as_tokens(value: Any) -> np.ndarray:
-    """Convert a result to tokens (batch, length); raise `TypeError` for another shape or dtype."""
     tokens = as_numbers(value)
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
         raise TypeError(
@@ -149,7 +148,6 @@ def simulated_tokens(simulate: Callable[..., np.ndarray], request: Request) -> n
 
 
 def _describe(request: Request) -> dict[str, Any]:
-    """Return a request as JSON, except the arrays, which `_tensors` returns."""
     fields: dict[str, Any] = {"name": request.name, "max_new_tokens": request.steps, "eos_id": request.config.eos_id}
     fields |= {} if request.sampling is None else {"sampling": dataclasses.asdict(request.sampling)}
     return fields if request.beams == 1 else fields | {"beams": request.beams, "length_penalty": request.length_penalty}
@@ -187,7 +185,6 @@ def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers
 
 
 def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """Pad tokens to the largest possible width, because equally good results may have different lengths."""
     missing = max(0, request.prompt.shape[1] + request.steps - tokens.shape[1])
     return np.pad(tokens, ((0, 0), (0, missing)), constant_values=request.config.filling_id)
 

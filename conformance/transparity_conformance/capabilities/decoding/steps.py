@@ -217,7 +217,6 @@ def _limits(requests: Iterable[StepRequest]) -> list[str]:
 
 
 def _boundary(found: Mapping[StepRequest, Judged]) -> str:
-    """List the requests in which steps are wrong, and the requests in which they are right."""
     says = {request: f"{request.name} ({request.probe.name})" for request in found}
     wrong = [says[request] for request in found if found[request].share > 1]
     right = [says[request] for request in found if found[request].share <= 1]

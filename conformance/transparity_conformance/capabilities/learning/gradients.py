@@ -159,7 +159,7 @@ class Disagreement:
         return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
-        """Return the largest error if `settled` replaces the port's gradients; infinity if one is still wrong."""
+        """Return the largest error once `settled` replaces gradients of the port; infinity if one is still wrong."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
@@ -219,14 +219,12 @@ def _factors(ours: Derivatives) -> dict[float, str]:
 
 
 def _further_requests(forward: ForwardPass) -> Requests:
-    """Return a request for the longest probe. Return nothing if it is the first probe, or if the model is large."""
     key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
     return {} if probe.is_large or key == first_of(forward.probes)[0] else {key: _cut(probe)}
 
 
 @kept_in(0)
 def _cut(probe: Probe) -> Probe:
-    """Keep the rows in which all queries see a key; for a large model, keep only the start of one row."""
     rows = ~blind_rows(probe)
     kept = (slice(None) if rows.all() or not rows.any() else rows) if not probe.is_large else [int(rows.argmax())]
     longest = POSITIONS_OF_LARGE if probe.is_large else None
@@ -286,7 +284,6 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 def _judge_one(
     way: Way, key: str, probe: Probe, answers: Answers, forward: ForwardPass, *, at_once: bool
 ) -> CapabilityResult:
-    """Judge the gradients of one batch, and the loss that the port returned together with them."""
     forward = _passed(key, probe, forward)
     unknown, listed = _left_out(way, answers, [key])
     is_plain, loss, rule = not way.is_optional, None, None

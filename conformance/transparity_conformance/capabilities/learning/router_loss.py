@@ -128,7 +128,8 @@ def judge_router_loss(probe: Probe, loss: np.ndarray | None, dtype: str) -> tupl
     """Judge the sum of the cross-entropy and the auxiliary loss.
 
     Returns:
-        The result, and the rule that the port seems to compute; without a `loss`, or if none fits, the right rule.
+        The result, and the rule that the port seems to compute. The rule is the right rule if there is no `loss`, or if
+        no rule fits.
     """
     claim = f"gradients.{OPTION}.loss"
     if loss is None:

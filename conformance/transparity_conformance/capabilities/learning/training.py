@@ -77,7 +77,6 @@ def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
 
 
 def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
-    """Replace special tokens that exceed a vocabulary of `TOKENS` tokens."""
     given = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
     used = sorted({token for token in given.values() if token is not None})
     free = [token for token in reversed(range(TOKENS)) if token not in used]
@@ -201,7 +200,6 @@ def _explaining(
 
 
 def _off(became: Arrays, request: TrainingRequest, dtype: str, fault: SimulatedFault | None = None) -> Judged:
-    """Compare all tensors with the reference, which has the `fault` if given; return the worst result."""
     oracle = request.oracle(fault)
     return max(
         (

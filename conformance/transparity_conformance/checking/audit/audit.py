@@ -56,7 +56,6 @@ def audit_loader(evidence: Evidence) -> None:
 
 
 def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> Iterator[Divergence]:
-    """Yield a divergence for each tensor that failed the audit, and for the first value of each field that failed."""
     for each in reversed({each.name: each for each in reversed(audited) if each.outcome in CAUSES}.values()):
         left, error = each.residual, each.error
         explained = 0.0 if left is None else 1.0 if np.isinf(error) or not error else 1 - left / error
@@ -77,7 +76,6 @@ def _claims(
 
 
 def _not_compared(audit: Audit) -> Iterator[str]:
-    """Yield a line for each field or tensor that the audit could not test, and for each value that the port refuses."""
     fields, tensors = audit.files
     for file, names in ((fields, audit.fields_with("not exercised")), (tensors, audit.tensors_with("not exercised"))):
         yield from (f"{file} {name}: no call of the audit depends on it" for name in names)

@@ -128,8 +128,6 @@ def audited_of(build: Port) -> Audited:
 
 
 def _edited(port: Port, edit: Edit) -> Port:
-    """Return a `build` that sets the edit's random seed, and leaves out the parameters that the edit removes."""
-
     @functools.wraps(port)
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any) -> Any:
         with seeded(edit.seed):
@@ -187,7 +185,6 @@ def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progres
 
 
 def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
-    """Return whether the port follows a variant, ignores it, refuses it, or computes other logits."""
     result = AuditedField(variant.name, variant.value, "followed")
     logits = port.logits(Edit(fields=variant.fields), probe)
     if isinstance(logits, PortError):

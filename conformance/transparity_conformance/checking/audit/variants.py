@@ -60,7 +60,6 @@ def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterato
 
 
 def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
-    """Yield changes of several of our fields that together correspond to one field of config.json."""
     yield {"embed_dim": 2 * config.embed_dim, "feed_forward_dim": 2 * config.feed_forward_dim}
     yield {"rotary_scaling": "linear", "rotary_factor": 3.0}
     # In 13 positions, the fastest angle makes 13 / 2π (about 2.07) turns, which must lie between both limits.
@@ -168,7 +167,6 @@ def _changed(draft: Write, write: Write, config: TransformerConfig) -> Iterator[
 def _nearest(
     known: list[tuple[TransformerConfig, Fields]], config: TransformerConfig, fields: Fields
 ) -> tuple[list[str], Variant]:
-    """Return the fields in which `config` differs from the most similar known configuration, and the variant."""
     before, base = min(known, key=lambda each: len(differing(each[1], fields)))
     names = differing(base, fields)
     value, was = (json.dumps(each.get(names[0])) for each in (fields, base))
@@ -184,7 +182,6 @@ def differing(base: Fields, fields: Fields) -> list[str]:
 
 
 def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Yield variants in which config.json lacks a field that has a default."""
     for name in family.defaults:
         if name in TOKENS or name not in base:
             continue
@@ -212,7 +209,6 @@ def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[
 
 
 def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
-    """Yield (changed field, value, all fields) for each other form of the rotary fields."""
     if not {"rope_parameters", "rope_scaling"} <= fields.keys():
         return
     four = {name: value for name, value in fields.items() if name != "rope_parameters"}

@@ -90,7 +90,6 @@ class GgufCheck:
     def _with_logits(
         self, report: Report, system: System, compared: Compared, fields: Mapping[str, Any], progress: Progress
     ) -> Report:
-        """Report how quantization and mistakes change the logits, and search for the causes of unknown faults."""
         assert system.parameters is not None
         family, config = family_called(system.name), system.config
         exact = config, system.parameters
@@ -118,7 +117,6 @@ class GgufCheck:
 
 
 def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:
-    """Yield a note on how much the logits of both models differ, unless the models are equal."""
     config, parameters = right
     if wrong[0] == config and all(np.array_equal(wrong[1][name], parameters[name]) for name in parameters):
         return

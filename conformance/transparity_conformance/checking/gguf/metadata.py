@@ -85,8 +85,8 @@ def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
 
 
 def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any] | None]:
-    """Return a fault for each wrong key, and the configuration's fields with the wrong values. If the shape of a weight
-    depends on a wrong field, or no field has the wrong value, return None instead of the fields."""
+    """Return a fault for each wrong key, and the configuration's fields with the wrong values. Instead of the fields,
+    return None if a shape depends on a wrong field, or if no single field corresponds to a wrong key."""
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
     for key in keys_of(config, file.architecture):
@@ -109,7 +109,6 @@ def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Div
 
 
 def _is_same(value: float, right: float | None) -> bool:
-    """Return whether two numbers are equal after rounding to float32, the precision of metadata."""
     return right is not None and np.float32(value) == np.float32(right)
 
 

@@ -116,7 +116,7 @@ COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 
 
 def name_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
-    """Yield a fault for each tensor that is missing, unknown or of a wrong shape."""
+    """Yield a fault for each tensor that is missing or has a wrong shape, and one fault for all unknown tensors."""
     for name, theirs in hub.names.items():
         expected = hub.expected(name).shape
         if theirs not in file.tensors:

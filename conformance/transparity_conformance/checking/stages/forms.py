@@ -164,8 +164,9 @@ class AnswerForm(Compared):
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """Return the form of a port's results, or None for plain logits. Prefer a form whose values agree, then logits,
-    then the smallest error. Forms whose values disagree must be logits, or have the axes of logits."""
+    """Return the form of a port's results; None for plain logits, and for a model with one output per row. Prefer a
+    form whose values agree, then logits, then the smallest error. Forms whose values disagree must be logits, or have
+    the axes of logits."""
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]
@@ -191,7 +192,6 @@ def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dty
 
 
 def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype: str) -> tuple[float, float]:
-    """Return the largest error and its budget, without undefined positions. Raise `OtherForm` for a wrong shape."""
     oracle, stack = probe.oracle, probe.config.stacks[-1]
     layers = probe.config.num_decoder_layers if stack == "decoder" else probe.config.num_encoder_layers
     tap = value.tap.format(stack=stack, layer=f"{stack}.layers.{layers - 1}")

@@ -76,7 +76,6 @@ def run_probes(evidence: Evidence) -> None:
 
 
 def _report_if_wrong(evidence: Evidence, probe: Probe, taps: Mapping[str, np.ndarray]) -> None:
-    """Report the first wrong result at once, unless the probe is so large that the reference would take too long."""
     if not evidence.is_wrong_reported and not probe.is_large:
         wrong = wrong_logits({probe.name: probe}, {probe.name: taps}, evidence.arguments.dtype)
         if wrong is not None:
@@ -177,7 +176,8 @@ def find_unsteady_line(evidence: Evidence) -> None:
 
 
 def build_again(evidence: Evidence) -> None:
-    """If a fault has no cause, build the port again. If the logits change, the cause is a random weight."""
+    """If a fault has no cause, build the port again. If the logits change, the cause is a random weight or, at the
+    logits of a tied head, a head that is not tied."""
     report, probe, dtype = evidence.report, evidence.first, evidence.arguments.dtype
     unexplained = next((index for index, fault in enumerate(report.faults) if not fault.causes), None)
     if unexplained is None or probe.is_large:
@@ -215,7 +215,8 @@ def name_form(evidence: Evidence) -> None:
 
 
 def end_forward_pass(evidence: Evidence) -> None:
-    """Raise the port's error on a probe, unless the port also diverges; the divergence may have caused the error."""
+    """Raise the port's error on a probe, unless the port also diverges, because the divergence may have caused the
+    error. Add a note if a loader received the checkpoint's own folder."""
     raised = evidence.ran.raised
     if raised is not None and evidence.report.verdict != "diverges":
         raise raised

@@ -86,7 +86,6 @@ def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> Capabili
 
 
 def _of_given(port: BuiltPort, forward: ForwardPass, verdict: Verdict) -> CapabilityResult:
-    """Compare the capabilities that can be compared with given parameters, and list all others as not compared."""
     others = {row.attribute for row in offered_by(port.forward)} - {row.attribute for row in OF_GIVEN}
     left_out = dict.fromkeys(others, "compared only with random parameters, for example with --config")
     found = compare_capabilities(port, forward, OF_GIVEN, left_out, verdict)
@@ -126,7 +125,6 @@ def compare_history(
 
 
 def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | None:
-    """Return a divergence if the forward pass of a model is wrong after training or generation."""
     for (config, _), (parameters, built) in port.built.items():
         inputs = mixed_inputs(config, 0, min(5, config.max_length), min(4, config.max_length))
         probe = Probe("history", "afterwards", "a model after training or generation", config, parameters, inputs)
@@ -181,7 +179,6 @@ def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) ->
 
 
 def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
-    """Repeat a request on the same object; return a divergence if the result is wrong this time."""
     says = (
         "the first result is right, but a later result of the same model is wrong: the port keeps state between calls"
     )

@@ -120,7 +120,6 @@ def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
 
 
 def _compared(evidence: Evidence, function: Callable[..., Any], probe: ReachProbe) -> bool:
-    """Call a port and compare its logits. Return False if the port refuses the call."""
     arguments, reached = evidence.arguments, evidence.reached
     asked = evidence.first.config.max_length if arguments.config is not None else LONGEST_THRESHOLD
     is_derived, may_refuse = not probe.model.is_asked, max(probe.lengths) > asked
@@ -132,7 +131,6 @@ def _compared(evidence: Evidence, function: Callable[..., Any], probe: ReachProb
 
 
 def _bisect(evidence: Evidence, function: Callable[..., Any], model: ReachModel) -> None:
-    """If a model's short calls are right and its long calls are wrong, find the first wrong length."""
     sides, reached = len(model.config.input_names), evidence.reached
 
     def call(length: int) -> bool | None:
@@ -157,7 +155,6 @@ def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
 
 
 def _add_wrong_calls(evidence: Evidence) -> None:
-    """Add the first wrong call as a divergence, and a note on the sizes of wrong and right calls."""
     reached = evidence.reached
     first = reached.wrong[0]
     fault = Divergence(
@@ -184,7 +181,6 @@ def _claim(name: str, compared: Iterable[Comparison]) -> ClaimResult:
 
 
 def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequence[Probe]) -> None:
-    """Add the coverage, the claims about other sizes, and the reasons for missing calls."""
     reached = evidence.reached
     evidence.report = covered(evidence.report, config, probes, reached.failed)
     if not evidence.agrees():
@@ -230,7 +226,8 @@ def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
 
 
 def can_be_walked(probe: Probe) -> bool:
-    """Return whether a search for causes is possible: a call must be short, and its activations must fit in memory."""
+    """Return whether a search for causes is possible. A long prompt must have at most `LONGEST` tokens, and its
+    activations must fit in memory."""
     if not isinstance(probe, LongProbe):
         return True
     length = max(probe.lengths)
@@ -240,7 +237,6 @@ def can_be_walked(probe: Probe) -> bool:
 
 
 def _errors(evidence: Evidence, probe: LongProbe) -> np.ndarray | None:
-    """Return the largest error at each position; None if the logits have a wrong shape."""
     taps = call_model(evidence.ran.forward, probe, evidence.reached, False, logits_only=True)
     assert taps is not None  # at a requested length, a failure raises
     logits = taps["logits"]

@@ -34,7 +34,6 @@ ROLES = [f"{LAYER}.self_attention.{role}" for role in ("query", "key", "value")]
 
 
 def _packed(leaf: str) -> StoredTensor:
-    """Return the table entry for a tensor that contains query, key and value side by side, each as (in, out)."""
     parts = tuple(
         (f"{role}.{leaf}", lambda packed, i=i: np.split(packed, 3, axis=-1)[i].T) for i, role in enumerate(ROLES)
     )
@@ -187,7 +186,6 @@ NORMS: dict[str, Table] = {
 
 
 def _packed_falcon(config: TransformerConfig) -> Table:
-    """Return the table entries for norms, queries, keys and values. The last three are interleaved by head group."""
     counts = (config.num_heads // config.key_value_heads, 1, 1)
     rows = {role: count * config.head_dim for role, count in zip(ROLES, counts, strict=True)}
     packed = fused("h.{i}.self_attention.query_key_value", rows, groups=config.key_value_heads)

@@ -24,13 +24,11 @@ BLOCK, LAYER = "encoder.layer.{i}", "encoder.layers.{i}"
 
 
 def _in_batch(name: str) -> StoredTensor:
-    """Return the table entry for a matrix that the file stores with an additional first axis of size 1."""
     matrix = (name, lambda table: table.reshape(-1, table.shape[-1]))
     return StoredTensor((matrix,), lambda parts: parts[0][np.newaxis])
 
 
 def _kernel(config: TransformerConfig) -> StoredTensor:
-    """Return the table entry for a kernel (features, channels, height, width) whose parameter is a matrix."""
     axes = (config.image_channels, *[config.patch_size or 1] * 2)
     matrix = ("encoder.patch_projection.weight", lambda kernel: kernel.reshape(len(kernel), -1))
     return StoredTensor((matrix,), lambda parts: parts[0].reshape(-1, *axes))

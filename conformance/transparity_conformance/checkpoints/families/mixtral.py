@@ -203,7 +203,6 @@ YARN |= {"original_max_position_embeddings": 4096}
 
 
 def _part(expert: int, first: int, step: int, tensor: np.ndarray) -> np.ndarray:
-    """Return the weight or bias of a part of one expert: every `step`-th output feature, starting with `first`."""
     return tensor[expert, ..., first::step].T
 
 
@@ -214,7 +213,6 @@ def _gates_and_ups(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the table entries for tensors that contain all experts, as (experts, in, out)."""
     found: dict[str, str | StoredTensor] = {}
     for ending, leaf in (("", "weight"), ("_bias", "bias")):
         experts = [(f"{FEED}.experts.{expert}", expert) for expert in range(config.num_experts)]

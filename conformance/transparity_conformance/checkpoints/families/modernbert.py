@@ -54,7 +54,6 @@ def _write_head(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _layers(fields: Fields) -> dict[str, Any]:
-    """Return the windows and rotary positions of each kind of layer. Layer 0 has no norm before attention."""
     window = row.as_whole(fields, "local_attention", 0, "a whole number") // 2 + 1
     thetas = {SLIDING: "local_rope_theta", FULL: "global_rope_theta"}
     own = {kind: {"rope_theta": row.as_number(fields, theta)} for kind, theta in thetas.items()}

@@ -15,7 +15,6 @@ GATED = "gated-"
 
 
 def _stack(stack: str, *, last: int) -> Table:
-    """Return the table entries for a stack's tensors; `last` is the index of the feed-forward in each block."""
     block, layer = f"{stack}.block.{{i}}.layer", f"{stack}.layers.{{i}}"
     sublayers = [("SelfAttention", "self_attention"), ("EncDecAttention", "cross_attention")][:last]
     names: dict[str, str | StoredTensor] = {
@@ -35,7 +34,6 @@ def _stack(stack: str, *, last: int) -> Table:
 
 
 def _feed_forward(fields: Fields) -> dict[str, Any]:
-    """Return the activation and the gate for a name such as `relu`; `gated-gelu` means GELU's tanh approximation."""
     given = fields["feed_forward_proj"]
     if not isinstance(given, str):
         raise row.wrong("feed_forward_proj", given, "an activation, such as relu or gated-gelu")

@@ -93,7 +93,8 @@ def as_head_width(
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
-    """Invert a conversion that rounds. Return the first candidate that is `right`, or a right float near the last."""
+    """Invert a conversion that rounds. Return the first candidate that is `right`, or a right float near the last
+    candidate. If there is neither, return the last candidate."""
     last = candidates[-1]
     near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]
     return next((each for each in (*candidates, *near) if each and right(each)), last)

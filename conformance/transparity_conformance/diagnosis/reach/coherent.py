@@ -97,7 +97,6 @@ def coherent_error(results: Results, dtype: str) -> Coherent | None:
 
 
 def _error(probe: Probe, logits: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the flattened error of the logits; 0 where a convention or a near-tie determines the value."""
     expected = probe.oracle.expected["logits"]
     return less(judged(probe, "logits", logits, expected, dtype), expected).ravel()
 
@@ -125,7 +124,6 @@ def _farthest(
 
 
 def _effects(probe: Probe) -> Effects:
-    """Return the effect on the logits of a probe of each fault, at all of the fault's possible taps."""
     if probe not in _kept:
         expected, found = probe.oracle.expected["logits"], {}
         every = [*whole_model(probe.config), *hypotheses(probe.config, list(probe.oracle.expected))]

@@ -83,7 +83,6 @@ def _named(results: Results) -> str:
 
 
 def _explains(results: Results, hypothesis: Hypothesis) -> bool:
-    """Return whether the reference with this convention agrees with the port at all taps."""
     for result in results.values():
         odd = [tap for tap, error in result.everywhere.items() if share(error, result.budgets[tap]) > 1]
         ours = walk(result.probe, result.recorded, (hypothesis,)) if odd else {}

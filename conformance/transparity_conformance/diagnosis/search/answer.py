@@ -152,7 +152,6 @@ class Answer:
 
 
 def _complete(search: Search, deepest: int, *, only_wide: bool = False) -> list[Combination]:
-    """Return the combinations that leave no difference, or [] if no work or time is left."""
     with contextlib.suppress(OutOfTime):
         found, remains = search.run([], deepest, only_wide=only_wide)
         return [] if remains else found

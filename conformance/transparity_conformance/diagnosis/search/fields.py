@@ -27,7 +27,7 @@ OF_THE_CALL = {"architecture", "head", "padding"}
 
 @functools.cache
 def alternatives() -> dict[str, tuple[Any, ...]]:
-    """Return the possible values of each field that is a bool or has a fixed list of values."""
+    """Return the possible values of each field with a fixed list of values, except fields in `OF_THE_CALL`."""
     few = [name for name, kind in FIELD_TYPES.items() if kind is bool or is_choice(name)]
     return {name: get_args(FIELD_TYPES[name]) or (False, True) for name in few if name not in OF_THE_CALL}
 

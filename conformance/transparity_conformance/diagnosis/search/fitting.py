@@ -72,8 +72,6 @@ def made_at(config: TransformerConfig, fault: Fault, site: str, ranks: int = 1) 
 
 
 def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> float | None:
-    """Find the positive number that minimizes `function`: refine the best number of a grid. Return None if all values
-    on the grid are equal, or if the refined number is hardly better."""
     values = [function(number) for number in grid]
     if not np.nanmin(values) < np.nanmax(values):
         return None

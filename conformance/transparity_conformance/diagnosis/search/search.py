@@ -123,7 +123,6 @@ class Search:
         return of_one_size, True
 
     def _needed(self, chosen: Combination) -> Combination:
-        """Return the smallest part of a combination that leaves no difference."""
         parts = (part for size in range(1, len(chosen)) for part in itertools.combinations(chosen, size))
         return next((part for part in parts if self.segment.vanishes((*self.known, *part))), chosen)
 
@@ -151,13 +150,11 @@ class Search:
         yield self.screen, self._numbered(best, self.fittables)
 
     def _wide_rounds(self) -> Iterator[Round]:
-        """Yield single faults at all possible taps: first without a number, then with a fitted number."""
         yield self.screen, self.by_rest(self.screen, [(hypothesis,) for hypothesis in widest(self.candidates)])
         yield self.screen, self._numbered([()], of_each_kind(self.fittables))
 
     @property
     def _likely_fittables(self) -> list[Fittable]:
-        """The entries of `fittables` that act in the same sublayers as one of the best faults."""
         best = {_sublayers(hypothesis.sites) for (hypothesis,) in self._ranked[:BEAM]}
         return [each for each in self.fittables if _sublayers(each[1]) in best]
 
@@ -213,7 +210,6 @@ class Search:
         return probe, self.by_rest(probe, [(first, second) for second in seconds if second != first])
 
     def _numbered(self, best: Sequence[Combination], numeric: Sequence[Fittable]) -> list[Combination]:
-        """Extend the best combinations by a fault with a fitted number. Fit several numbers in turn."""
         is_pair = self.segment.is_whole_model and best[0] != ()
         made = []
         for chosen in [*best[: BEAM // 4 * 3], *self._beside_numbers(best)] if is_pair else best[:BEAM]:
@@ -231,7 +227,6 @@ class Search:
                 yield from (pair[1:] for pair in pairs[: BEAM // 4])
 
     def _by_turns(self, chosen: Combination) -> list[Combination]:
-        """Fit the numbers of a combination again in turn, as long as the difference shrinks."""
         left = self._left(self.screen, chosen)
         for _ in range(BEAM // 2):
             again = chosen
@@ -255,7 +250,6 @@ class Search:
         return self._fits[key]
 
     def _of_sizes(self, found: list[Combination]) -> list[Combination]:
-        """Fit the number of each fault for each model size; return the faults that then explain every probe."""
         others = {probe.config: probe for probe in self.segment.probes if probe.config != self.screen.config}
         of_sizes: list[Combination] = []
         for (hypothesis,) in [chosen for chosen in found if id(chosen[0]) in self.fitted]:
@@ -269,7 +263,6 @@ class Search:
         return of_sizes
 
     def _refit(self, fittable: Fittable, probe: Probe) -> Hypothesis | None:
-        """Fit the number of a fault to a probe whose model has another size."""
         numeric, sites = fittable
         kind = numeric.make(1.0).id
         same = (each for each in fittables(probe.config, list(sites)) if each[1] == sites)
@@ -277,7 +270,7 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the faults that explain the most wrong probes. If this number is one, it may be chance; return []."""
+        """Return the faults that explain the most wrong probes; [] if they explain only one, which may be chance."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
@@ -296,7 +289,6 @@ class Search:
 
     @functools.cached_property
     def _ranked(self) -> list[Combination]:
-        """The candidates as single faults, sorted by the difference that remains."""
         scores = []
         for hypothesis in self.clock.each(self.candidates):
             chosen = (*self.known, hypothesis)
@@ -343,7 +335,6 @@ class Search:
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
     def _survivors(self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe]) -> list[Combination]:
-        """Return the combinations that leave no difference on `probes`; `ranked` is sorted on `screen`."""
         segment = self.segment
         found, before = [], self._left(screen, ())
         with contextlib.suppress(OutOfTime):  # the combinations in `found` are confirmed

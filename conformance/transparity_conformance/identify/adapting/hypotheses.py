@@ -157,8 +157,6 @@ def templates_of(text: str, pool: Pool) -> list[str]:
 def _ways(
     each: Map, config: TransformerConfig, pool: Pool, shapes: Shapes, is_right: IsRight, in_one: bool
 ) -> list[Lines]:
-    """Return the possible adapter lines for a map's parameters; for queries, keys and values, only lines that
-    `is_right` accepts. With `in_one`, all tensors must be in the same module, judging by their names."""
     ways: list[Lines] = []
     for texts in itertools.product(*(texts_of(name, config, shapes) for name in each.parameters)):
         parts = [parted(text, pool.shapes) for text in texts if text != ABSENT]

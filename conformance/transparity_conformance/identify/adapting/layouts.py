@@ -67,7 +67,6 @@ def vectors(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
 
 
 def _block(number: int, size: str) -> str:
-    """Return the step that selects the block of rows with index `number`, if all blocks have `size` rows."""
     first, last = (f"{count}*{size}" if count > 1 else size if count else "0" for count in (number, number + 1))
     return f"[{first}:{last}]"
 
@@ -129,7 +128,6 @@ def _heads(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _latent(role: str, config: TransformerConfig) -> list[Rows]:
-    """Return the possible places of a map's rows in latent attention: its own tensor, or a tensor fused by heads."""
     rank, key, value = config.kv_lora_rank or 0, config.projected_key_dim, config.value_dim
     both, down = f"K*{key + value}", f"{rank + config.rotated_dim}"
     joined = {

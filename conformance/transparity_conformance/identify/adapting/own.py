@@ -81,7 +81,6 @@ def misplaced(
 
 
 def _kept(name: str, config: TransformerConfig, expected: np.ndarray, pool: Pool) -> str | None:
-    """Return the line that selects a parameter's values in the loaded tensors, or None without such a line."""
     is_turned = config.positions == "rotary" and ".self_attention." in name and config.head_dim % 2 == 0
     orders = (NEIGHBOURS, HALVES) if is_turned and (".query" in name or ".key" in name) else ()
     for shapes in pool.free(name):

@@ -224,8 +224,6 @@ class _Seeker:
         return ()
 
     def _hypotheses(self, place: Place, passes: int | None = None) -> Iterator[Lines]:
-        """Yield every combination of lines for a group's parameters once, from the first `passes` groups of
-        `Pool.free`."""
         pools = itertools.islice(self.pool.free(place.tap), passes)
         heard: dict[tuple[str, ...], bool] = {}
 
@@ -271,7 +269,6 @@ class _Seeker:
         return lines
 
     def _faults(self, place: Place) -> Iterator[Hypothesis]:
-        """Yield every fault that can act within a group, except swapped parameters. Faults found earlier come first."""
         every = fault_hypotheses(self.config, list(place.taps))
         faults = (each for each in every if not each.fault.alter and not each.fault.taken_from)
         return iter(sorted(faults, key=lambda each: (not self._is_known(each), -len(each.sites))))

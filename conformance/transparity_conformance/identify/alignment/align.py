@@ -61,8 +61,8 @@ class _Aligning:
             self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
 
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
-        """Apply the faults of newly matched taps in every layer, if more values of the reference then match. Usually, a
-        port runs the same code in every layer, so a wrong line is wrong in every layer."""
+        """Add the fault of a newly matched tap, in every layer, with which the most values match, if it adds any.
+        Usually, a port runs the same code in every layer, so a wrong line is wrong in every layer."""
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
             for fault in known_faults.faults_of(self.found, tap, match):

@@ -69,7 +69,6 @@ def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: f
 
 
 def _first_wrong(forward: Any, probe: Probe, sizes: Sequence[int], budget: float) -> _Step | None:
-    """Decode again, and record the first step with wrong logits; return None if all steps are right."""
     expected, judged = probe.oracle.expected["logits"], sees_something(probe.config, probe.inputs)
     for number, (chunk, logits, _) in enumerate(_steps(forward, probe, sizes)):
         seen = judged[:, chunk]
@@ -79,7 +78,6 @@ def _first_wrong(forward: Any, probe: Probe, sizes: Sequence[int], budget: float
 
 
 def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[slice, np.ndarray, Any]]:
-    """Decode; for each step, yield the positions, the logits and the cache after the step."""
     begin, cache = 0, None
     for size in sizes:
         chunk = slice(begin, begin + size)

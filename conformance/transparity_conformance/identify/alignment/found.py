@@ -130,7 +130,7 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether a match splits features into heads like the matches of those inputs that have its shape."""
+        """Return whether a match splits features into heads as the matches of all inputs with its shape do."""
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 

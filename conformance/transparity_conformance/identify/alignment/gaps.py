@@ -98,12 +98,12 @@ def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
 
 
 def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[int]:
-    """Return the operations that `ends` depend on, without tracing back through operations in `every`."""
     return ancestors(ends, known.port.inputs.__getitem__, set(every)) - set(ends)
 
 
 def repeated(found: Found, lost: str) -> Match | None:
-    """Return the operation that runs the code of this tap in another layer, or None if layers run different code."""
+    """Return the operation that runs the same code as this tap's operation in another layer, or None if the code
+    differs."""
     named, port = in_layer(lost), found.port
     if named is None:
         return None
@@ -223,7 +223,6 @@ def reordered(found: Found) -> dict[str, Match]:
 
 
 def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
-    """Return a query and a key of the port with the same new order of features, or () without such a pair."""
     ways: list[list[Match]] = []
     for each in ours:
         same = port.with_numbers(each, port.by_size.get(each.size, ()))
@@ -252,8 +251,6 @@ def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
 
 
 def _features(values: Pair, scales: Pair) -> np.ndarray:
-    """Return a row for each feature, with the feature's elements in the query and in the key. Divide the query by the
-    largest element of `scales[0]`, and the key by the largest element of `scales[1]`."""
     largest = [float(np.abs(each).max(initial=0.0)) or 1.0 for each in scales]
     rows = [
         np.moveaxis(value, -1, 0).reshape(value.shape[-1], -1) / size

@@ -215,8 +215,6 @@ def _call(
     shown: Mapping[str, np.ndarray],
     forwards: Forwards,
 ) -> AlignedCall:
-    """Return the taps of a call, which the plan finds among the port's operations. If the port returns a tap by name
-    and in the right shape, use the returned value."""
     expected = probe.oracle.expected
     taps, numbers = read(plan, probe, operations, shown["logits"])
     own = {tap: value for tap, value in shown.items() if value.shape == expected[tap].shape}
@@ -259,7 +257,6 @@ def further_on_probes(
 
 
 def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Combination) -> set[str]:
-    """Return the taps that are wrong even if the reference continues from the port's earlier values."""
     wrong: set[str] = set()
     for key, shown in taps.items():
         probe, ours = probes[key], walk(probes[key], shown, known)

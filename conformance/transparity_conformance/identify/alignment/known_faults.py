@@ -171,7 +171,8 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
 
 
 def tables(probe: Probe) -> list[np.ndarray]:
-    """Return the tables that depend only on positions: angles, sines and cosines, ALiBi slopes, distance biases."""
+    """Return the tables that depend only on positions: angles, sines and cosines, ALiBi slopes, distance biases. Return
+    each table also negated."""
     config, length = probe.config, max(lengths_of(probe.config, probe.inputs).values())
     positions = np.arange(length)
     found = [value for name, value in probe.exact.items() if name.endswith("relative_bias.weight")]

@@ -27,9 +27,12 @@ def operation_of(
     probe: Probe, call: AlignedCall, where: str, error: float, budget: float, besides: Sequence[Hypothesis] = ()
 ) -> int:
     """Find the first operation that leads to the wrong tap `where`, but to no right value. A value is right if the
-    reference also computes it between the port's earlier taps and this tap, or with the faults `besides`. If no value
-    is wrong, return the operation that uses the tap's value, because the port omits an operation. If the found
-    operation has no line, return the tap's operation. `error` and `budget` determine the tolerance for rounding."""
+    reference also computes it between the port's earlier taps and this tap, or with the faults `besides`.
+
+    If no value is wrong, and the tap is a norm or equals one of its inputs, the port omits an operation. Then return
+    the operation that uses the tap's value. Otherwise, or if the found operation has no line, return the tap's
+    operation. `error` and `budget` determine the tolerance for rounding.
+    """
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]
     # Do not continue from masked scores, because their mask may be wrong.
@@ -107,9 +110,9 @@ def _is_alike(value: np.ndarray, mask: np.ndarray) -> bool:
 
 
 def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
-    """Return the operation before or after an omitted operation, with the stack from the function that calls both.
-    Return the operation after it if the reference also uses the value before it elsewhere, or if only this operation
-    is called directly in this function."""
+    """Return the operation before an omitted operation, with the stack from the function that calls both neighbors.
+    Return the later operation instead if the reference also uses the omitted operation's input elsewhere, or if that
+    function directly calls only the later one."""
     alike, use = _use_of(call.operations, call.numbers[where])
     before, after = call.operations[alike[0]], call.operations[use]
     pairs = zip(reversed(before.stack), reversed(after.stack), strict=False)
@@ -124,8 +127,9 @@ def at_omission(probe: Probe, call: AlignedCall, where: str) -> Operation:
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> tuple[list[int], int]:
-    """Return `end` and the operations that only rearrange or select its elements, and the first operation that computes
-    new elements from them; without such an operation in the port's lines, the last of the others."""
+    """Return `end` with the operations that only rearrange or select its elements, and the first operation that
+    computes new elements from them. If no operation in the port's lines does so, the last of the others takes its
+    place."""
     same = [end]
     for index in range(end + 1, len(operations)):
         inputs = operations[index].inputs
@@ -138,7 +142,6 @@ def _use_of(operations: Sequence[Operation], end: int) -> tuple[list[int], int]:
 
 
 def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float) -> set[int]:
-    """Return the operations between known taps and `end` whose results lead to no right value."""
     segment = segment_of(operations, end, known - {end})
     flows: set[int] = set()  # operations that depend on a tap; other operations compute angles or masks
     for index in segment:
@@ -234,7 +237,7 @@ def _sketch(value: np.ndarray) -> np.ndarray:
 
 
 def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:
-    """Return whether each of the sorted `values` is in the sorted `table`."""
+    """Return whether each of the sorted `values` is within `allowed` of a number in the sorted `table`."""
     if not table.size:
         return False
     behind = np.searchsorted(table, values).clip(1, max(table.size - 1, 1)) if table.size > 1 else np.zeros(1, int)

@@ -49,7 +49,6 @@ def alike_on_a_line(faults: Sequence[Divergence]) -> tuple[Divergence, ...]:
 
 
 def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
-    """If a wrong line changes only a part of an activation, yield a note that describes this part."""
     calls = [call for call in heard.calls.values() if fault.where in call.numbers]
     if fault.source is None or not calls:
         return
@@ -97,7 +96,6 @@ def _with_line(fault: Divergence, report: Report, heard: RecordedPort, probes: M
 
 
 def _line_of_site(site: str, report: Report, call: AlignedCall, probe: Probe) -> Source | None:
-    """Return the line that computes the value of the tap `site` in the reference with all causes of the report."""
     told = [(cause, cause.at or fault.where) for fault in report.faults for cause in fault.causes]
     hypotheses = [hypothesis_of(probe, cause, where) for cause, where in told]
     with contextlib.suppress(Impossible):
@@ -193,7 +191,6 @@ def _with_exchanges(
 
 
 def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[str]) -> Iterator[Hypothesis]:
-    """Yield the swaps of weights whose taps are before `where` in its sublayer and not in `named`."""
     sublayer, order = where.rpartition(".")[0], list(call.taps)
     before = [tap for tap in order[: order.index(where)] if tap.rpartition(".")[0] == sublayer and tap not in named]
     for hypothesis in hypotheses(probe.config, before):

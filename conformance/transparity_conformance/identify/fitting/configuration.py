@@ -258,7 +258,6 @@ def _head(found: FoundFields, parts: Parts) -> None:
 
 
 def _pooling(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    """Find the first kind of pooling with which the reference computes the output of every call."""
     head = parts.head
     if not head.is_pooled:
         return

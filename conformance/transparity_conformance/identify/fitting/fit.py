@@ -143,7 +143,6 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
 
 
 def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], causal: bool) -> dict[str, Any]:
-    """Determine fields from the shapes of tables and attention weights; an error message can then name these fields."""
     found = softmaxes(heard)
     heads = {softmax.weights.shape[1] for softmax in found}
     names = ("encoder", "decoder") if len(subject.inputs) == 2 else ("decoder" if causal else "encoder",)
@@ -250,7 +249,6 @@ def _eps_of(probe: Probe, answer: np.ndarray) -> float:
 def _as_usual(
     config: TransformerConfig, template: str, found: FoundFields, calls: Sequence[RecordedCall]
 ) -> TransformerConfig:
-    """Set the undetermined fields to the template's values if all calls still agree."""
     every = {name: getattr(templates()[template], name) for name in found.untold if name not in SIZES}
     for fields in (every, *({name: value} for name, value in every.items())):
         usual = changed(config, fields)
@@ -266,7 +264,6 @@ def _probes(config: TransformerConfig, found: FoundFields, calls: Sequence[Recor
 
 
 def _share(probes: Sequence[Probe], calls: Sequence[RecordedCall]) -> float:
-    """Return the largest difference of a call's output from the reference, divided by the budget."""
     budgets = [probe.oracle.budget("logits", "float32") for probe in probes]
     errors = (gap(call.output, probe.oracle.expected["logits"]) for probe, call in zip(probes, calls, strict=True))
     return max(error / budget if budget else math.inf for error, budget in zip(errors, budgets, strict=True))

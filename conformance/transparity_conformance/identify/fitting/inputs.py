@@ -119,7 +119,6 @@ def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], wi
 
 
 def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
-    """Return the number of rows of each table that tokens or token types index."""
     sizes: dict[str, int] = {}
     used: set[str] = set()
     for name in (*subject.tokens, *(["token_types"] if "token_types" in subject.names else [])):
@@ -216,7 +215,8 @@ def _drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
-    """Return the largest number of tokens that the module accepts, up to the default `max_length`."""
+    """Return the largest number of tokens that the module accepts, up to the default `max_length`. For an image, return
+    the number of positions."""
     if not subject.tokens:
         return max(subject.positions.values())
 

@@ -48,7 +48,6 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
 
 
 def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) -> None:
-    """Determine the sliding window, and the layers that have a window."""
     for stack in parts.stacks:
         own = [each.masked for name, each in plain.items() if name.startswith(stack) and "self" in name]
         if windowed := layers_with([window_of(masked) for masked in own]):
@@ -68,7 +67,6 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
 def _read_padding(
     found: FoundFields, parts: Parts, call: RecordedCall, plain: dict[str, Scores], padded: dict[str, Scores]
 ) -> None:
-    """Determine the padding token from the masked keys, and whether padding in the target is masked, too."""
     pads: dict[str, list[int]] = {}
     for stack in [name for name, each in parts.stacks.items() if each.embedding.reads_tokens]:
         first = next(name for name in padded if name.startswith(stack) and "self" in name)
@@ -93,7 +91,6 @@ def _read_padding(
 
 
 def _read_counting(found: FoundFields, parts: Parts, call: RecordedCall) -> None:
-    """Determine from a call with padding whether positions count padding, and which token is padding."""
     stack = next(iter(parts.stacks))
     if parts.last.embedding.position_table is None or not parts.stacks[stack].embedding.reads_tokens:
         return

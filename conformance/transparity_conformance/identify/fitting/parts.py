@@ -134,7 +134,6 @@ def _streams(
     heard: RecordedCall,
     norms: Norms,
 ) -> dict[str, Stream]:
-    """Return the residual stream of each stack; all stacks must have their norms at the same places."""
     *memories, last = named
     options: list[Stream | None] = [None]
     for name in memories:
@@ -170,7 +169,6 @@ def _embedding(subject: FittedModel, heard: RecordedCall, name: str) -> Embeddin
 
 
 def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Sublayer]]:
-    """Return the sublayers of each stack; a feed-forward is in the same stack as the attention before it."""
     if len(lengths) == 1:
         return [list(found)]
     split: list[list[Sublayer]] = [[], []]
@@ -209,7 +207,6 @@ def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
 
 
 def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int, norms: Norms) -> Head:
-    """Return the head: the kind of the output, and the linear maps after the last sublayer."""
     last = rest[-1] if rest else None
     if output.ndim == 2:
         return _pooled_head(rest, output, embed_dim)

@@ -53,7 +53,6 @@ def read_attention(found: FoundFields, subject: FittedModel, parts: Parts) -> No
 
 
 def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str, np.ndarray]:
-    """Return each attention's query and key after their norms, by the reference's names; add the norms to `found`."""
     result: dict[str, np.ndarray] = {}
     taken = {id(value) for value in found.parameters.values()}
     vectors = {name: value for name, value in subject.values.items() if value.ndim == 1 and id(value) not in taken}
@@ -73,7 +72,6 @@ def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str,
 def _norms_of(
     found: FoundFields, heard: RecordedCall, x: np.ndarray, vectors: Arrays
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield (name, axis of the norm, result) for each vector that is the gain of a norm of queries or keys."""
     sizes = {"head": x.shape[3]}
     if found.fields["projection"] == "full":
         sizes["projection"] = x.shape[1] * x.shape[3]
@@ -86,7 +84,6 @@ def _norms_of(
 
 
 def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str, np.ndarray]) -> Heads:
-    """Return the first self-attention of a stack, and the table of relative positions that explains its scores."""
     name, attention = next(
         (name, each) for name, each in stack.sublayers if isinstance(each, Attention) and "self" in name
     )

@@ -98,7 +98,6 @@ class Walk:
                     yield from self._ends(made, own, output)
 
     def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
-        """Return the residual stream after the last sublayer, or None if the placement of norms is wrong."""
         entered, attended, added = x, x, np.zeros_like(x)
         for index, (name, sublayer) in enumerate(self.sublayers):
             self.reached = max(self.reached, index)
@@ -128,7 +127,6 @@ class Walk:
         return x
 
     def _is_normed(self, made: Stream, norms: Norms, name: str, x: np.ndarray, given: np.ndarray) -> bool:
-        """Record the norm that maps `x` to `given`, and return True; return False if there is no such norm."""
         norm = norms.between(x, given)
         if norm is not None:
             self._take(norms, made, name, norm)
@@ -160,7 +158,6 @@ class Walk:
         return True
 
     def _ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
-        """Yield the stream with each possible end of the stack, with or without a final norm."""
         if self.end is None:
             yield dataclasses.replace(made, output=x)
             for norm, value in self._after(norms, x, 0, len(self.operations)):

@@ -149,7 +149,6 @@ def sublayers(
 
 
 def _end_of(anchor: Anchor) -> int:
-    """Return the index of a mixer's last known operation; the output map of the mixer comes later."""
     if isinstance(anchor, Softmax):
         return anchor.at
     convolutions, maps = anchor
@@ -162,7 +161,6 @@ _FORMS = "expected a linear map for each of query, key and value, or one for all
 def _feed_forward(
     rest: Sequence[Linear], width: int, routed: Mapping[Linear, Experts], *, is_last: bool
 ) -> tuple[list[Sublayer], list[Linear]]:
-    """Return the feed-forward or the experts after a mixer, as a list that may be empty, and the remaining maps."""
     if rest and rest[0] in routed:
         return [routed[rest[0]]], list(rest[1:])
     groups: list[list[Linear]] = []  # maps with the same input

@@ -184,7 +184,6 @@ class FittedModel:
 
     @contextlib.contextmanager
     def _described(self, inputs: Arrays) -> Iterator[None]:
-        """If the model raises an exception within the context, raise `ModuleError` with the shapes of the inputs."""
         try:
             yield
         except PortCallError as error:

@@ -158,7 +158,6 @@ class Derivatives:
             tap(name, np.array(values))
 
     def _derivatives(self, arrays: Arrays, some: Sequence[tuple[str, int]]) -> list[float]:
-        """Return the derivatives of the loss along directions, given as (parameter, number of the direction)."""
         size, parameters = len(self.targets), dict[str, Any](arrays)
         if self._at_once == 1:
             ((name, index),) = some
@@ -188,7 +187,6 @@ class Derivatives:
 
 
 def _perturbed(value: np.ndarray, parts: Directions, index: int) -> np.ndarray:
-    """Return a parameter after a complex step along the outer product of the rows `index` of `parts`."""
     toward = functools.reduce(np.multiply.outer, [part[index] for part in parts])
     perturbed: np.ndarray = value + 1j * STEP * toward.astype(value.dtype)
     return perturbed

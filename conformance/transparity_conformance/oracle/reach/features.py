@@ -71,7 +71,8 @@ def changes(config: TransformerConfig, name: str) -> list[Change]:
 
 
 def changed(config: TransformerConfig, change: Change) -> TransformerConfig | None:
-    """Return the configuration with a changed field; None if the result is invalid or needs other parameters."""
+    """Return the configuration with a changed field; None if the change has no effect, is invalid, or needs other
+    parameters."""
     name, how = change
     value: Any = getattr(config, name)
     more: dict[str, Any] = {}

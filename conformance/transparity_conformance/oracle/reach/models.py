@@ -130,8 +130,8 @@ class ReachProbe(Probe):
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
         """Return the tolerance of the logits, which is at least the tolerance of short calls of the same model.
 
-        The error at one point may be small by chance. With `in_sequence`, also measure sums over keys in sequence,
-        which takes longer.
+        The error at one point may be small by chance. With `in_sequence`, also measure the rounding error when sums
+        over keys are running totals, which takes longer.
         """
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
         noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise
@@ -154,7 +154,8 @@ class ReachModel:
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
-        """The calls, the most informative first; if there are masks, also one of the calls with another mask."""
+        """The calls, the most informative first. If the model reads masks, a call with another mask follows. The calls
+        of `_in_turns` are last."""
         maskable = [call for call in self.calls if min(call[1]) > 2]  # the masks of shorter calls may be equal
         repeated = maskable[:1] if "attention_mask" in self.config.further_inputs else []
         found = [self.probe(*call) for call in self.calls]
@@ -313,7 +314,7 @@ RAGGED = 100
 
 
 def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
-    """Return the model with an attention mask as a further input. Each call has another mask.
+    """Return the model with an attention mask as a further input. No two calls have the same mask.
 
     Return None for a large model, and for a model that always or never reads an attention mask.
     """
@@ -436,7 +437,8 @@ def _crossing(config: TransformerConfig, longest: int) -> list[int]:
 
 
 def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:
-    """Return each model's longest call, and its calls just beyond a threshold, in ascending order of length."""
+    """Return each model's longest call, and its calls just beyond a threshold, in ascending order of length. Leave out
+    large models, and the models `wide` and `vocabulary`."""
     chosen: dict[tuple[int, int], ReachProbe] = {}
     every = [probe for probe in reached if probe.name.partition(",")[0] not in ("wide", "vocabulary")]
     longest: dict[int, int] = {}

@@ -36,7 +36,6 @@ def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> T
 
 
 def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
-    """Return the lines of each column's header. Neighboring columns of one backend show its name only once."""
     headers: dict[Column, list[str]] = {}
     somewhere, family = any(column.device != "cpu" for column in columns), ""
     for column in columns:
@@ -47,7 +46,6 @@ def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
 
 
 def _column_texts(matrix: Matrix, column: Column, header: list[str]) -> dict[str, Text]:
-    """Map each claim to the column's right-aligned cell, with space for footnote marks; the key "" has the header."""
     cells = {claim: matrix.row(claim)[column] for claim in matrix.claims}
     marks = {claim: matrix.mark(claim, cell) for claim, cell in cells.items()}
     room = max(map(len, marks.values()), default=0)

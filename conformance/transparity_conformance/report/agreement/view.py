@@ -167,7 +167,6 @@ def _sizes(note: Footnote) -> str:
 
 
 def _details(matrix: Matrix, agreement: Agreement) -> dict[str, dict[str, Any]]:
-    """Return, for each cell, the details that the page shows after a click on the cell."""
     columns = {str(group.worst.subject): column_of(group.worst.subject) for group in matrix.groups}
     reasons: dict[tuple[str, Column | None], list[str]] = defaultdict(list)
     for claim, subject, reason in agreement.not_compared:

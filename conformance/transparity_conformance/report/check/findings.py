@@ -286,7 +286,6 @@ def _spread(axis: str, errors: Sequence[float], budget: float) -> str:
 
 
 def _ordinal(number: int) -> str:
-    """Return `2nd` for 2, `3rd` for 3, `4th` for 4."""
     last = 0 if number % 100 in (11, 12, 13) else number % 10
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
 

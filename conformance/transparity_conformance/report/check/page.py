@@ -57,7 +57,6 @@ def _summary(view: CheckView) -> str:
 
 
 def _next(view: CheckView) -> str:
-    """Return what to do next: fix all places if this makes the port right, otherwise fix the first place."""
     places = [place for finding in view.findings for place in _to_fix(finding)]
     if enough := remedy(view.report):
         return f"fix {listed(list(dict.fromkeys(places)))}, and run the check again. {enough}"
@@ -113,7 +112,6 @@ def _shade(error: float, budget: float) -> dict[str, Any]:
 
 
 def _profiles(report: Report) -> list[dict[str, Any]]:
-    """Return bars for each kind of activation: the error that each layer adds, and the total error along each axis."""
     layers = shares_by_layer(report.measured)
     worst: dict[str, Measured] = {}
     patterns = dict.fromkeys(in_every_layer(item.tap) for item in report.measured)

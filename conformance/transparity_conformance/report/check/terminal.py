@@ -53,8 +53,7 @@ MOST_BARS = 48
 
 def answer(report: Report, *, verbose: bool = False, ways: bool = True, alike: Sequence[str] = ()) -> RenderableType:
     """Return the result of one check; `alike` names other configurations with the same result. With `verbose`, list
-    every claim, activation, note and omission. With `ways`, end with the command's options that print more.
-    """
+    every claim, activation, note and omission. With `ways`, end with the command's options that print more."""
     view = CheckView(report, alike)
     parts = [*_parts(view, verbose), *(_next(view, verbose) if ways else [])]
     spaced = (Padding(part, (int(number > 0), 0, 0, 0), expand=False) for number, part in enumerate(parts))
@@ -99,7 +98,6 @@ def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> R
 
 
 def _content(report: Report) -> object:
-    """Return the lines, causes and places of a result or, if it has no findings, its sentence."""
     found = findings(report)
     told = ((each.lines, tuple((cause.says, cause.at) for cause in each.causes), *each.places) for each in found)
     return tuple(told) or sentence(report)
@@ -227,7 +225,6 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
 
 
 def _strength(view: CheckView, verbose: bool) -> RenderableType:
-    """Return rows about what was compared, the used share of the tolerance, and what was not compared."""
     report = view.report
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", worst_share(report))] * bool(report.measured)
     if report.verdict == "inconclusive":
@@ -272,7 +269,6 @@ def _activations(report: Report) -> Iterator[tuple[str, Text, str, str]]:
 
 
 def _times(timing: Mapping[str, Timing]) -> Table:
-    """Return the seconds of each stage, and the total; leave out stages below a tenth of a second."""
     known = [time for time in timing.values() if time.port is not None]
     whole = Timing(
         sum(time.seconds for time in timing.values()),
@@ -307,7 +303,6 @@ def _profile(finding: Finding) -> Iterator[Text]:
 
 
 def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
-    """Yield commands to try next: `explain` for the cause, the verbose report, and the HTML page."""
     causes = dict.fromkeys(cause.mistake for finding in view.findings for cause in finding.causes)
     causes = {name: None for name in causes if name in meanings()}  # edits of another implementation have no page
     is_wrong = view.report.verdict == "diverges"

@@ -130,7 +130,6 @@ def _name(layer: Any) -> str:
 
 
 def _under(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an attribute's value with its name, and the items of a list or dict with their paths."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     yield name, value
     for key, item in items:

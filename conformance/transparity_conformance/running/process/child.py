@@ -152,7 +152,6 @@ class PortTimeoutError(PortProcessError):
 
 
 def _how_ended(code: int) -> str:
-    """Return a clause about the end of a process, such as `was killed by SIGKILL`."""
     if code >= 0:
         return f"ended with the exit code {code}"
     try:

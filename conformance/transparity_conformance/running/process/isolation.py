@@ -236,7 +236,6 @@ def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **name
 
 
 def _keep_track(process: ProcessGroup, value: Any) -> None:
-    """Make the port's process free each object of an answer as soon as the checker frees the object's handle."""
     for item in value if isinstance(value, tuple | list) else [value]:
         if isinstance(item, Handle):
             process.forgotten_with(item)

@@ -141,7 +141,6 @@ def _listened(
 
 
 def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:
-    """Call `call` with a probe's inputs; error messages show the signature of the port `forward`."""
     inputs = {name: as_given(value) for name, value in probe.inputs.items()}
     try:
         return call_port(call, **inputs)

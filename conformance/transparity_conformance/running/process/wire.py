@@ -195,7 +195,6 @@ def _read_array(fill: Fill, code: str, sizes: list[int]) -> np.ndarray:
 
 
 def _decoded(node: Any, fill: Fill, store: Callable[[], Any] = dict, depth: int = 0) -> Any:
-    """Decode the JSON `node` of an answer; `store` creates a mapping for several arrays."""
     ((kind, content),) = node.items()
     if kind == "value":
         return content
@@ -297,7 +296,6 @@ def _value(value: Any) -> np.ndarray:
 
 
 def _before(index: int, inputs: np.ndarray) -> tuple[int, ...]:
-    """Return the indices of an operation's inputs; raise `ValueError` unless all inputs are earlier operations."""
     if not ((inputs >= 0) & (inputs < index)).all():
         raise ValueError(f"operation {index} has the inputs {inputs.tolist()}")
     return tuple(inputs.tolist())

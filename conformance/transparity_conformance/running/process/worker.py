@@ -96,7 +96,7 @@ class Worker:
         """Call an object or its method, as `call` does; return the result and the recorded operations.
 
         With `whole_numbers`, record operations on integers and bools, too. An exported model records its operations
-        itself, and only on floating-point values.
+        itself; with `whole_numbers`, no operation is recorded.
         """
         function, operations, largest = self.objects[number], list[Operation](), wire.largest_answer() // 2
         if not isinstance(function, Listened):

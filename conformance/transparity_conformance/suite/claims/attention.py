@@ -157,7 +157,6 @@ def masked_keys_have_zero_weight(bench: Bench, probe: Probe, record: ClaimRecord
 
 
 def _mask(probe: Probe, name: str) -> np.ndarray:
-    """Return the mask of the attention `name`, computed without code of a backend."""
     stack = name.split(".")[0]
     causal = stack == "decoder" and "self_attention" in name
     keys = probe.inputs.get("source" if "cross" in name or stack == "encoder" else "target", probe.inputs.get("tokens"))

@@ -144,7 +144,6 @@ SAMPLINGS = {
 
 
 def _drawable(row: list[float], sampling: Sampling) -> list[float]:
-    """Return a row of logits after temperature, top-k and top-p, with −∞ for removed tokens."""
     row = [(x - max(row)) / sampling.temperature for x in row]
     ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))[: sampling.top_k]
     weights = [math.exp(row[token] - max(row)) for token in ranked]

@@ -59,7 +59,6 @@ def _packed(parameters: Arrays, scope: str) -> dict[str, Any]:
 
 
 def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> Any:
-    """Return a `torch.nn.TransformerEncoderLayer` or `TransformerDecoderLayer` with the reference's parameters."""
     import torch
 
     layer = getattr(torch.nn, kind)(
@@ -88,7 +87,6 @@ def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> An
 def _agrees(
     bench: Bench, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = ""
 ) -> ClaimEvidence:
-    """Compare the reference's result in float64 with `theirs`, within the budget for `dtype`."""
     record = bench.evidence(case)
     budget = oracle.budget("result", dtype)
     return record.within("result", oracle.expected["result"], as_numbers(theirs), budget, note=note)

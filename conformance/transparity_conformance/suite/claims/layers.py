@@ -67,7 +67,6 @@ def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Array
 
 
 def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a causal mask with some padding, and a mask of a memory in which one row has only padding."""
     visible = np.ones((BATCH, 1, 1, queries), bool)
     visible[1, ..., -2:] = False
     memory = np.ones((BATCH, 1, 1, keys), bool)
@@ -114,7 +113,6 @@ NAMES = ("query", "key", "value", "log_decay", "beta", "state")
 
 
 def _drawn() -> Arrays:
-    """Return random inputs with normalized keys and queries, and with strong and weak decays."""
     random = np.random.default_rng(3)
     query, key = (random.normal(size=(2, 3, LENGTH, 5)) for _ in range(2))
     unit = {name: x / np.linalg.norm(x, axis=-1, keepdims=True) for name, x in (("query", query), ("key", key))}

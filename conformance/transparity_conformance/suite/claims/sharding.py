@@ -54,7 +54,6 @@ TIMES = 2
 
 
 def _over(*cases: str) -> tuple[str, ...]:
-    """Return names such as `llama on 1 × 2`: each case on the next `TIMES` meshes in turn."""
     meshes = itertools.cycle(MESHES)
     return tuple(f"{case} on {data} × {tensor}" for case in cases for data, tensor in itertools.islice(meshes, TIMES))
 

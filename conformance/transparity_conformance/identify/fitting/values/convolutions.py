@@ -65,10 +65,6 @@ def convolutions_in(operations: Sequence[Operation], values: Arrays, batch: int,
 
 
 def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> list[tuple[int, np.ndarray]]:
-    """Return the values with the size of `shape`, as (batch, length, features), and the indices of their operations.
-
-    In the module, the features may be the last axis, or the axis after the batch.
-    """
     batch, length, features = shape
     found: list[tuple[int, np.ndarray]] = []
     for index, operation in enumerate(operations):
@@ -87,7 +83,6 @@ def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> li
 def _uses(
     name: str, kernel: np.ndarray, vectors: Arrays, rows: Sequence[tuple[int, np.ndarray]]
 ) -> Iterator[Convolution]:
-    """Yield the operations whose value is silu(convolution(x)) for an earlier value x."""
     biases: dict[str, np.ndarray] = {"": np.zeros(len(kernel)), **vectors}
     for place, (_, given) in enumerate(rows):
         # Compare the first position first: it depends only on itself, and quickly excludes most pairs.

@@ -106,10 +106,6 @@ def _unknown(one: Linear) -> str:
 
 
 def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
-    """Return the number k if a later operation computes the top k of a linear map's output; otherwise None.
-
-    A softmax or sigmoid may precede the top k.
-    """
     rows, count = one.made.shape
     scores = [np.sort(each, axis=1)[:, ::-1] for each in (one.made, *(made(one.made) for made in SCORES.values()))]
     for operation in operations[one.at + 1 : one.at + 12]:
@@ -124,7 +120,6 @@ def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
 def _readings(
     router: Linear, per_token: int, operations: Sequence[Operation], begin: int, values: Mapping[str, np.ndarray]
 ) -> Iterator[Experts]:
-    """Yield the maps, scores and activation with which an operation's value is the weighted sum of the experts."""
     rows, width = router.given.shape
     like = [(begin + i, each.value) for i, each in enumerate(operations) if each.value.size == router.given.size]
     seen = [(at, value.reshape(rows, width)) for at, value in like if value.shape[-1] == width]
@@ -153,7 +148,6 @@ def _sum(x: np.ndarray, weights: np.ndarray, activation: str, gate: Maps | None,
 
 
 def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Maps | None, Maps, Maps]]:
-    """Yield every choice of (gate or None, up, down) among parameters with a matrix per expert."""
     width = router.given.shape[1]
     every = list(_of_each_expert(router.made.shape[1], values))
     downs = [each for each in every if each.weights.shape[1] == width]

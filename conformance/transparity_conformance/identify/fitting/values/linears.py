@@ -31,7 +31,8 @@ class Linear:
     bias_name: str | None = None
 
     def over_heads(self, heads: int, head_dim: int) -> list[Linear]:
-        """Split a map that the module applies to each head; return query, key and value, each with all heads."""
+        """Split a map that the module applies to each head; return its parts, such as query, key and value, each with
+        all heads."""
         parts = [self.part(begin, begin + head_dim) for begin in range(0, len(self.weight), head_dim)]
         return [dataclasses.replace(each, made=each.made.reshape(-1, heads * len(each.weight))) for each in parts]
 
@@ -77,7 +78,6 @@ def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
 
 
 def _batch_first(linear: Linear, operations: Sequence[Operation], batch: int) -> Linear:
-    """Reorder the rows of a map if an operation shows that the batch is not the first axis."""
     for operation in reversed(operations):
         shape = operation.value.shape
         if len(shape) < 3 or operation.value.size != linear.given.size or batch not in shape[:2]:
@@ -124,7 +124,6 @@ def _bias(left: np.ndarray, vectors: Arrays) -> str | None:
 
 
 def _with_bias(linear: Linear, operations: Sequence[Operation], vectors: Arrays) -> Linear:
-    """Return the map with the bias that a later operation adds; unchanged if no operation adds a bias."""
     own = {linear.at}
     for index in range(linear.at + 1, min(linear.at + 6, len(operations))):
         operation = operations[index]

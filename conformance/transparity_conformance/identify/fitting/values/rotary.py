@@ -129,7 +129,6 @@ def _llama3(
     features: int,
     error: Callable[[np.ndarray], float],
 ) -> Rotary:
-    """Return the best fit of a rotation with the base `theta` and with Llama 3.1's scaling."""
     plain = theta**-exponents
     ratios = found / plain
     factor = settled(float(1 / ratios.min()))

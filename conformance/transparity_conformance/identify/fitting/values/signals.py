@@ -122,7 +122,6 @@ def image_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
 def _with_class_token(
     kernel: Kernel, bias: str | None, patches: np.ndarray, operations: Sequence[Operation], values: Arrays
 ) -> Embedding | None:
-    """Recognize the embedding of patches, with or without a class token, which may be any vector of the module."""
     width = patches.shape[-1]
     others = {name: each for name, each in values.items() if name not in (kernel.name, bias)}
     vectors = [name for name, each in others.items() if each.size == width]

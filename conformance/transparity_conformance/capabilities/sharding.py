@@ -127,10 +127,10 @@ def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, s
     else:
         whole = [value for value in values if value is not None]
         if len(whole) < len(values):
-            absent = ", ".join(str(rank) for rank, value in enumerate(values) if value is None)
+            absent = [str(rank) for rank, value in enumerate(values) if value is None]
             raise PortError(
-                f"Rank {absent} of {len(values)} returned no {name}; return it on all ranks, or declare which rank "
-                f"returns it, such as placements = {{{name!r}: 'rank:-1'}}."
+                f"Rank{'s' * (len(absent) > 1)} {', '.join(absent)} of {len(values)} returned no {name}; return it on "
+                f"all ranks, or declare the rank that returns it, such as placements = {{{name!r}: 'rank:-1'}}."
             )
         _check_shapes(name, whole, placement)
         joined = _joined(name, whole, placement)

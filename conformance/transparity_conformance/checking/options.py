@@ -102,9 +102,14 @@ OF_WHOLE = "--by-layer needs a function load(folder) as the PORT; an artifact co
 OF_OWN = "{port} contains its weights; give the folder of the original checkpoint with --checkpoint FOLDER."
 OF_LENGTH = """--length needs a model with a large max_length; give --checkpoint FOLDER, --config FILE, or \
 --family NAME --set FIELD=N with the family's field for max_length."""
-OF_CHECKPOINT = "--checkpoint needs a PORT; leave out --preset, --config, --family and --command."
-OF_FAMILY = "--family needs a PORT; leave out --preset, --config and --command."
-OF_ADAPTER = "--adapter needs a PORT that is a model in Python; a --command reads its weights from the bundle."
+OF_CHECKPOINT = "--checkpoint cannot be combined with --preset, --config, --family or --command; leave out the others."
+OF_FAMILY = "--family cannot be combined with --preset, --config or --command; leave out the others."
+OF_ADAPTER = (
+    "--adapter cannot be combined with --command, which reads its weights from the bundle; leave out one of the two."
+)
+OF_PROMPTS = (
+    "--length cannot be combined with --command, which reads its prompts from the bundle; leave out one of them."
+)
 OF_HEAD = "--head needs --checkpoint or --family; a configuration has its own field `head`."
 EITHER = "check needs either a PORT or --command; give exactly one of the two."
 OF_AUDIT = "--audit builds a PORT many times, but a --command runs only once; leave out one of the two."
@@ -128,7 +133,7 @@ RULES_OF_AGAINST = (
 RULES = (
     OptionRule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),
     OptionRule("--by-layer", OF_WHOLE, "ARTEFACT"),
-    OptionRule("--length", "--length needs a PORT; a --command reads its prompts from the bundle.", "--command"),
+    OptionRule("--length", OF_PROMPTS, "--command"),
     OptionRule("--length", OF_LENGTH, needs="--checkpoint --config --set"),
     OptionRule("--checkpoint", OF_CHECKPOINT, "--preset --config --command --family"),
     OptionRule("--family", OF_FAMILY, "--preset --config --command"),

@@ -199,8 +199,8 @@ def _check_positions(config: Any) -> None:
     sinusoidal = "sinusoidal" in (config.positions, config.encoder_positions)
     if sinusoidal and config.sinusoidal_timescales == "inclusive" and config.embed_dim < 4:
         raise ConfigError(
-            f"embed_dim is {config.embed_dim}, but sinusoidal_timescales 'inclusive' needs at least two timescales: 4 "
-            "would be right."
+            f"embed_dim is {config.embed_dim}, but sinusoidal_timescales 'inclusive' needs at least two timescales of "
+            "two features each; expected an even embed_dim of at least 4."
         )
     if sinusoidal and config.embed_dim % 2:
         raise ConfigError(

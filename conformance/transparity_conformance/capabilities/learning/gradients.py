@@ -53,7 +53,7 @@ from transparity_conformance.oracle.differentiation.derivatives import Derivativ
 from transparity_conformance.oracle.probes import Probe, shortened
 from transparity_conformance.oracle.undetermined import blind_rows
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.formatting import count, some
+from transparity_conformance.report.formatting import some
 from transparity_conformance.report.report import (
     DIVERGES,
     CapabilityResult,
@@ -121,9 +121,7 @@ def judge_gradients(
     # The backward pass runs in reverse, so the last wrong parameter in forward order is the first wrong gradient.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
     causes = (*found.of_ranks(forward.sharding.ranks, by_rank), *found.causes(actual))[:1]
-    says = (
-        f"{claim}: wrong for {len(wrong)} of {count(len(shares), 'parameter')}; in the backward pass, first for {first}"
-    )
+    says = f"{claim}: wrong for {len(wrong)} of {len(shares)} parameters; in the backward pass, first for {first}"
     result = ClaimResult(claim, "diverges", errors[worst], budgets[worst], worst)
     where = f"{'gradient' if claim == 'gradients' else claim}.{first}"
     fault = Divergence(where, errors[first], budgets[first], causes, probe=probe.name)

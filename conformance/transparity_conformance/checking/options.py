@@ -114,11 +114,11 @@ OF_HEAD = "--head needs --checkpoint or --family; a configuration has its own fi
 EITHER = "check needs either a PORT or --command; give exactly one of the two."
 OF_AUDIT = "--audit builds a PORT many times, but a --command runs only once; leave out one of the two."
 OF_QUICK = "--quick compares only the forward pass of a PORT; leave out --command, --audit and --length."
-OF_SECTIONS = "{flags} needs --command; leave the option out, because all methods of a PORT are compared anyway."
+OF_SECTIONS = "{flags} can be used only with --command; by default, a check of a PORT also compares its methods."
 OF_MODELS = "{} needs a PORT that is a model in Python{}; {{port}} is an artifact{}."
 
-OF_AGAINST = """--against REFERENCE needs a PORT, and allows only --config, --checkpoint, --inputs, --dtype, --timeout \
-and --budget; leave out the other options."""
+OF_AGAINST = """--against REFERENCE needs a PORT, and allows only --config, --checkpoint, --inputs, --dtype, \
+--timeout, --budget and the options of reports; leave out the others."""
 OF_THEIR_MODEL = """--against REFERENCE takes a model from --config FILE or --checkpoint FOLDER; leave out \
 --family, --preset and --set."""
 ALONE = "--preset --family --set --head --command --adapter --audit --quick --by-layer --length --ranks --logits-only"
@@ -126,7 +126,7 @@ ALONE = "--preset --family --set --head --command --adapter --audit --quick --by
 RULES_OF_AGAINST = (
     OptionRule("--against", OF_THEIR_MODEL, "--family --preset --set"),
     OptionRule("--against", OF_AGAINST, f"{ALONE} sections", needs="PORT"),
-    OptionRule("--inputs", OF_AGAINST, needs="--against"),
+    OptionRule("--inputs", "--inputs needs --against REFERENCE; add it, or leave out --inputs.", needs="--against"),
 )
 """The rules if the reference is another implementation."""
 

@@ -88,7 +88,7 @@ def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) 
             left -= needed
             fits.append(candidate)
         else:
-            sizes = f"it needs about {needed / 1e9:.3g} GB, and {left / 1e9:.3g} of {memory / 1e9:.3g} GB are left"
+            sizes = f"it needs about {needed / 1e9:.3g} GB, but only {left / 1e9:.3g} of {memory / 1e9:.3g} GB are left"
             reason = f"does not fit into memory: {sizes}; choose fewer with -k"
             too_large.append(Result(candidate, workload, failed=reason))
     return fits, too_large

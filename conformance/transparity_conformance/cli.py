@@ -80,7 +80,7 @@ COMMAND_HELP = (
     "Instead of PORT: program in any language. The program reads a bundle from a folder and writes its outputs to a "
     "file. The two paths replace {bundle} and {actual} in the command, or are added at its end."
 )
-BUDGET_HELP = "Time limit for each search for causes. By default, the amount of computation is limited instead."
+BUDGET_HELP = "Time limit for each search for causes, in addition to a fixed limit of computation."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
 AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists such findings."
 RANKS_HELP = "Run PORT on N ranks, as torchrun does, and compare the results with one rank and with the reference."

@@ -85,7 +85,7 @@ def _loading(path: Path, page: Page, site: Path, address: str) -> list[str]:
 def _size(path: Path, page: Page) -> list[str]:
     size, missing = path.stat().st_size, page.pictures_without_text
     heavy = [f"has {size:,} bytes; at most {HEAVIEST:,} are allowed"] if size > HEAVIEST else []
-    return heavy + ([f"{missing} pictures have no alternative text"] if missing else [])
+    return heavy + ([f"pictures without alternative text: {missing}"] if missing else [])
 
 
 def _links(path: Path, pages: dict[Path, Page], site: Path, address: str) -> list[str]:

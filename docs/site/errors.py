@@ -48,7 +48,7 @@ def by_tap(run: Run) -> str:
     taps = [tap for tap in run.probe.oracle.expected if tap in run.wrong]
     wrong = [tap for tap in taps if run.share(tap) > 1]
     first = f"; the first is {wrong[0]}" if wrong else ""
-    label = f"Error by activation: {len(wrong)} of {len(taps)} exceed their tolerance{first}"
+    label = f"Error by activation: tolerance exceeded at {len(wrong)} of {len(taps)}{first}"
     return _bars([(tap, run, tap) for tap in taps], label)
 
 

@@ -60,7 +60,8 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
     batches = {name: len(tokens) for name, tokens in checked.items()}
     if len(set(batches.values())) > 1:
         raise InputError(
-            f"source has {batches['source']} rows and target {batches['target']}; expected the same number of rows."
+            f"The batch size of source is {batches['source']}, but the batch size of target is {batches['target']}; "
+            "expected equal batch sizes."
         )
     shape = checked[config.input_names[0]].shape
     return checked | {name: _checked_further(config, name, given[name], shape) for name in config.further_inputs}
@@ -80,7 +81,7 @@ def inputs_by_name(config: TransformerConfig, inputs: Sequence[T], named: Mappin
     by_name = {name: value for name, value in named.items() if value is not None}
     given = dict(zip(config.input_names, inputs, strict=False)) | by_name
     if set(given) != set(config.input_names) or len(given) != len(inputs) + len(by_name):
-        passed = f"{len(inputs)} inputs by position and {', '.join(by_name) or 'none'} by name were given"
+        passed = f"the number of inputs given by position is {len(inputs)}, and by name: {', '.join(by_name) or 'none'}"
         raise InputError(f"The model takes {' and '.join(config.input_names)}; {passed}.")
     return given
 
@@ -189,7 +190,8 @@ def check_step(
     rows = len(checked.get("source", checked["tokens"])) if lengths is None else len(lengths)
     if rows != batch:
         others = "cache" if source is None else "source"
-        raise InputError(f"tokens has {batch} rows and the {others} {rows}; expected the same number of rows.")
+        says = f"The batch size of tokens is {batch}, but the batch size of the {others} is {rows}"
+        raise InputError(f"{says}; expected equal batch sizes.")
     longest = length + (0 if lengths is None else int(np.max(lengths)))
     check_length(config, longest, "a row with its cached tokens")
     if lengths is not None:
@@ -249,8 +251,8 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
         prompt = np.full((len(inputs["source"]), 1), config.bos_id)
     inputs["prompt"] = _checked_tokens(config, config.input_names[-1], prompt, called="prompt")
     if source is not None and len(inputs["prompt"]) != len(inputs["source"]):
-        rows = f"{len(inputs['prompt'])} rows and source {len(inputs['source'])}"
-        raise InputError(f"prompt has {rows}; expected the same number of rows.")
+        says = f"The batch size of prompt is {len(inputs['prompt'])}, but the batch size of source is"
+        raise InputError(f"{says} {len(inputs['source'])}; expected equal batch sizes.")
     checked = None if lengths is None else _checked_lengths("lengths", lengths, *inputs["prompt"].shape)
     _check_something_is_seen(config, inputs["prompt"], checked)
     if checked is None:
@@ -278,7 +280,7 @@ def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, leng
 def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np.ndarray | None]:
     """Return the number of tokens to generate, and the random numbers for sampling them; None without sampling."""
     steps = _checked_whole("max_new_tokens", max_new_tokens, 0)
-    check_fits(f"A batch of {batch} rows with {shown(steps)} new tokens", 8 * batch * steps, InputError)
+    check_fits(f"Generation with batch size {batch} and max_new_tokens {shown(steps)}", 8 * batch * steps, InputError)
     if uniforms is None:
         return steps, None
     drawn = as_array("uniforms", uniforms, InputError)
@@ -293,7 +295,7 @@ def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np
 
 def check_beams(config: TransformerConfig, rows: int, beams: Any, length_penalty: Any) -> tuple[int, float]:
     count = _checked_whole("beams", beams, 1)
-    check_fits(f"A search with {shown(count)} beams", 8 * count * rows * config.vocab_size, InputError)
+    check_fits(f"A beam search with beams = {shown(count)}", 8 * count * rows * config.vocab_size, InputError)
     if not is_finite(length_penalty):
         raise InputError(f"length_penalty is {shown(length_penalty)}; expected a finite number.")
     return count, float(length_penalty)
@@ -308,7 +310,7 @@ def _checked_whole(name: str, value: Any, least: int) -> int:
 def _checked_lengths(name: str, value: Any, batch: int, length: int) -> np.ndarray:
     found = as_array(name, value, InputError)
     if found.shape != (batch,) or found.dtype.kind not in "iu":
-        raise InputError(f"{name} has the shape {found.shape} and dtype {found.dtype}; expected {batch} integers.")
+        raise InputError(f"{name} has the shape {found.shape} and dtype {found.dtype}; expected ({batch},) integers.")
     if found.min() < 1 or found.max() > length:
         raise InputError(f"{name} range from {found.min()} to {found.max()}; expected 1 to {length} for each row.")
     return found.astype(np.int64)

@@ -56,7 +56,7 @@ HALF = Cause("attention-scale", SAYS, None, 0.6, 0.37)
 COMPUTED = Cause("attention-scale", SAYS, None, 2e-16, 1.0)
 STEPS = "step: the forward pass diverges, so cached steps diverge, too"
 SMALL = (Measured("logits", "mixed", 1e-11, 1e-6, 0.0, 1e-6),)
-SHAPES = tuple(f"logits has the shape ({rows}, 9, 30), expected ({rows}, 9, 31)" for rows in range(1, 8))
+SHAPES = tuple(f"logits has the shape ({rows}, 9, 30); expected ({rows}, 9, 31)" for rows in range(1, 8))
 LEFT_OUT = "probe hot: no logits"
 EMPTY = Report("notes-lm", "inconclusive", None, not_compared=("probe mixed: no logits",))
 LOSS = ClaimResult("loss", "agrees", 0.59, 1.0, "mixed")
@@ -210,7 +210,7 @@ def test_no_activation_before_a_cause_that_explains_everything_is_called_the_fir
 
 def test_an_unexplained_line_says_which_part_it_changes_and_a_wrong_shape_is_given_once() -> None:
     line = {"file": "/home/my.py", "line": 7, "code": "where(a, b, c)"}
-    shape = f"{SCORES.format(0)} has the shape (2, 3) on the probe mixed, expected (2, 4)"
+    shape = f"{SCORES.format(0)} has the shape (2, 3) on the probe mixed; expected (2, 4)"
     notes = ("my.py:7 changes only every 3rd feature from 0 (of 16)", "another note")
     text = flat(as_text([report(fault(source=line), notes=notes)], 80))
     assert f"unexplained {notes[0]} wrong by" in text

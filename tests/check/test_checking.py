@@ -153,7 +153,9 @@ def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch
         assert any(says in note for note in slow.notes), slow.notes
     monkeypatch.setattr(heard, "available_memory", lambda: 1000)
     large = check(ScaledByTheWidth, config=GPT2, budget=1)
-    assert any("of memory, and 1 kB are free; if the port returns its activations" in note for note in large.notes)
+    assert any(
+        "of memory, but the free memory is 1 kB; if the port returns its activations" in note for note in large.notes
+    )
 
 
 def test_a_model_with_two_end_tokens_is_built_for_each() -> None:

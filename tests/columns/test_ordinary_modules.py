@@ -105,9 +105,11 @@ def test_inputs_are_taken_in_order_or_by_name() -> None:
     model = Transformer(TIED).eval()
     expected = model(source=SOURCE, target=TARGET)
     assert torch.equal(model(SOURCE, TARGET), expected) and torch.equal(model(SOURCE, target=TARGET), expected)
-    with pytest.raises(InputError, match="takes source and target; 1 inputs by position and none by name were given"):
+    with pytest.raises(
+        InputError, match="takes source and target; the number of inputs given by position is 1, and by name: none"
+    ):
         model(SOURCE)
-    with pytest.raises(InputError, match="1 inputs by position and source, target by name"):
+    with pytest.raises(InputError, match="given by position is 1, and by name: source, target"):
         model(SOURCE, source=SOURCE, target=TARGET)
 
 
@@ -208,7 +210,9 @@ def test_inputs_go_by_position_or_by_name_and_a_wrong_number_is_told() -> None:
     expected = model(source=source, target=target)
     assert (model(source, target) == expected).all() and (model(source, target=target) == expected).all()
     assert (nnx.jit(lambda model, *given: model(*given))(model, source, target)).shape == expected.shape
-    with pytest.raises(InputError, match="takes source and target; 1 inputs by position and none by name"):
+    with pytest.raises(
+        InputError, match="takes source and target; the number of inputs given by position is 1, and by name: none"
+    ):
         model(source)
 
 

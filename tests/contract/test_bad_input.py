@@ -120,7 +120,10 @@ INPUTS: list[tuple[dict[str, Any], str]] = [
         for name in ("source", "target")
         for value, says in TOKENS
     ),
-    ({"source": SOURCE[:1], "target": TARGET}, "source has 1 rows and target 2; expected the same number of rows."),
+    (
+        {"source": SOURCE[:1], "target": TARGET},
+        "The batch size of source is 1, but the batch size of target is 2; expected equal batch sizes.",
+    ),
 ]
 
 
@@ -156,7 +159,10 @@ def test_targets_that_the_logits_are_not_of(forward: Forward, targets: Any, says
 @for_each(
     ("arguments", "says"),
     [
-        ({"prompt": TARGET[:1]}, "prompt has 1 rows and source 2; expected the same number of rows."),
+        (
+            {"prompt": TARGET[:1]},
+            "The batch size of prompt is 1, but the batch size of source is 2; expected equal batch sizes.",
+        ),
         ({"prompt": TARGET + 30}, "prompt[0, 0] is 31, outside the vocabulary of 31 tokens."),
         ({"prompt": TARGET[:, :0]}, "prompt is empty: it has the shape (2, 0); expected at least one row and"),
         ({"source": None}, "Generation with this encoder-decoder needs a source."),

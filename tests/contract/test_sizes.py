@@ -36,7 +36,7 @@ TOO_LARGE: dict[str, dict[str, Any]] = table(__file__, "fields.toml")["too_large
 def test_a_check_that_no_machine_has_memory_for(tmp_path: Path, fields: dict[str, Any]) -> None:
     config = dataclasses.replace(TINY, **fields)
     says = refusal_at_once(lambda: probes_of(config, "config"), ConfigError, **LARGE)
-    assert "needs at least" in says and "are free" in says
+    assert "needs at least" in says and "but the free memory is" in says
     refusal_at_once(lambda: export_bundle(config, tmp_path / "bundle"), ConfigError, **LARGE)
     assert not (tmp_path / "bundle").exists()
 
@@ -49,13 +49,15 @@ def test_a_vocabulary_of_one_token_is_refused_in_a_sentence() -> None:
 def test_initial_parameters_that_no_machine_has_memory_for() -> None:
     config = dataclasses.replace(TINY, target_vocab_size=LARGEST)
     says = refusal_at_once(lambda: initialize_parameters(config), ConfigError, **LARGE)
-    assert says.startswith("The model needs at least 77.3 GB of memory, and ") or available_memory() > 77.4e9
+    assert says.startswith("The model needs at least 77.3 GB of memory, but ") or available_memory() > 77.4e9
 
 
 def test_the_limit_is_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < available_memory() < 2**50
     monkeypatch.setattr(memory_of_the_machine, "available_memory", lambda: 999)
-    with pytest.raises(ConfigError, match=r"^It needs at least 1 kB of memory, and 999 bytes are free; choose"):
+    with pytest.raises(
+        ConfigError, match=r"^It needs at least 1 kB of memory, but the free memory is 999 bytes; choose"
+    ):
         check_fits("It", 1000, ConfigError)
     check_fits("It", 999, ConfigError)
 

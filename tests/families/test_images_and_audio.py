@@ -83,7 +83,7 @@ def test_an_impossible_model_is_refused(model: str, fields: dict[str, Any], says
         (AUDIO, np.zeros((2, 5, 12), np.float32), "5 bins of 14 frames"),
         (AUDIO, np.zeros((2, 5, 14), np.int64), "expected finite floats"),
         (AUDIO, np.full((2, 5, 14), np.nan), "is not finite"),
-        (AUDIO, np.zeros((3, 5, 14), np.float32), "source has 3 rows and target 2"),
+        (AUDIO, np.zeros((3, 5, 14), np.float32), "The batch size of source is 3, but the batch size of target is 2"),
         (IMAGES, np.zeros((2, 6, 6, 3), np.float32), r"\(it looks transposed\); expected .*3 channels of 6 × 6 pixels"),
         (IMAGES, np.zeros((2, 3, 6, 6), np.int64), "expected finite floats"),
         (IMAGES, np.full((2, 3, 6, 6), np.nan), "expected finite floats"),

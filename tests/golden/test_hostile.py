@@ -84,7 +84,7 @@ def test_a_port_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:
     source = calling("import subprocess; subprocess.Popen(['sleep', '777']); time.sleep(777)")
     begin = time.monotonic()
     said = refused(checked(tmp_path, source, "--timeout", "1.5"))
-    assert "The port gave no answer to forward within 1.5 s and was stopped" in said
+    assert "The port did not finish forward within 1.5 s and was stopped" in said
     assert time.monotonic() - begin < 30
 
 

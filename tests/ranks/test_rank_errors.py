@@ -66,7 +66,7 @@ def test_a_rank_that_hangs_is_named_and_nothing_of_it_is_left() -> None:
         pids = {process.process.pid for process in (*group.processes, *alone)}
         with pytest.raises(PortProcessError) as raised:
             check(build, "notes-lm")
-    said = "Rank 2 of 3 gave no answer to forward within 3 s (ranks 0 and 1 answered); all were stopped: raise"
+    said = "Rank 2 of 3 did not finish forward within 3 s (ranks 0 and 1 answered); all were stopped: raise"
     assert str(raised.value).startswith(said)
     assert children_of(pids) == []
 
@@ -151,7 +151,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize(
     ("does", "verdict", "says"),
-    [("quiet", "agrees", "they wrote no file"), ("twice", "diverges", "bias-on-every-rank")],
+    [("quiet", "agrees", "not compared, because no file was written"), ("twice", "diverges", "bias-on-every-rank")],
 )
 def test_a_program_is_run_on_every_rank_and_on_one(does: str, verdict: str, says: str, program: str) -> None:
     code, report, _ = ran("--command", f"{program} {does}", "--ranks", "2", "--preset", "notes-lm")

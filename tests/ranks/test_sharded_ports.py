@@ -159,10 +159,14 @@ def test_replicas_that_differ_are_seen(declared: Any, values: list[Any]) -> None
         ("replicated", [WHOLE, None], "Rank 1 of 2 returned no logits"),
         ("rank:0", [None, WHOLE], "is declared to be on rank 0, but this rank returned no value"),
         ("sharded:-1", [WHOLE, WHOLE[:1]], "Ranks 0 and 1 return logits of the shapes (2, 3, 4) and (1, 3, 4)"),
-        ("sharded:5", [WHOLE, WHOLE], "is declared sharded:5, but has only 3 axes"),
+        ("sharded:5", [WHOLE, WHOLE], "is declared sharded:5, but its number of axes is 3"),
         ("padded:-1", [WHOLE[..., :2]] * 2, "has 2 entries on this axis; expected at least 4"),
         ({"sharded": 0, "indices": [[0], [2]]}, [WHOLE[:1], WHOLE[1:]], "No rank declares the index 1"),
-        ({"sharded": 0, "indices": [[0], [1, 2]]}, [WHOLE[:1], WHOLE[1:]], "1 entries of logits, but declares 2"),
+        (
+            {"sharded": 0, "indices": [[0], [1, 2]]},
+            [WHOLE[:1], WHOLE[1:]],
+            "entries of logits on rank 1 is 1; expected 2, the number of declared",
+        ),
     ],
     ids=str,
 )

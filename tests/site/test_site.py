@@ -117,7 +117,7 @@ def test_code_is_shown_as_it_is() -> None:
         ('<script src="https://cdn.example.com/x.js">', "from another host"),
         ('<link rel="preconnect" href="https://fonts.example.com">', "from another host"),
         ('<a href="" data-md-component="source">', "from another host"),
-        ('<img src="picture.svg">', "have no alternative text"),
+        ('<img src="picture.svg">', "pictures without alternative text: 1"),
         ("x" * (HEAVIEST + 1), "at most"),
     ],
 )

@@ -148,7 +148,7 @@ SHORT, ROWS = 12, 4
 def _why_not_packed(probe: Probe, dtype: str) -> str:
     config = probe.config
     if len(config.stacks) > 1 or not config.token_inputs or config.num_token_types:
-        return "documents are packed only for a model whose only input is tokens"
+        return "documents are packed only for models with a single input, which must be tokens"
     if not config.mask_is_exact:
         return "masked keys keep a nonzero weight in this model, so documents would see each other"
     if config.angle_limits:

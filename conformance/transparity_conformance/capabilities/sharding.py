@@ -25,6 +25,7 @@ import numpy as np
 from transparity.errors import shown
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.report.comparison import gap
+from transparity_conformance.report.formatting import count
 
 PADDING = -1
 """The index of a padding entry."""
@@ -95,10 +96,12 @@ def _read(name: str, value: Any, ranks: int) -> Placement:
     if not given or not is_plain or not is_known or (rows is not None and kind != "sharded"):
         raise PortError(f"The placement of {shown(name)} is {shown(value)}; {WORDS}.")
     if indices is not None and len(indices) != ranks:
-        raise PortError(f"The placement of {shown(name)} has indices of {len(indices)} ranks; expected {ranks}.")
+        raise PortError(
+            f"The placement of {shown(name)} has {count(len(indices), 'list')} of indices; expected {ranks}."
+        )
     if kind == "rank":
         if not -ranks <= number < ranks:
-            raise PortError(f"The placement of {shown(name)} is on rank {number}, but there are only {ranks} ranks.")
+            raise PortError(f"The placement of {shown(name)} is on rank {number}, but the number of ranks is {ranks}.")
         number %= ranks
     return Placement(kind, number, padded, indices)
 
@@ -128,10 +131,10 @@ def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, s
     else:
         whole = [value for value in values if value is not None]
         if len(whole) < len(values):
-            absent = ", ".join(str(rank) for rank, value in enumerate(values) if value is None)
+            absent = [str(rank) for rank, value in enumerate(values) if value is None]
             raise PortError(
-                f"Rank {absent} of {len(values)} returned no {name}; return it on all ranks, or declare which rank "
-                f"returns it, such as placements = {{{name!r}: 'rank:-1'}}."
+                f"Rank{'s' * (len(absent) > 1)} {', '.join(absent)} of {len(values)} returned no {name}; return it on "
+                f"all ranks, or declare the rank that returns it, such as placements = {{{name!r}: 'rank:-1'}}."
             )
         _check_shapes(name, whole, placement)
         joined = _joined(name, whole, placement)
@@ -143,7 +146,7 @@ def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, s
 def _check_shapes(name: str, values: Sequence[np.ndarray], placement: Placement) -> None:
     axis, first = placement.number if placement.kind == "sharded" else None, values[0]
     if axis is not None and not -first.ndim <= axis < first.ndim:
-        raise PortError(f"{name} is declared sharded:{axis}, but has only {first.ndim} axes.")
+        raise PortError(f"{name} is declared sharded:{axis}, but its number of axes is {first.ndim}.")
     for rank, value in enumerate(values):
         ours, theirs = list(first.shape), list(value.shape)
         if axis is not None and len(ours) == len(theirs):
@@ -175,7 +178,8 @@ def _by_index(
     for rank, (value, places) in enumerate(zip(values, indices, strict=True)):
         moved = np.moveaxis(value, placement.number, 0)
         if len(moved) != len(places):
-            raise PortError(f"Rank {rank} returns {len(moved)} entries of {name}, but declares {len(places)} indices.")
+            says = f"The number of entries of {name} on rank {rank} is {len(moved)}"
+            raise PortError(f"{says}; expected {len(places)}, the number of declared indices.")
         for index, entry in zip(places, moved, strict=True):
             if index == PADDING:
                 continue

@@ -113,7 +113,7 @@ def summary(result: Adapted) -> tuple[list[str], int]:
     if result.is_proved:
         return [*lines, "proved: with this adapter, the logits are within their budget on every probe"], AGREES
     if result.wrong is not None:
-        return [*lines, f"each line fits the activations, but the logits differ: {result.wrong}"], DIVERGES
+        return [*lines, f"each line fits the activations, but the logits differ ({result.wrong})"], DIVERGES
     return lines, INCONCLUSIVE
 
 

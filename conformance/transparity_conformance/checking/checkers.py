@@ -126,8 +126,8 @@ class PortCheck:
             )
         if needed_by and count != 1:
             raise UsageError(
-                f"{needed_by} needs load(folder), but {safe(self.spec)} takes more arguments than a folder; check a "
-                "build(config, parameters) with --preset, --config or --checkpoint."
+                f"{needed_by} needs load(folder), but the signature of {safe(self.spec)} does not have one required "
+                "argument; check a build(config, parameters) with --preset, --config or --checkpoint."
             )
         return count == 1
 

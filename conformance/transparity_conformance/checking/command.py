@@ -102,7 +102,7 @@ def _beside_one(
     line for the report if some ranks wrote no file."""
     count, differing, probes = len(completed), Differing(), bundle.probes
     silent = [str(rank) for rank, each in enumerate(completed) if not os.path.lexists(each.actual)]
-    absent = [f"ranks {', '.join(silent)}: not compared, because they wrote no file"] if silent else []
+    absent = [f"output of rank {', '.join(silent)}: not compared, because no file was written"] if silent else []
     for rank, each in enumerate(completed):
         if rank and os.path.lexists(each.actual):
             _note(differing, outputs, read_actual(each.actual, bundle), rank)

@@ -102,18 +102,23 @@ OF_WHOLE = "--by-layer needs a function load(folder) as the PORT; an artifact co
 OF_OWN = "{port} contains its weights; give the folder of the original checkpoint with --checkpoint FOLDER."
 OF_LENGTH = """--length needs a model with a large max_length; give --checkpoint FOLDER, --config FILE, or \
 --family NAME --set FIELD=N with the family's field for max_length."""
-OF_CHECKPOINT = "--checkpoint needs a PORT; leave out --preset, --config, --family and --command."
-OF_FAMILY = "--family needs a PORT; leave out --preset, --config and --command."
-OF_ADAPTER = "--adapter needs a PORT that is a model in Python; a --command reads its weights from the bundle."
+OF_CHECKPOINT = "--checkpoint cannot be combined with --preset, --config, --family or --command; leave out the others."
+OF_FAMILY = "--family cannot be combined with --preset, --config or --command; leave out the others."
+OF_ADAPTER = (
+    "--adapter cannot be combined with --command, which reads its weights from the bundle; leave out one of the two."
+)
+OF_PROMPTS = (
+    "--length cannot be combined with --command, which reads its prompts from the bundle; leave out one of them."
+)
 OF_HEAD = "--head needs --checkpoint or --family; a configuration has its own field `head`."
 EITHER = "check needs either a PORT or --command; give exactly one of the two."
 OF_AUDIT = "--audit builds a PORT many times, but a --command runs only once; leave out one of the two."
 OF_QUICK = "--quick compares only the forward pass of a PORT; leave out --command, --audit and --length."
-OF_SECTIONS = "{flags} needs --command; leave the option out, because all methods of a PORT are compared anyway."
+OF_SECTIONS = "{flags} can be used only with --command; by default, a check of a PORT also compares its methods."
 OF_MODELS = "{} needs a PORT that is a model in Python{}; {{port}} is an artifact{}."
 
-OF_AGAINST = """--against REFERENCE needs a PORT, and allows only --config, --checkpoint, --inputs, --dtype, --timeout \
-and --budget; leave out the other options."""
+OF_AGAINST = """--against REFERENCE needs a PORT, and allows only --config, --checkpoint, --inputs, --dtype, \
+--timeout, --budget and the options of reports; leave out the others."""
 OF_THEIR_MODEL = """--against REFERENCE takes a model from --config FILE or --checkpoint FOLDER; leave out \
 --family, --preset and --set."""
 ALONE = "--preset --family --set --head --command --adapter --audit --quick --by-layer --length --ranks --logits-only"
@@ -121,14 +126,14 @@ ALONE = "--preset --family --set --head --command --adapter --audit --quick --by
 RULES_OF_AGAINST = (
     OptionRule("--against", OF_THEIR_MODEL, "--family --preset --set"),
     OptionRule("--against", OF_AGAINST, f"{ALONE} sections", needs="PORT"),
-    OptionRule("--inputs", OF_AGAINST, needs="--against"),
+    OptionRule("--inputs", "--inputs needs --against REFERENCE; add it, or leave out --inputs.", needs="--against"),
 )
 """The rules if the reference is another implementation."""
 
 RULES = (
     OptionRule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),
     OptionRule("--by-layer", OF_WHOLE, "ARTEFACT"),
-    OptionRule("--length", "--length needs a PORT; a --command reads its prompts from the bundle.", "--command"),
+    OptionRule("--length", OF_PROMPTS, "--command"),
     OptionRule("--length", OF_LENGTH, needs="--checkpoint --config --set"),
     OptionRule("--checkpoint", OF_CHECKPOINT, "--preset --config --command --family"),
     OptionRule("--family", OF_FAMILY, "--preset --config --command"),

@@ -89,7 +89,7 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
         others = (
             ""
             if alike == piece.name
-            else f"compared only for {alike}, which has the same configuration; --layers selects other layers"
+            else f"not compared here, because {alike} has the same configuration; --layers selects other layers"
         )
         with written(piece, opened.model_type, others) as parameters:
             yield System(f"{opened.model_type}, {piece.name}", piece.config, parameters, opened.model_type)

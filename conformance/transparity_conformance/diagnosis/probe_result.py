@@ -88,7 +88,7 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
     lengths = lengths_of(probe.config, probe.inputs)
     shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
     misshapen = {
-        tap: f"{tap} has the shape {value.shape} on the probe {probe.name}, expected {shapes[tap]}"
+        tap: f"{tap} has the shape {value.shape} on the probe {probe.name}; expected {shapes[tap]}"
         for tap, value in shown.items()
         if value.shape != shapes[tap]
     }

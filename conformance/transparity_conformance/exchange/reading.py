@@ -177,7 +177,7 @@ def import_described(
     imported = import_checkpoint(folder, described.head)
     for name, value in explicit(config).items():
         if (found := explicit(imported.config)[name]) != value:
-            raise _other(folder, f"its {name} is {shown(found)}, expected {shown(value)}")
+            raise _other(folder, f"its {name} is {shown(found)} instead of {shown(value)}")
     tensors, wanted = headers(tensor_files(folder)), described.tensors
     for name, fields in wanted.items():
         if name not in tensors:
@@ -185,12 +185,12 @@ def import_described(
         for field in ("shape", "dtype"):
             value, was = getattr(tensors[name], field), getattr(fields, field)
             if value != was:
-                raise _other(folder, f"the {field} of {shown(name)} is {shown(value)}, expected {shown(was)}")
+                raise _other(folder, f"the {field} of {shown(name)} is {shown(value)} instead of {shown(was)}")
     if more := [name for name in tensors if name not in wanted]:
         raise _other(folder, f"it has an additional tensor {shown(more[0])}")
     for name, found_hash in hashes(tensors, progress):
         if (was := wanted[name].sha256) != found_hash:
-            shas = f"sha256 {found_hash[:12]}…, expected {shown(was[:12])}…"
+            shas = f"sha256 {found_hash[:12]}… instead of {shown(was[:12])}…"
             raise _other(folder, f"the values of {shown(name)} differ ({shas})")
     return imported
 

@@ -33,6 +33,7 @@ from transparity_conformance.exchange.manifest import (
 )
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_with
+from transparity_conformance.report.formatting import count
 from transparity_conformance.storage.paths import is_file
 
 
@@ -92,8 +93,8 @@ def export_for(
     size = sum((folder / file).stat().st_size for file in (*manifest.files, MANIFEST))
     weights = in_bytes(sum(tensor.size for tensor in tensors.values()))
     return (
-        f"{folder}: {in_bytes(size)}, {len(probes)} probes of {name} ({', '.join(probes)}); "
-        f"{len(tensors)} tensors of {weights} are identified by their sha256"
+        f"{folder}: {in_bytes(size)}, {count(len(probes), 'probe')} of {name} ({', '.join(probes)}); "
+        f"the sha256 of each tensor ({len(tensors)}, {weights}) identifies the checkpoint"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from transparity.text import SENTENCE, safe
 from transparity_conformance.report.comparison import Compared
-from transparity_conformance.report.formatting import format_share, some
+from transparity_conformance.report.formatting import count, format_share, some
 
 MOST_NAMED = 6
 """The largest number of untested fields and probes in a line of text; JSON and HTML list all of them."""
@@ -57,10 +57,11 @@ class Coverage:
         parts = [self.inputs] * bool(self.inputs) + [*self.sizes]
         if self.calls:
             parts.append(
-                f"{self.calls:,} calls of one object (95 % confidence: at most 1 call in {int(1 / self.rate)} differs)"
+                f"{count(self.calls, 'call')} of one object "
+                f"(95 % confidence: at most 1 call in {int(1 / self.rate)} differs)"
             )
         if self.features:
-            parts.append(f"{len(self.features):,} fields of the configuration")
+            parts.append(f"{count(len(self.features), 'field')} of the configuration")
         if self.untested:
             parts.append(f"untested: {some(self.untested, MOST_NAMED, '; ')}")
         return ", ".join(parts)
@@ -135,7 +136,9 @@ class ThirdComparison:
             alone, other = (alone, other) if self.stands_alone == "reference" else (other, alone)
             return f"{alone} differs from the other two: your port and {other} agree.  "
         if self.port_agrees or self.port_agrees_with_third:
-            return f"All three agree: your port, {self.reference} and {self.third}. "
+            are_equal = self.port_agrees and self.port_agrees_with_third and self.references_agree
+            how = "All three agree" if are_equal else "Two of the three pairs agree"
+            return f"{how}: your port, {self.reference} and {self.third}. "
         return f"No two of the three agree: your port, {self.reference} and {self.third}. "
 
     def as_dict(self) -> dict[str, Any]:

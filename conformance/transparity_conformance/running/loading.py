@@ -63,7 +63,7 @@ def load_file(path: Path, what: str = "port") -> ModuleType:
     if not is_file(path):
         raise LoadError(f"There is no file {path}; expected a Python file that contains the {what}.")
     if (size := file_size(path, LoadError)) > LARGEST_JSON:
-        raise LoadError(f"{path} has {size} bytes; expected a Python file, at most {LARGEST_JSON}.")
+        raise LoadError(f"{path} has {size} bytes; a Python file may have at most {LARGEST_JSON}.")
     # Let the file import modules of its folder, as `python file.py` does.
     _importable_from(path.parent)
     name = path.stem

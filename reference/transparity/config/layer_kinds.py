@@ -78,10 +78,10 @@ def checked_overrides(name: str, value: Any) -> Overrides:
         for field in fields:
             if field not in PER_LAYER:
                 close = difflib.get_close_matches(safe(str(field), VALUE), PER_LAYER, 1)
-                expected = f"the nearest is {close[0]}" if close else f"such as {PER_LAYER[0]}"
+                expected = f"; the nearest is {close[0]}" if close else f", such as {PER_LAYER[0]}"
                 raise ConfigError(
                     f"{name} has {shown(field)} for layers of the kind {shown(kind)}; expected a field in which layers "
-                    f"may differ, {expected}."
+                    f"may differ{expected}."
                 )
     return Overrides({kind: Overrides(fields) for kind, fields in value.items()})
 

@@ -141,8 +141,8 @@ def _check_heads(config: Any) -> None:
         )
     if config.num_heads % config.key_value_heads:
         raise ConfigError(
-            f"num_key_value_heads is {config.num_key_value_heads}, which does not divide the {config.num_heads} heads "
-            "(num_heads) evenly; a divisor of num_heads would be right."
+            f"num_key_value_heads is {config.num_key_value_heads}, but num_heads is {config.num_heads}; expected a "
+            "divisor of num_heads."
         )
     whole = (config.key_value_heads, config.attention_dim) == (config.num_heads, config.embed_dim)
     if config.projection == "shared-per-head" and not whole:
@@ -180,8 +180,8 @@ def _check_positions(config: Any) -> None:
     if config.positions == "rotary" and (config.rotated_dim % 2 or config.rotated_dim > config.head_dim):
         name = "head_dim" if config.rotary_dim is None else "rotary_dim"
         raise ConfigError(
-            f"{name} is {config.rotated_dim}, but rotary positions rotate pairs of a head's {config.head_dim} "
-            f"features: an even number up to {config.head_dim} would be right."
+            f"{name} is {config.rotated_dim}, but rotary positions rotate pairs of features; expected an even number"
+            f"{'' if config.rotary_dim is None else f', at most {config.head_dim} (head_dim)'}."
         )
     if config.position_count == "visible" and not config.position_offset:
         raise ConfigError(
@@ -198,13 +198,13 @@ def _check_positions(config: Any) -> None:
     sinusoidal = "sinusoidal" in (config.positions, config.encoder_positions)
     if sinusoidal and config.sinusoidal_timescales == "inclusive" and config.embed_dim < 4:
         raise ConfigError(
-            f"embed_dim is {config.embed_dim}, but sinusoidal_timescales 'inclusive' needs at least two timescales: 4 "
-            "would be right."
+            f"embed_dim is {config.embed_dim}, but sinusoidal_timescales 'inclusive' needs at least two timescales of "
+            "two features each; expected an even embed_dim of at least 4."
         )
     if sinusoidal and config.embed_dim % 2:
         raise ConfigError(
-            f"embed_dim is {config.embed_dim}, but sinusoidal positions pair each sine with a cosine: "
-            f"{config.embed_dim + 1} would be right."
+            f"embed_dim is {config.embed_dim}, but sinusoidal positions pair each sine with a cosine; "
+            "expected an even number."
         )
 
 
@@ -248,8 +248,8 @@ def _check_router(config: Any) -> None:
     open_to_choice = experts // groups * config.topk_groups
     if config.experts_per_token > open_to_choice:
         raise ConfigError(
-            f"experts_per_token is {config.experts_per_token}, but the router chooses from {open_to_choice} experts: "
-            f"{open_to_choice} or fewer would be right."
+            f"experts_per_token is {config.experts_per_token}, but the number of experts to choose from is "
+            f"{open_to_choice}; expected at most {open_to_choice}."
         )
 
 
@@ -291,7 +291,7 @@ def _check_ends(config: Any) -> None:
             "a feed-forward, num_experts should be 0 and branches 'sequential'."
         )
     if config.norm == "layer-unbiased" and config.embed_dim == 1:
-        raise ConfigError("embed_dim is 1, but norm 'layer-unbiased' divides by embed_dim − 1: 2 would be right.")
+        raise ConfigError("embed_dim is 1, but norm 'layer-unbiased' divides by embed_dim − 1; expected at least 2.")
 
 
 def _check_tokens(config: Any) -> None:

@@ -23,8 +23,8 @@ def check_fits(what: str, needed: int, error: type[TransparityError]) -> None:
     free = available_memory()
     if needed > free:
         raise error(
-            f"{what} needs at least {in_bytes(needed)} of memory, and {in_bytes(free)} are free; choose smaller sizes, "
-            "or a machine with more."
+            f"{what} needs at least {in_bytes(needed)} of memory, but the free memory is {in_bytes(free)}; choose "
+            "smaller sizes, or a machine with more memory."
         )
 
 

@@ -74,8 +74,8 @@ def _state(config: TransformerConfig) -> dict[str, Held]:
 def _check_recurrence(config: TransformerConfig) -> None:
     if config.recurrent_heads % config.recurrent_key_heads:
         raise ConfigError(
-            f"recurrent_key_heads is {config.recurrent_key_heads}, which does not divide the {config.recurrent_heads} "
-            "heads (recurrent_heads) evenly; a divisor of recurrent_heads would be right."
+            f"recurrent_key_heads is {config.recurrent_key_heads}, but recurrent_heads is {config.recurrent_heads}; "
+            "expected a divisor of recurrent_heads."
         )
     if config.time_step_max is not None and config.time_step_min > config.time_step_max:
         raise ConfigError(

@@ -24,8 +24,8 @@ def _check_longrope(config: TransformerConfig) -> None:
         count = len(getattr(config, name))
         if count != config.rotated_dim // 2:
             raise ConfigError(
-                f"{name} has {count} numbers, but rotary_scaling 'longrope' divides each of {config.rotated_dim // 2} "
-                "angles: one number for each pair of rotated features would be right."
+                f"{name} has the length {count}, but rotary_scaling is 'longrope'; expected {config.rotated_dim // 2}, "
+                "one number for each pair of rotated features."
             )
 
 

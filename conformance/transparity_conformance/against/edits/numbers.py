@@ -162,7 +162,7 @@ def _sizes(at: At) -> Iterator[Edit]:
             for first in range(len(sizes) - 1):
                 other = _exchanged(sizes, first)
                 if other != list(sizes):
-                    says = f"has the shape {tuple(other)} instead of {tuple(sizes)} in `{at.line}`"
+                    says = f"uses the shape {tuple(other)} instead of {tuple(sizes)} in `{at.line}`"
                     change = functools.partial(_exchanged, first=first)
                     yield Edit("shape", says, functools.partial(At.with_argument, place=place, change=change), rank=2)
 

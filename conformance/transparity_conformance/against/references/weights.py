@@ -98,7 +98,7 @@ class Paired:
 
     @property
     def notes(self) -> list[str]:
-        says = "these tensors are matched only by their order, which no activation confirms"
+        says = "matched only by order, which no activation confirms"
         owned = [(name, each.places) for name, each in self.choices.items() if name not in self.confirmed]
         guessed = [
             f"{name}{f'[{number}]' if len(places) > 1 else ''} → {place.name}"
@@ -269,7 +269,8 @@ class _Search:
             used.update({place.name: place.of(self.port).size for place in choice.places})
         for name, value in self.port.items():
             if used[name] < value.size or name not in used:
-                raise PortError(f"The port's tensor {name} {value.shape} has no counterpart in the reference.")
+                says = f"Not every element of the port's tensor {name} {value.shape} has a counterpart"
+                raise PortError(f"{says} in the reference.")
         return found
 
     def _filled(self, choices: Choices) -> Choices:

@@ -92,7 +92,7 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
         found += CapabilityResult(notes=(boundary(_calls(outcome)),))
     compared = {length_of(each.inputs) for each in sides.called}  # includes the lengths of earlier comparisons
     if left_out := [length for length in left_out if length not in compared]:
-        found += not_compared(f"lengths {', '.join(map(str, left_out))}: left out, to limit the time of the check")
+        found += not_compared(f"texts of length {', '.join(map(str, left_out))}: left out, to limit the check's time")
     return found
 
 

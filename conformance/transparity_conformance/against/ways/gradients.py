@@ -24,6 +24,7 @@ from transparity_conformance.matching.graph import ancestors, readers_of
 from transparity_conformance.matching.values import Known, fingerprint
 from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.formatting import count
 from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, not_compared
 from transparity_conformance.running.gradients import located
 from transparity_conformance.running.process.running import ask
@@ -136,7 +137,8 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
         source=source,
         reference_source=theirs,
     )
-    says = f"gradients: {len(wrong)} of {len(shares)} differ; in the backward pass, the first wrong one is {first}"
+    wrong_of = f"wrong for {len(wrong)} of {count(len(shares), 'parameter')}"
+    says = f"gradients: {wrong_of}; in the backward pass, first for {first}"
     return CapabilityResult((claim,), (fault,), notes=(says,))
 
 

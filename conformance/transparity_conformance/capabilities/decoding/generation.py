@@ -42,6 +42,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, is_large
 from transparity_conformance.oracle.reach.models import crossing_calls
 from transparity_conformance.report.comparison import as_numbers, share
+from transparity_conformance.report.formatting import count
 from transparity_conformance.report.report import DIVERGES, CapabilityResult, Cause
 
 TOKENS_DIVERGE = f"{DIVERGES}, so the generated tokens diverge, too"
@@ -281,6 +282,6 @@ def what_is_generated(probe: Probe) -> str:
     (request,) = asked.given_requests(probe).first
     rows, length = request.prompt.shape
     return (
-        f"generate: with your parameters, only greedy tokens are compared ({rows} prompts of {length} tokens, "
-        f"{request.steps} new tokens); other generation needs random parameters"
+        f"generate: with your parameters, only greedy decoding is compared ({count(rows, 'prompt')} of "
+        f"{count(length, 'token')}, {count(request.steps, 'new token')}), not sampling or prompts of different lengths"
     )

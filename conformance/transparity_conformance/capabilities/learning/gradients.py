@@ -79,7 +79,7 @@ def _why_no_gradients(probe: Probe, dtype: str) -> str:
 
 def _why_none_of_given(probe: Probe, dtype: str) -> str:
     needed, free = 4 * sum(value.size for value in probe.parameters.values()), available_memory()
-    too_large = f"the port's gradients need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
+    too_large = f"the port's gradients need {in_bytes(needed)} of memory, but the free memory is {in_bytes(free)}"
     elsewhere = getattr(probe.parameters, "no_gradients", "")
     too_long = "in a model of this size with experts, the reference's gradients would take too many forward passes"
     takes_long = probe.is_large and most_experts(probe.config)
@@ -121,7 +121,7 @@ def judge_gradients(
     # The backward pass runs in reverse, so the last wrong parameter in forward order is the first wrong gradient.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
     causes = (*found.of_ranks(forward.sharding.ranks, by_rank), *found.causes(actual))[:1]
-    says = f"{claim}: {len(wrong)} of {len(shares)} are wrong; in the backward pass, {first} is the first wrong one"
+    says = f"{claim}: wrong for {len(wrong)} of {len(shares)} parameters; in the backward pass, first for {first}"
     result = ClaimResult(claim, "diverges", errors[worst], budgets[worst], worst)
     where = f"{'gradient' if claim == 'gradients' else claim}.{first}"
     fault = Divergence(where, errors[first], budgets[first], causes, probe=probe.name)
@@ -365,7 +365,7 @@ GRADIENTS = Capability(
             "micro_batches",
             faults=MICRO_BATCH_FAULTS,
             is_listed=lambda config: False,
-            why_not=lambda probe, dtype: "gradients of a large model are compared on one row" * probe.is_large,
+            why_not=lambda probe, dtype: "a large model is compared on one row, which cannot be split" * probe.is_large,
         ),
         _option("checkpointing", is_listed=lambda config: False),
         _option(

@@ -209,7 +209,7 @@ def name_form(evidence: Evidence) -> None:
     fault = Divergence("logits", math.inf, form.budget, (cause,), is_misshapen=True)
     theirs, ours = form.shapes
     report = dataclasses.replace(report, faults=(), first_divergence=None).adding(
-        fault, *report.faults, notes=[f"logits has the shape {theirs}, expected {ours}"]
+        fault, *report.faults, notes=[f"logits has the shape {theirs}; expected {ours}"]
     )
     evidence.report = report
 

@@ -38,7 +38,11 @@ from transparity_conformance.report.report import (
 )
 from transparity_conformance.running.process.running import is_loader, run, sharding_of
 
-OF_A_CHECKPOINT = "the gradients of a loaded model are compared only with --checkpoint"
+OF_A_CHECKPOINT = """not compared, because the model is loaded from a folder with random weights; a check with \
+--checkpoint compares gradients"""
+
+OF_GIVEN_PARAMETERS = """not compared, because the parameters were given; a check with random parameters, such as \
+--family NAME or --config FILE, compares this method"""
 
 CALLS_OF_LARGE = 2
 """The number of forward passes in the history of a large model."""
@@ -87,7 +91,7 @@ def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> Capabili
 
 def _of_given(port: BuiltPort, forward: ForwardPass, verdict: Verdict) -> CapabilityResult:
     others = {row.attribute for row in offered_by(port.forward)} - {row.attribute for row in OF_GIVEN}
-    left_out = dict.fromkeys(others, "compared only with random parameters, for example with --config")
+    left_out = dict.fromkeys(others, OF_GIVEN_PARAMETERS)
     found = compare_capabilities(port, forward, OF_GIVEN, left_out, verdict)
     if any(claim.id == "generate" for claim in found.claims):
         found += not_compared(what_is_generated(first_of(forward.probes)[1]))

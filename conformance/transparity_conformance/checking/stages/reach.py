@@ -90,7 +90,7 @@ def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:
         return ()
     signature = signature_of(evidence.ran.forward)
     if signature is None or "attention_mask" not in signature.parameters:
-        evidence.reached.refused.append("attention_mask: the loaded model has no such argument")
+        evidence.reached.refused.append("attention_mask: the signature of the loaded model has no such argument")
         return ()
     return (model,)
 
@@ -192,7 +192,7 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
         lengths = sorted({max(probe.lengths) for probe in reached.left_out})
         listed = ", ".join(map(str, lengths[:12])) + (", …" if lengths[12:] else "")
         calls = count(len(reached.left_out), "call")
-        missing.append(f"{calls} of the lengths {listed}: left out, because the port is slow")
+        missing.append(f"{calls} of length {listed}: left out, because the port is slow")
     claims = [_claim(name, compared) for name, compared in ((CLAIM, others), (LONG, long)) if compared]
     evidence.add(claims=claims, not_compared=missing)
 
@@ -222,7 +222,7 @@ def call_long(evidence: Evidence) -> None:
 
 
 def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
-    reached.refused.extend(f"{probe.name}: not compared, because shorter prompts already diverge" for probe in probes)
+    reached.refused.extend(f"{probe.name}: not compared, because shorter prompts do not agree" for probe in probes)
 
 
 def can_be_walked(probe: Probe) -> bool:

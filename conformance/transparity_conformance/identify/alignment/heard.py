@@ -148,8 +148,8 @@ def _why_not(row: Probe, clock: Clock) -> str:
     needed, free = exact + BYTES_OF_A_TAP * sum(map(math.prod, shapes.values())), available_memory()
     if needed > free:
         return (
-            f"the port's weights and its activations for one input row need {in_bytes(needed)} of memory, and "
-            f"{in_bytes(free)} are free"
+            f"the port's weights and its activations for one input row need {in_bytes(needed)} of memory, but the "
+            f"free memory is {in_bytes(free)}"
         )
     if clock.time.left <= 0:
         return "no time is left for the search (--budget SECONDS allows more)"

@@ -193,7 +193,7 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
     unseen = exercised(usual, [*_probes(usual, found, calls), *proof.probes.values()])[1]
     untold |= {each: "no call depends on it" for each in unseen if each not in untold}
     if proof.share > 1:
-        found.remarks.append(f"With the random weights of a check, the logits differ: {proof.difference}")
+        found.remarks.append(f"With the random weights of a check, the logits differ ({proof.difference})")
     return Fit(usual, max(share, proof.share), *nearest(usual, untold), untold, found.parameters)
 
 

@@ -57,7 +57,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
                 found.fields["window_kind"] = "chunked"
             if "layer_types" not in windowed:
                 found.untold["layer_types"] = (
-                    f"all {len(own)} attention layers have the window, so no layer shows which kinds have the window"
+                    "every attention layer has the window, so no layer shows which kinds have the window"
                 )
             return
     longest = max(len(each.masked[0]) for each in plain.values())

@@ -141,7 +141,7 @@ class _Filling:
 
 def read_adapter(path: str | Path) -> Adapter:
     if (size := file_size(path, AdapterError)) > LARGEST_JSON:
-        raise AdapterError(f"{path} has {size} bytes; expected an adapter, at most {LARGEST_JSON}.")
+        raise AdapterError(f"{path} has {size} bytes; an adapter may have at most {LARGEST_JSON}.")
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

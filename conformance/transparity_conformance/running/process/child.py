@@ -110,14 +110,14 @@ class PortProcess:
         except TimeoutError:
             self.stop()
             raise PortTimeoutError(
-                f"{self.who} gave no answer to {what} within {self.timeout:g} s and was stopped; --timeout gives it "
-                "more time."
+                f"{self.who} did not finish {what} within {self.timeout:g} s and was stopped; --timeout gives it more "
+                "time."
             ) from None
         except (OSError, Closed):
             raise self._died(what) from None
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError) as error:
             self.stop()
-            raise PortProcessError(f"{self.name} sent a malformed reply to {what}: {error}.") from None
+            raise PortProcessError(f"{self.name} sent a malformed reply during {what}: {error}.") from None
         if kind == "returned":
             return content[0]
         if kind == "raised":

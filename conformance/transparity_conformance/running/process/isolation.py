@@ -221,7 +221,7 @@ class IsolatedBuild(_Described):
         if number is None and offered is None:
             raise PortError(str(signature))
         if number is None:
-            raise PortError(f"build(config, parameters) returned {signature}; expected a function forward(**tokens).")
+            raise PortError(f"{what} returned {signature}; expected a function forward(**tokens).")
         return process.handle(number), signature, offered
 
 

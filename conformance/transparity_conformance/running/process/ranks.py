@@ -293,7 +293,7 @@ class SharedCall:
         process, answered = self.processes[0], sorted(self.found)
         others = f" ({_named(answered)} answered)" if answered else ""
         return (
-            f"{_named(timeouts).capitalize()} of {len(self.processes)} gave no answer to {self.what} within "
+            f"{_named(timeouts).capitalize()} of {len(self.processes)} did not finish {self.what} within "
             f"{process.timeout:g} s{others}; all were stopped: raise --timeout, or make every rank enter "
             "each collective."
         )

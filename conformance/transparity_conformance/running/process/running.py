@@ -186,5 +186,5 @@ def _array(name: str, value: Any, most: int) -> np.ndarray:
             f"{name} is {shown(value)}, which is not an array of numbers: its dtype is {safe(array.dtype, VALUE)}."
         )
     if array.size > most:
-        raise PortError(f"{name} has {array.size:,} elements; expected at most {most:,}, the size of all activations.")
+        raise PortError(f"{name} has {array.size:,} elements; the checker reads at most {most:,}.")
     return np.array(array, np.float64)

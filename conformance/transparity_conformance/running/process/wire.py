@@ -189,7 +189,8 @@ def largest_answer() -> int:
 def _read_array(fill: Fill, code: str, sizes: list[int]) -> np.ndarray:
     dtype, shape = np.dtype("<" + code), tuple(int(size) for size in sizes)
     if dtype.kind not in "fiub" or any(size < 0 for size in shape):
-        raise ValueError(f"an array has the dtype {dtype} and the shape {shape}")
+        says = "expected floats, integers or booleans, and no negative size"
+        raise ValueError(f"an array has the dtype {dtype} and the shape {shape}; {says}")
     fill(value := np.empty(shape, dtype))
     return value
 

@@ -68,8 +68,8 @@ TRAINED = (
     "adamw, clipped and warmed up on 1 × 2",
     "adamw, clipped and warmed up on 2 × 2",
     "sgd with momentum on 4 × 1",
-    "adamw, of recurrences on 1 × 2",
-    "adamw, of recurrences on 2 × 2",
+    "adamw with recurrent layers on 1 × 2",
+    "adamw with recurrent layers on 2 × 2",
 )
 
 GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 × 2", "qwen3-next on 1 × 2")

@@ -187,7 +187,7 @@ RECURRENCES = CONFIG.with_sizes(
     recurrent_value_dim=2,
     convolution_width=2,
 )
-TRAINED["adamw, of recurrences"] = (RECURRENCES, TRAININGS["adamw"])
+TRAINED["adamw with recurrent layers"] = (RECURRENCES, TRAININGS["adamw"])
 
 
 @functools.cache

@@ -43,6 +43,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if tap == "scores":
         for name, scale in SCALES.items():
             is_defined = "rotary_dim" not in name or 0 < (config.rotary_dim or 0) < config.head_dim
+            if "multiplier" in name:
+                is_defined &= config.attention_scale == "head_dim" and config.attention_multiplier != 1
             if is_defined and not is_same(scale(config), config.score_scale):
                 yield scaled(config, scale(config), name)
         if sublayer == "self_attention" and own_config(config, site).positions != config.positions:
@@ -66,6 +68,10 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "1/√(head_dim − rotary_dim)": lambda config: (config.head_dim - cast(int, config.rotary_dim)) ** -0.5,
     "1/√rotary_dim": lambda config: cast(int, config.rotary_dim) ** -0.5,
     "1/√embed_dim": lambda config: config.embed_dim**-0.5,
+    "1/√(head_dim − rotary_dim) · attention_multiplier": lambda config: (
+        config.attention_multiplier * (config.head_dim - cast(int, config.rotary_dim)) ** -0.5
+    ),
+    "1/√head_dim · √attention_multiplier": lambda config: (config.attention_multiplier / config.head_dim) ** 0.5,
     "1 (none)": lambda config: 1.0,
     "1/head_dim": lambda config: 1 / config.head_dim,
     "the scale twice": lambda config: config.score_scale**2,

@@ -68,7 +68,9 @@ def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
         own, weight = f"{part}.experts.{expert}", weights[..., expert, None]
         given, weight = (x * weight, weight != 0) if settings.get("weighs_input") else (x, weight)
         features = unpacked(hidden(own, unpacked(given)))
-        total = total + weight * apply_linear(state, f"{own}.down", features)
+        out = apply_linear(state, f"{own}.down", features)
+        bias = state.parameters.get(f"{own}.down.bias", 0) * settings.get("bare", 0)
+        total = total + weight * (out - bias) + (weight != 0) * bias
     if config.shared_expert_dim:
         shared = state.taps[f"{part}.shared_expert.output"] * value.dtype.type(settings.get("shared", 1))
         if parameters_of(state, f"{part}.shared_expert_gate"):
@@ -191,8 +193,10 @@ def _choices(config: TransformerConfig) -> Iterator[Fault]:
         yield chosen("router-correction", "missing", correction=0)
         yield chosen("router-correction", "subtracted", correction=-1)
     if config.router_groups > config.topk_groups:
-        yield chosen("router-groups", "ignored", topk_groups=config.router_groups)
-        yield chosen("router-groups", "by the highest score", ranked=1)
+        is_told = count > config.topk_groups  # fewer experts are always in the groups with the highest scores
+        yield chosen("router-groups", "ignored" if is_told else "either", topk_groups=config.router_groups)
+        if is_told:
+            yield chosen("router-groups", "by the highest score", ranked=1)
 
 
 def _weights(config: TransformerConfig) -> Iterator[Fault]:
@@ -204,7 +208,11 @@ def _weights(config: TransformerConfig) -> Iterator[Fault]:
     yield weighted("router-weights", "equal", weights="equal")
     if config.router_scores == "softmax":
         yield weighted("router-weights", "softmax twice", weights="softmax twice")
+    elif config.experts_per_token > 1:
+        yield weighted("router-weights", "softmax of the chosen", weights="softmax of the chosen")
     yield weighted("router-weights", "logits", weights="logits")
+    if config.router_scores == "softmax":
+        yield weighted("softmax-axis", "tokens", over_tokens=True, also_patched=(ROUTER_CHOSEN,))
     other = next(name for name in SCORES if name != config.router_scores)
     yield weighted("router-scores", other, router_scores=other, also_patched=(ROUTER_CHOSEN,))
     if config.router_score_bias:
@@ -213,10 +221,14 @@ def _weights(config: TransformerConfig) -> Iterator[Fault]:
         yield weighted("router-scale", name, words={"right": right}, router_scale=factor(right))
 
 
-def _scores(state: WalkState, site: str, config: TransformerConfig) -> tuple[Value, Value, Any]:
+def _scores(settings: Settings, state: WalkState, site: str, config: TransformerConfig) -> tuple[Value, Value, Any]:
     scope = site.rpartition(".")[0]
     logits = state.taps[f"{scope}.router_logits"]
-    return logits, SCORES[config.router_scores](logits), state.parameters.get(f"{scope}.router_score_bias")
+    flat = logits.reshape(-1, logits.shape[-1]).T
+    scores = (
+        softmax(flat).T.reshape(logits.shape) if "over_tokens" in settings else SCORES[config.router_scores](logits)
+    )
+    return logits, scores, state.parameters.get(f"{scope}.router_score_bias")
 
 
 def _changed(settings: Settings, state: WalkState, site: str) -> TransformerConfig:
@@ -226,7 +238,7 @@ def _changed(settings: Settings, state: WalkState, site: str) -> TransformerConf
 
 def _chosen(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     config = _changed(settings, state, site)
-    _, scores, correction = _scores(state, site, config)
+    _, scores, correction = _scores(settings, state, site, config)
     if "correction" in settings:
         correction = settings["correction"] * correction
     if "sign" in settings:
@@ -247,13 +259,15 @@ def _weighted(settings: Settings, state: WalkState, site: str, value: Value) -> 
     if site.endswith(ROUTER_CHOSEN):
         return _chosen(settings, state, site, value)
     config = _changed(settings, state, site)
-    logits, scores, correction = _scores(state, site, config)
+    logits, scores, correction = _scores(settings, state, site, config)
     chosen = state.taps[f"{site.rpartition('.')[0]}.{ROUTER_CHOSEN}"]
     kind = settings.get("weights")
     if kind in ("one", "equal"):
         return (chosen / (config.experts_per_token if kind == "equal" else 1)).astype(value.dtype)
     if kind == "logits":
         return np.where(chosen != 0, logits, 0).astype(value.dtype)
+    if kind == "softmax of the chosen":
+        scores = softmax(np.where(chosen != 0, scores, -np.inf))
     if kind == "corrected" and correction is not None:
         scores = scores + correction
     scores = softmax(scores) if kind == "softmax twice" else scores
@@ -321,6 +335,8 @@ def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
         alter = partial(_of_other_experts, orders["first"], (role,))
         yield fault("expert-order", "first, {role}", words={"role": role}, alter=alter)
     yield fault("router-weights", "of the input", formula=activated, weighs_input=True)
+    if config.feed_forward_bias:
+        yield fault("router-weights", "not of the biases", formula=activated, bare=1)
     for name, (size, change) in PACKINGS.items():
         if config.embed_dim % size == 0:
             yield fault("expert-packing", name, formula=activated, unpacked=partial(_unpacked, size, change))

@@ -140,7 +140,7 @@ def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
         if value != config.mask_value:
             description = f"masked scores are replaced by {value:g} instead of {config.mask_value:g}"
             yield _masked("mask-value", f"{value:g}", value=value, hidden=value, says=description)
-    for value in (config.mask_value, -1e9, -10.0, 1.0):
+    for value in (config.mask_value, -1e9, -10.0, -1.0, 1.0):
         if math.isfinite(value):
             yield _masked("mask-value", "{value:g} added", value=value, added=value, words={"value": value})
     yield _masked("mask-order", "behind the softmax", behind="as they are")

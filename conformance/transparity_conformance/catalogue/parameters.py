@@ -15,7 +15,14 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
 
 PARTS = {"query": "query", "key": "key", "value": "value", "output": "output", "hidden": "up"}
-EXCHANGED = (("query", "key"), ("key", "value"), ("query", "value"), ("value", "output"), ("up", "down"))
+EXCHANGED = (
+    ("query", "key"),
+    ("key", "value"),
+    ("query", "value"),
+    ("value", "output"),
+    ("up", "down"),
+    ("decay", "beta"),
+)
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -99,7 +106,7 @@ TAKEN = {
 
 def site_of(role: str, site: str) -> str:
     if split(site)[1] == "recurrence":
-        return f"{site.rpartition('.')[0]}.{role}_convolved"
+        return f"{site.rpartition('.')[0]}.{next(tap for tap, part in OF_RECURRENCE.items() if part == role)}"
     return f"{site.rpartition('.')[0]}.{TAPS[role]}"
 
 
@@ -216,6 +223,8 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if sublayer == "self_attention" and tap in (pair := _pair(config)):
         words, alter = {"roles": " and ".join(pair.values())}, partial(_paired_otherwise, pair)
         yield fault("packed-order", "pairs", words=words, alter=alter)
+    if sublayer == "self_attention" and config.kv_lora_rank and tap in pair:
+        yield fault("packed-order", "values first", alter=partial(_paired_otherwise, pair, by_head=True))
     if _is_packed(config, site):
         each = "head by head" if config.key_value_heads == config.num_heads else "group of heads by group"
         packed = partial(fault, "packed-order", words={"each": each})
@@ -255,16 +264,23 @@ def _pair(config: TransformerConfig) -> dict[str, str]:
     return {"query": "query", "gated_context": "gate"} if config.attention_gate else {}
 
 
-def _paired_otherwise(pair: Mapping[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return the weight and bias that a port reads for `site` if it cuts a packed matrix into halves. The right order
-    of this matrix is head by head, with both maps of each head."""
+def _paired_otherwise(
+    pair: Mapping[str, str], config: TransformerConfig, parameters: Arrays, site: str, *, by_head: bool = False
+) -> Arrays:
+    """Return the weight and bias that a port reads for `site` if it cuts a packed matrix into halves or, `by_head`,
+    takes the second map of each head first. The right order of this matrix is head by head, with both maps of each
+    head."""
     part, maps = _part(site), [f"{site.rpartition('.')[0]}.{name}" for name in pair.values()]
     changed = {}
     for kind in [kind for kind in ("weight", "bias") if f"{part}.{kind}" in parameters]:
         rows = [parameters[f"{name}.{kind}"] for name in maps]
         heads = [each.reshape(config.num_heads, -1, *each.shape[1:]) for each in rows]
-        packed = np.concatenate(heads, axis=1).reshape(-1, *rows[0].shape[1:])
-        changed[f"{part}.{kind}"] = np.split(packed, [len(rows[0])])[maps.index(part)]
+        packed = np.concatenate(heads, axis=1)
+        if by_head:
+            cut = np.split(packed, [heads[1].shape[1]], axis=1)[1 - maps.index(part)]
+        else:
+            cut = np.split(packed.reshape(-1, *rows[0].shape[1:]), [len(rows[0])])[maps.index(part)]
+        changed[f"{part}.{kind}"] = cut.reshape(-1, *rows[0].shape[1:])
     return changed
 
 

@@ -59,7 +59,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield from made(ROTATIONS, own, _turn)
     yield from _position_faults(own)
     yield from made(PLACES, own, _turn)
-    yield from made(OF_ONE, own, _turn, which=ROTATED[tap])
+    yield from made(OF_ONE, own, _turn, which=ROTATED[tap], other=OTHER_PAIRS[own.rope_layout], apart=apart)
 
 
 def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -182,7 +182,7 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
         first, middle = np.arange(config.rotated_dim // 2), x.shape[-1] // 2
         order = [*first, *first + middle, *np.setdiff1d(np.arange(x.shape[-1]), [first, first + middle])]
         return rotate(x[..., order], both, config.rope_layout)[..., np.argsort(order)]
-    turn = _with_other_tables if settings.get("other_tables") else rotate
+    turn = settings.get("turn", rotate)
     return np.concatenate([x[..., :begin], turn(x[..., begin:], both, config.rope_layout)], axis=-1)
 
 
@@ -192,6 +192,14 @@ def _with_other_tables(x: Value, tables: tuple[Value, Value], layout: Literal["i
     part, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     turned = rotate(part, (np.zeros_like(tables[0]), np.ones_like(tables[1])), layout)
     return np.concatenate([part * cos + turned * sin, rest], axis=-1)
+
+
+def _with_other_pairs(x: Value, tables: tuple[Value, Value], layout: Literal["interleaved", "halves"]) -> Value:
+    """Rotate the pairs of the other layout, but return them in the order of `layout`."""
+    rows, columns = (2, -1) if layout == "interleaved" else (-1, 2)
+    part, rest = np.split(x, [2 * tables[0].shape[-1]], axis=-1)
+    pairs = part.reshape(*part.shape[:-1], rows, columns).swapaxes(-1, -2)
+    return np.concatenate([rotate(pairs.reshape(part.shape), tables, layout), rest], axis=-1)
 
 
 def _over_all_features(config: TransformerConfig) -> np.ndarray:
@@ -222,6 +230,8 @@ FACTOR = Number(
 INSTEAD = "the attention factor is {v:.6g}{instead}"
 ATTENTION_FACTOR = Number("rotary-attention-factor", "rotary_attention_factor", INSTEAD, _turn, "factor {v:.6g}")
 
+MANY: Callable[[TransformerConfig], bool] = lambda c: c.rotated_dim > 2
+
 LAYOUTS = (
     row("rotary-layout", "{other}", rope_layout=lambda c: OTHER_PAIRS[c.rope_layout]),
     row(
@@ -230,7 +240,7 @@ LAYOUTS = (
         lambda c: c.rope_layout == "halves" and c.rotated_dim < c.head_dim and not c.kv_lora_rank,
         across=True,
     ),
-    row("rotary-layout", "tables of {other}", lambda c: c.rotated_dim > 2, other_tables=True),
+    row("rotary-layout", "tables of {other}", MANY, turn=_with_other_tables),
 )
 
 
@@ -303,6 +313,8 @@ PLACES = (
     row("query-key-norm", "behind the rotation", lambda c: c.query_key_norm, before_norm=True),
 )
 OF_ONE = (
+    row("rotary-layout", "{other} of {which}", MANY, rope_layout=lambda c: OTHER_PAIRS[c.rope_layout]),
+    row("rotary-layout", "{other} of {which}, reordered", MANY, turn=_with_other_pairs),
     row("rotary-missing", "{which}", patch=_before_rotation),
     row("rotary-direction", "{which}", sign=-1),
     row("rotary-position", "{which} +1", shift=1, value=1),

@@ -35,7 +35,7 @@ class Run:
         return float(np.abs(np.where(np.isfinite(wrong), wrong, np.inf) - right).max(initial=0.0))
 
     def scale(self, tap: str) -> float:
-        """Return the largest element of the correct activation; 1 if all are zero."""
+        """Return the largest absolute value in the correct activation; 1 if all values are zero."""
         return float(np.abs(self.probe.oracle.expected[tap]).max(initial=0.0)) or 1.0
 
     def share(self, tap: str) -> float:

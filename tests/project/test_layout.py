@@ -60,7 +60,7 @@ LISTS = {
     "conformance/transparity_conformance/catalogue",
     "conformance/transparity_conformance/checkpoints/families",
 }
-"""Folders that contain one file per list entry, and may therefore have more files."""
+"""Folders with one file per claim, kind of fault or family, which may have more than `MOST_FILES` files."""
 
 
 @functools.cache

@@ -80,7 +80,7 @@ class Clock:
         return clock
 
     def begin(self, stages: int = 1) -> None:
-        """Start a stage, which gets at least the whole work divided by `stages`."""
+        """Extend the limit so that at least 1/`stages` of the search's whole work is left for the next stage."""
         self.work.end = max(self.work.end, self.work.read() + self.work.amount / stages)
 
     @property

@@ -162,7 +162,7 @@ class FittedModel:
         return {self.renamed.get(name, name): value for name, value in inputs.items()}
 
     def _rows_first(self, value: np.ndarray, inputs: Arrays) -> np.ndarray:
-        """Swap the first axes of a value (positions, rows, …), which may also be merged into a single axis."""
+        """Put rows before positions if the first two axes are (positions, rows), or these axes are merged into one."""
         for name, length in self.lengths(inputs).items():
             rows = len(inputs[name])
             if value.shape[:2] == (length, rows):

@@ -133,7 +133,7 @@ class Forward(Protocol):
 
 
 class Backend(Protocol):
-    """A `build` with a choice of precision, device and mode. The first entry of `dtypes` and of `modes` is the default."""
+    """A `build` with a choice of precision, device and mode. The first of `dtypes` and of `modes` is the default."""
 
     name: str
     dtypes: tuple[str, ...]

@@ -199,7 +199,7 @@ class Recorded:
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield each of `indices` whose value has the elements of `ours` in any order; none if `ours` has no finite one."""
+        """Yield the `indices` of values that have the elements of `ours` in any order, if any of these is finite."""
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)

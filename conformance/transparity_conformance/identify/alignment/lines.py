@@ -29,9 +29,9 @@ def operation_of(
     """Find the first operation that leads to the wrong tap `where`, but to no right value. A value is right if the
     reference also computes it between the port's earlier taps and this tap, or with the faults `besides`.
 
-    If no value is wrong, and the tap is a norm or equals one of its inputs, the port omits an operation: return the
-    operation that uses the tap's value. For other taps without a wrong value, and if the wrong operation has no line,
-    return the tap's operation. `error` and `budget` determine the tolerance for rounding.
+    If no value is wrong, the port may omit an operation. For a norm, or a tap that equals one of its inputs, return the
+    operation that uses the tap's value. For other taps, and if the wrong operation has no line, return the tap's
+    operation. `error` and `budget` determine the tolerance for rounding.
     """
     operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]

@@ -236,7 +236,7 @@ class _BySegment:
                 return fewest
             new = (*new, *last)
             if answer and new and layer_of(tap) not in map(layer_of, faulty[done + 1 : done + 2]):
-                if fewest := answer.with_one_more(self.known, new, self.clock.part(1 / 2)):
+                if fewest := answer.with_one_more(self.known, new, self.clock.part(2 / 3)):
                     return fewest
                 postponed, new = [*postponed, new], ()
         later = (answer.with_one_more(self.known, each, self.clock) for each in postponed) if answer else ()

@@ -36,7 +36,7 @@ __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 Located = Callable[[Report], None]
 """A function that gets the report on a wrong port before the search for causes."""
 
-IN_FORM = "{tap} differs from the reference only in form, which changes no later activation"
+in_form = "{} differs from the reference only in form, which changes no later activation".format
 
 Actual = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -149,8 +149,8 @@ def _verdict(
     wrong_taps = (item.tap for item in measured if item.share > 1 and item.tap not in equivalent)
     first = min(wrong_taps, key=taps.index, default=None)
     notes = [message for result in results.values() for message in result.misshapen.values()]
-    notes += [*convention_notes(results), *near_tie_notes(results, dtype)]
-    notes += [IN_FORM.format(tap=tap) for tap in equivalent]
+    notes += [*convention_notes(results), *near_tie_notes(results, dtype), *map(in_form, equivalent)]
+    wrong = list[str]()
     if all(item.share <= 1 for item in measured if item.tap == "logits"):
         wrong = wrong_at_tokens(results, faulty)
         if not wrong:
@@ -158,8 +158,6 @@ def _verdict(
             if hidden := _hidden_in_rounding(results, measured, dtype, notes):
                 return report("diverges", "logits", with_impact(results, hidden), notes=tuple(notes))
             return report("agrees" if complete else "inconclusive", None, notes=tuple(notes))
-    else:
-        wrong = []
     if rounding := find_rounding(results, dtype, search.answer.alone if search.answer else None):
         where = first or "logits"
         found = _undeclared(results, measured, rounding, where, dtype, notes)
@@ -183,7 +181,7 @@ def _verdict(
 def _sure(notes: Sequence[str], divergences: Sequence[Divergence], answer: Answer | None) -> list[str]:
     """Remove notes on the forms of matched taps if an unexplained divergence casts doubt on the matches."""
     is_sure = answer is None or all(each.causes for each in divergences)
-    unsure = {IN_FORM.format(tap=tap) for tap in (() if answer is None or is_sure else answer.found)}
+    unsure = {in_form(tap) for tap in (() if answer is None or is_sure else answer.found)}
     return [note for note in notes if note not in unsure]
 
 

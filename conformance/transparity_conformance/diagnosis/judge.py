@@ -159,9 +159,8 @@ def _verdict(
                 return report("diverges", "logits", with_impact(results, hidden), notes=tuple(notes))
             return report("agrees" if complete else "inconclusive", None, notes=tuple(notes))
     if rounding := find_rounding(results, dtype, search.answer.alone if search.answer else None):
-        where = first or "logits"
-        found = _undeclared(results, measured, rounding, where, dtype, notes)
-        return report("diverges", where, with_impact(results, found), notes=tuple(notes))
+        found = _undeclared(results, measured, rounding, first or "logits", dtype, notes)
+        return report("diverges", first or "logits", with_impact(results, found), notes=tuple(notes))
     if wrong and any(item.tap == "logits" for item in measured):
         notes.append("the logits agree, because on these probes the port's faults do not change the logits")
     places = wrong or faulty or ["logits"]

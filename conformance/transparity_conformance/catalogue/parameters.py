@@ -267,9 +267,8 @@ def _pair(config: TransformerConfig) -> dict[str, str]:
 def _paired_otherwise(
     pair: Mapping[str, str], config: TransformerConfig, parameters: Arrays, site: str, *, by_head: bool = False
 ) -> Arrays:
-    """Return the weight and bias that a port reads for `site` if it cuts a packed matrix into halves. The right order
-    of this matrix is head by head, with both maps of each head. With `by_head`, the port takes the second map of each
-    head first."""
+    """Return the weight and bias that a port reads for `site` if it cuts a packed matrix into halves. With `by_head`,
+    the port takes the second map of each head first. The right order is head by head, with both maps of each head."""
     part, maps = _part(site), [f"{site.rpartition('.')[0]}.{name}" for name in pair.values()]
     changed = {}
     for kind in [kind for kind in ("weight", "bias") if f"{part}.{kind}" in parameters]:

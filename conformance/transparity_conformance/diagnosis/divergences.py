@@ -227,7 +227,7 @@ class _BySegment:
             everywhere = Explanation((Cause(fault.id, fault.description, fault.value, residual, 1.0),))
             self.divergences.append(divergence_of(self.results, faulty[0], everywhere))
             faulty = still_wrong(self.results, self.known)
-        answer, new, postponed = self.answer, Combination(), list[Combination]()
+        answer, new = self.answer, Combination()
         for done, tap in enumerate(faulty):
             progress("looking for causes", done, len(faulty))
             before = self.known
@@ -240,11 +240,10 @@ class _BySegment:
                 return fewest
             new = (*new, *last)
             if answer and new and layer_of(tap) not in map(layer_of, faulty[done + 1 : done + 2]):
-                if fewest := answer.with_one_more(self.known, new, self.clock.part(1 / 2)):
+                if fewest := answer.with_one_more(self.known, new):
                     return fewest
-                postponed, new = [*postponed, new], ()
-        later = (answer.with_one_more(self.known, each, self.clock) for each in postponed) if answer else ()
-        return next(filter(None, later), ())
+                new = ()
+        return ()
 
     def _is_known(self, tap: str) -> bool:
         is_joint = self.joint.get(scope_of(tap), Explanation()).chosen

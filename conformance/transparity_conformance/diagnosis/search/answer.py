@@ -77,8 +77,7 @@ class Answer:
 
     def single(self) -> Combination:
         """Find the single faults that, at all of their possible taps, reproduce the logits; return the first, or ()."""
-        wide = Search(self.segment, self.sites, (), self.clock.part())
-        self.singles = [] if self.is_large else _complete(wide, 1, only_wide=True)
+        self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
     def pairs(self) -> list[Combination]:
@@ -105,19 +104,19 @@ class Answer:
                         return chosen
         return ()
 
-    def with_one_more(self, told: Combination, last: Combination, clock: Clock) -> Combination:
+    def with_one_more(self, told: Combination, last: Combination) -> Combination:
         """Search for one more fault that, with the faults in `last` or in `told`, reproduces the logits. Return all
         these faults, or (). The known faults first act at all possible taps, because the missing fault may hide their
         effect at some taps. Then they act at the taps that leave the smallest difference."""
         kinds, new = by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
             for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:
+                self.tried.add(these)
                 made = self._widened([kinds[each] for each in kinds if each in these])
                 widest = max(made, key=lambda chosen: sum(len(each.sites) for each in chosen))
                 for known in [widest, made[0]] if made[0] is not widest else [widest]:
-                    if found := _complete(Search(self.segment, self.sites, known, clock), 1, only_wide=True):
+                    if found := self._beside(known):
                         return (*known, *found[0])
-                self.tried |= set() if clock.is_over else {these}
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
@@ -132,6 +131,11 @@ class Answer:
         possible = (site for site in self.sites if made_at(self.search.screen.config, fault, site))
         wide = groups(possible) if len(alike) == 1 else []
         return [found, *((Hypothesis(fault, each),) for each in wide if sites < {*each})]
+
+    def _beside(self, known: Combination) -> list[Combination]:
+        """Return single faults at all possible taps that, together with `known`, reproduce the port's logits."""
+        clock = self.clock if known else self.clock.part()
+        return _complete(Search(self.segment, self.sites, known, clock), 1, only_wide=True)
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str], end: str = "logits") -> bool:
         """Return whether the faults reproduce the port's value at `end`, given the port's values at `given`."""

@@ -47,9 +47,9 @@ class Limit:
     def left(self) -> float:
         return max(self.end - self.read(), 0.0)
 
-    def part(self, share: float = 1.0) -> Limit:
-        """Return a limit for one stage: an equal share of the whole amount, but at most `share` of the amount left."""
-        return Limit(self.read, min(self.left * share, self.amount / STAGES))
+    def part(self) -> Limit:
+        """Return a limit for one stage: an equal share of the whole amount, but at most the amount that is left."""
+        return Limit(self.read, min(self.left, self.amount / STAGES))
 
 
 class Clock:
@@ -74,13 +74,13 @@ class Clock:
         """Extend the limit so that at least the work `needed` is left."""
         self.work.end += max(needed - self.work.left, 0.0)
 
-    def part(self, share: float = 1.0) -> Clock:
+    def part(self) -> Clock:
         clock = Clock(watch=self.watch)
-        clock.work, clock.time, clock.is_interrupted = self.work.part(share), self.time.part(), self.is_interrupted
+        clock.work, clock.time, clock.is_interrupted = self.work.part(), self.time.part(), self.is_interrupted
         return clock
 
     def begin(self, stages: int = 1) -> None:
-        """Extend the limit so that at least 1/`stages` of the search's whole work is left for the next stage."""
+        """Start a stage, which gets at least the whole work divided by `stages`."""
         self.work.end = max(self.work.end, self.work.read() + self.work.amount / stages)
 
     @property

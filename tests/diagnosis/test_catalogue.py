@@ -97,8 +97,9 @@ def test_every_sentence_is_said_of_some_fault() -> None:
     packed, batch = MODELS["gpt-oss"].with_sizes(embed_dim=32), preset("notes-lm").resized(norm="batch")
     of_words = dataclasses.replace(MODELS["masked-bert"], activation="relu")
     even, last = MODELS["t5"].with_sizes(num_heads=2), dataclasses.replace(MODELS["clip-text"], pooling="last")
+    wide = dataclasses.replace(MODELS["deepseek"], experts_per_token=MODELS["deepseek"].topk_groups + 1)
     presets = [preset(name).resized() for name in PRESETS]
-    for config in (*MODELS.values(), *presets, packed, batch, of_words, even, last):
+    for config in (*MODELS.values(), *presets, packed, batch, of_words, even, last, wide):
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
             every = [*catalogue.faults_at(config, site, ranks=2), *catalogue.masks.conventions(config, site)]
             said |= {(fault.id, fault.variant) for fault in every}

@@ -312,6 +312,9 @@ RAGGED = 100
 """The length of a call with two rows and padding. Most other calls that are longer than `SHORT` have a single row."""
 
 
+GIVEN_A_MASK = "given a mask"
+
+
 def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
     """Return the model with an attention mask as a further input. Each call has another mask.
 
@@ -323,7 +326,7 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
     masked = dataclasses.replace(config, padding="attention-mask")
     calls: list[tuple[int, tuple[int, ...]]]
     calls = [(batch, (min(length, config.max_length),)) for batch, length in ((2, 7), (1, 9), (3, 8))]
-    return ReachModel("given a mask", masked, parameters, calls, is_asked=True)
+    return ReachModel(GIVEN_A_MASK, masked, parameters, calls, is_asked=True)
 
 
 DEPTH = 6

@@ -91,9 +91,8 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
         sizes = tuple(size for size in (half, 1, 1, half + more - 2) if size > 0)
         if sum(sizes) == 2 * half + more:
             made.append(StepRequest("the longest", longest, sizes, (slice(0, 1),)))
-    for each in forward.reached:
-        if each.model.name == GIVEN_A_MASK and each.lengths[-1] > 3:
-            made.append(StepRequest("with padding", each, _padded(each.lengths[-1])))
+    masked = [each for each in forward.reached if each.model.name == GIVEN_A_MASK and each.lengths[-1] > 3]
+    made += [StepRequest("with padding", each, _padded(each.lengths[-1])) for each in masked]
     for each in crossing_calls(forward.reached):
         made.append(StepRequest("across a threshold", each, _across(each)))
         length = each.lengths[-1]

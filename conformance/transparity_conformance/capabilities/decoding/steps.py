@@ -96,7 +96,7 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
     for each in crossing_calls(forward.reached):
         made.append(StepRequest("across a threshold", each, _across(each)))
         length = each.lengths[-1]
-        if (short := length // 5) and length - 1 in thresholds(each.config).values():
+        if short := length // 5:
             made.append(StepRequest("a short chunk, then a long one", each, (short, length - 2 - short, 1, 1)))
     made = [replace(each, sizes=_with_kept_angles(each.probe.config, each.sizes)) for each in made]
     return {f"{each.probe.name}/step.{each.name.replace(' ', '_')}": each for each in made}

@@ -77,8 +77,11 @@ def _with_kept_angles(config: TransformerConfig, sizes: tuple[int, ...]) -> tupl
 
 
 def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
-    """Return requests that bundles do not contain: large chunks, one row, two batches in turns, the longest probe,
-    calls with a mask, and texts beyond a threshold. The first chunk of these texts is long or short."""
+    """Return requests that bundles do not contain.
+
+    Some requests have large chunks, one row, two batches in turns, or a mask. Others decode the longest probe, or cross
+    a threshold. The first chunk of a long text is long or short.
+    """
     _, probe = first_of(forward.probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []

@@ -41,6 +41,15 @@ class Masked(Decoder):
     step = generate = None  # type: ignore[assignment]
 
 
+class Padded(Masked):
+    """A decoder whose steps take the attention mask of their tokens."""
+
+    def step(self, tokens: np.ndarray, cache: Any, attention_mask: np.ndarray) -> Any:  # type: ignore[override]
+        size, given, mask = tokens.shape[1], cache or (tokens[:, :0], attention_mask[:, :0]), attention_mask
+        every, seen = np.concatenate([given[0], tokens], 1), np.concatenate([given[1], mask], 1)
+        return self(every, seen)[:, -size:], (every, seen)
+
+
 class Uncropped(Decoder):
     """A decoder that generates from all tokens, also beyond `max_length`."""
 
@@ -89,10 +98,19 @@ def load(folder: str) -> Any:
             logits: torch.Tensor = self.inner(input_ids, attention_mask=mask).logits
             return logits
 
+        def step(self, tokens: torch.Tensor, cache: Any, attention_mask: Any = None) -> Any:
+            past, seen = cache or (None, tokens[:, :0])
+            seen = torch.cat([seen, torch.ones_like(tokens) if attention_mask is None else attention_mask], 1)
+            begin, given = seen.shape[1] - tokens.shape[1], seen
+            places = torch.arange(begin, seen.shape[1]).expand_as(tokens)
+            answer = self.inner(tokens, attention_mask=given, position_ids=places, past_key_values=past, use_cache=True)
+            return answer.logits, (answer.past_key_values, seen)
+
         def packed(self, tokens: torch.Tensor, documents: torch.Tensor) -> Any:
             alike = documents[:, :, None] == documents[:, None, :]
             positions = alike.tril().sum(-1) - 1
-            return self.inner(tokens, attention_mask=alike.tril()[:, None], position_ids=positions)
+            seen = alike if hasattr(self.inner, "distilbert") else alike.tril()
+            return self.inner(tokens, attention_mask=seen[:, None], position_ids=positions)
 
     model = Model()
     for file in sorted(Path(folder).glob("*.safetensors")):

@@ -29,7 +29,7 @@ from transparity_conformance.running.inputs import (
     takes_of,
     taps_in,
 )
-from transparity_conformance.running.ways import COTANGENT, add_ways
+from transparity_conformance.running.ways import CACHES, COTANGENT, add_ways
 
 
 def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
@@ -145,7 +145,7 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
         args, named = arguments(add_mask(inputs, config), config, names)
         if may_have_no_mask(inputs, named, config, takes):
             del named["attention_mask"]
-        further = {**without_cache(inputs, config, takes), **(settings or {})}
+        further = {**other_cache_setting(inputs, config, takes), **(settings or {})}
         return whole(*map(array, args), **{name: array(value) for name, value in named.items()}, **further)
 
     def forward(**inputs: np.ndarray) -> Any:
@@ -187,13 +187,20 @@ def may_have_no_mask(
     return takes is not None and takes.parameters["attention_mask"].default is None and not is_padded
 
 
-def without_cache(
+def other_cache_setting(
     inputs: Mapping[str, np.ndarray], config: TransformerConfig, takes: inspect.Signature | None
 ) -> dict[str, bool]:
-    """Return `use_cache=False` for even lengths, if the model makes a cache unless told otherwise; else no argument."""
-    parameter = None if takes is None else takes.parameters.get("use_cache")
-    may_cache = parameter is not None and parameter.default in (None, True)
-    return {"use_cache": False} if may_cache and inputs[config.input_names[-1]].shape[1] % 2 == 0 else {}
+    """Return the value of `use_cache` that is not the default, for even lengths of a model that has this argument.
+
+    Without an argument for a cache, a model may keep the cache of the previous call; never turn on this cache.
+    """
+    names = {} if takes is None else takes.parameters
+    if "use_cache" not in names or inputs[config.input_names[-1]].shape[1] % 2:
+        return {}
+    default = names["use_cache"].default
+    if default is False and any(name in names for name in CACHES):
+        return {"use_cache": True}
+    return {"use_cache": False} if default in (None, True) else {}
 
 
 def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_gradients: Context) -> None:
@@ -215,6 +222,8 @@ def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_
         # The first two arguments distinguish the method from others, such as the `generate` of transformers.
         if takes is not None and list(takes.parameters)[:2] == list(inspect.signature(method).parameters)[:2]:
             setattr(forward, name, method)
+            if name == "step":
+                step.__signature__ = takes  # type: ignore[attr-defined] # it may take a mask
 
 
 def required_arguments(signature: inspect.Signature | None) -> int | None:

@@ -31,7 +31,7 @@ from transparity_conformance.capabilities.decoding.generation import why_no_deco
 from transparity_conformance.capabilities.faults import CACHE_FAULTS, SimulatedFault
 from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
-from transparity_conformance.oracle.reach.models import ReachProbe, crossing_calls
+from transparity_conformance.oracle.reach.models import GIVEN_A_MASK, ReachProbe, crossing_calls
 from transparity_conformance.oracle.reach.thresholds import thresholds
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import as_numbers, gap, share
@@ -77,13 +77,16 @@ def _with_kept_angles(config: TransformerConfig, sizes: tuple[int, ...]) -> tupl
 
 
 def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
-    """Return requests that bundles do not contain: large chunks, one row, two batches in turns, the longest probe, and
-    texts beyond a threshold. The first chunk of these texts is long or short."""
+    """Return requests that bundles do not contain.
+
+    Some requests have large chunks, one row, two batches in turns, or a mask. Others decode the longest probe, or cross
+    a threshold. The first chunk of a long text is long or short.
+    """
     _, probe = first_of(forward.probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
     if length > 3:
-        made.append(StepRequest("two batches in turns", probe, (length - 1, 1), (slice(0, 4), slice(4, None))))
+        made.append(StepRequest("two batches in turns", probe, _padded(length), (slice(0, 4), slice(4, None))))
         made.append(StepRequest("one token, then all others", probe, (1, length - 1)))
         made.append(StepRequest("one row", probe, (2, length - 3, 1), (slice(1, 2),)))
     if longest := forward.probes.get("longest"):
@@ -91,13 +94,21 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
         sizes = tuple(size for size in (half, 1, 1, half + more - 2) if size > 0)
         if sum(sizes) == 2 * half + more:
             made.append(StepRequest("the longest", longest, sizes, (slice(0, 1),)))
+    masked = [each for each in forward.reached if each.model.name == GIVEN_A_MASK and each.lengths[-1] > 3]
+    made += [StepRequest("with padding", each, _padded(each.lengths[-1])) for each in masked]
     for each in crossing_calls(forward.reached):
         made.append(StepRequest("across a threshold", each, _across(each)))
         length = each.lengths[-1]
-        if (short := length // 5) and length - 1 in thresholds(each.config).values():
+        if short := length // 5:
             made.append(StepRequest("a short chunk, then a long one", each, (short, length - 2 - short, 1, 1)))
     made = [replace(each, sizes=_with_kept_angles(each.probe.config, each.sizes)) for each in made]
     return {f"{each.probe.name}/step.{each.name.replace(' ', '_')}": each for each in made}
+
+
+def _padded(length: int) -> tuple[int, int, int]:
+    """Return sizes for a batch with padding. The first chunk of a row may start with padding, or end with padding that
+    is followed by further tokens."""
+    return length // 2 + 1, 1, length - length // 2 - 2
 
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:

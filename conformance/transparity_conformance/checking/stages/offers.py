@@ -17,12 +17,13 @@ import numpy as np
 
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
 from transparity_conformance.capabilities.decoding.generation import what_is_generated
-from transparity_conformance.capabilities.port_calls import PortError, call_port
+from transparity_conformance.capabilities.port_calls import PortError, call_port, has_method, signature_of
 from transparity_conformance.capabilities.table import CAPABILITIES, OF_GIVEN, compare_capabilities, offered_by
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.diagnosis.reach.coverage import CALLS
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probes_left_out, single_row, twin
+from transparity_conformance.oracle.reach.models import GIVEN_A_MASK, ReachProbe
 from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import (
@@ -65,7 +66,7 @@ def compare_offers(evidence: Evidence) -> None:
         {(first.config, id(first.parameters)): (first.parameters, ran.forward)},
         evidence.reached.forwards,
     )
-    reached = [each.probe for each in evidence.reached.right]
+    reached, unmasked = _without_masks([each.probe for each in evidence.reached.right], ran.forward)
     passed = ForwardPass(sharing, logits, report.dtype, sharding_of(ran.forward), reached)
     with known_so_far(report.verdict, report.first_divergence):
         if is_drawn:
@@ -76,7 +77,17 @@ def compare_offers(evidence: Evidence) -> None:
             found = _of_given(port, passed, report.verdict)
         if evidence.agrees():
             found += compare_history(port, passed, found, () if is_drawn else OF_GIVEN)
-        evidence.report = with_capabilities(evidence.report, found)
+        evidence.report = with_capabilities(evidence.report, found + unmasked)
+
+
+def _without_masks(reached: list[ReachProbe], forward: Any) -> tuple[list[ReachProbe], CapabilityResult]:
+    """If the port's steps take no attention mask, leave out the calls with a mask."""
+    masked = [probe for probe in reached if probe.model.name == GIVEN_A_MASK]
+    signature = signature_of(forward.step) if masked and has_method(forward, "step") else None
+    if signature is None or "attention_mask" in signature.parameters:
+        return reached, CapabilityResult()
+    says = "step: not compared with padding, because it has no argument attention_mask"
+    return [probe for probe in reached if probe not in masked], not_compared(says)
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:

@@ -212,6 +212,8 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
         if edges:
             places = tokens[:, ::2]
             places[...] = np.resize(np.roll(edges, number - length), places.shape)
+        if "attention_mask" in config.further_inputs and config.pad_id is None and batch > 2:
+            tokens[-1] = tokens[0]  # under another mask
         _pad(config, tokens, number)
         inputs[name] = tokens
     return inputs | _further(config, inputs, random, masks)
@@ -238,20 +240,21 @@ def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Genera
     """Return an attention mask and token types, if the model reads them.
 
     The sum of batch size, length and `masks` determines what the mask hides. The mask hides no tokens, or padding and
-    one other token, or padding and some first tokens.
+    one other token of each row, or padding and some first tokens. Rows differ, and their lengths are not in order.
     """
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
     if "attention_mask" in config.further_inputs:
         mask = tokens != (-1 if config.pad_id is None else config.pad_id)
         batch, length = mask.shape
+        rows, places, half = np.arange(batch)[:, None], np.arange(length), max(1, length // 2)
         kind = (batch + length + masks) % 3
         if kind == 0:
             mask[:] = True
         elif kind == 1:
-            mask[:, 1 + length // 3 : 2 + length // 3] = False
+            mask &= places != 1 + (length // 3 + rows) % max(1, length - 1)
         else:
-            mask &= np.arange(length) >= np.arange(batch)[:, None] % max(1, length // 2)
+            mask &= places >= (rows + half - 1) % half
         further["attention_mask"] = mask.astype(np.int64)
     if config.num_token_types:
         further["token_types"] = random.integers(0, config.num_token_types, tokens.shape)
@@ -313,6 +316,9 @@ RAGGED = 100
 """The length of a call with two rows and padding. Most other calls that are longer than `SHORT` have a single row."""
 
 
+GIVEN_A_MASK = "given a mask"
+
+
 def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
     """Return the model with an attention mask as a further input. No two calls have the same mask.
 
@@ -323,8 +329,8 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
         return None
     masked = dataclasses.replace(config, padding="attention-mask")
     calls: list[tuple[int, tuple[int, ...]]]
-    calls = [(batch, (min(length, config.max_length),)) for batch, length in ((2, 7), (1, 9), (3, 8))]
-    return ReachModel("given a mask", masked, parameters, calls, is_asked=True)
+    calls = [(batch, (min(length, config.max_length),)) for batch, length in ((2, 7), (1, 9), (7, 10))]
+    return ReachModel(GIVEN_A_MASK, masked, parameters, calls, is_asked=True)
 
 
 DEPTH = 6

@@ -124,7 +124,13 @@ def checked_with(text: str, folder: Path, theirs: str = THEIRS) -> Any:
 
 @pytest.mark.parametrize(
     ("port", "reference"),
-    [("packed", "theirs"), ("one map", "three maps"), ("three maps", "one map"), ("two maps", "three maps")],
+    [
+        ("packed", "theirs"),
+        ("norms apart", "two norms"),
+        ("one map", "three maps"),
+        ("three maps", "one map"),
+        ("two maps", "three maps"),
+    ],
 )
 def test_tensors_with_other_names_or_fused_are_paired_by_what_the_port_computes(
     port: str, reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

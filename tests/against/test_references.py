@@ -114,6 +114,19 @@ SQUARE = jnp.asarray(np.random.default_rng(1).standard_normal((12, 12)) / 4, jnp
 KERNEL = jnp.asarray(np.random.default_rng(2).standard_normal((3, 12, 12)) / 4, jnp.float32)
 
 
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_inputs_of_a_function_are_drawn_from_its_signature(framework: str, tmp_path: Path) -> None:
+    fields = '{"model_type": "llama", "vocab_size": 37, "max_position_embeddings": 20}'
+    (tmp_path / "config.json").write_text(fields, encoding="utf-8")
+    table = EMBEDDING if framework == "jax" else torch.tensor(np.asarray(EMBEDDING))
+
+    def load(folder: str) -> Any:
+        return lambda input_ids: table[input_ids] * 2
+
+    report = check(load, against=load, checkpoint=tmp_path)
+    assert (report.verdict, report.coverage.lengths[-1]) == ("agrees", 20)
+
+
 def with_scan(tokens: Any) -> Any:
     def turn(state: Any, x: Any) -> Any:
         state = jnp.tanh(state @ SQUARE + x)

@@ -88,6 +88,16 @@ def test_frozen_parameters_have_no_gradients_to_compare() -> None:
     assert any(line.startswith("gradients: the port does not support this") for line in report.not_compared)
 
 
+def test_a_port_that_turns_gradients_off_has_no_gradients_to_compare() -> None:
+    off, cut = Model(same), Model(Tensor.detach)
+    off.forward = torch.no_grad()(off.forward)  # type: ignore[method-assign]
+    report = check(off, against=Model(same), inputs=INPUTS)
+    assert report.verdict == "agrees"
+    assert "gradients: not compared, because the port turns gradients off" in report.not_compared
+    (fault,) = check(cut, against=Model(same), inputs=INPUTS).faults
+    assert [cause.mistake for cause in fault.causes] == ["gradient-missing"]
+
+
 class WithFurther(Model):
     def forward(self, tokens: Tensor, token_type_ids: Any = None, attention_mask: Any = None) -> Any:
         return super().forward(tokens)

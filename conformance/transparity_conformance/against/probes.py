@@ -214,7 +214,8 @@ def undrawn(model: Any, probes: Mapping[str, Inputs]) -> list[str]:
     from transparity_conformance.against.small.inputs import MEDIA
 
     drawn = {name for inputs in probes.values() for name in inputs}
-    lacking = [name for name in MEDIA if name in inspect.signature(model.forward).parameters.keys() - drawn]
+    takes = inspect.signature(getattr(model, "forward", model)).parameters
+    lacking = [name for name in MEDIA if name in takes.keys() - drawn]
     return [f"{name}: the checker drew no {name}; {GIVE}" for name in lacking]
 
 

@@ -23,6 +23,11 @@ class Backward:
     passes: list[bool] = field(default_factory=list)
     """Whether each operation's value requires a gradient."""
 
+    @property
+    def computes_gradients(self) -> bool:
+        """Return whether a computed value requires a gradient, which no value does under `torch.no_grad`."""
+        return any(each.inputs and passes for each, passes in zip(self.operations, self.passes, strict=True))
+
 
 def _copied(tensor: Any) -> np.ndarray:
     import torch

@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 
 from transparity_conformance.against.small.fields import kind_of, sizes
 from transparity_conformance.against.small.sizes import configs_in
+from transparity_conformance.running.forward import called_by_its_names
 
 Arrays = dict[str, np.ndarray]
 
@@ -35,11 +36,11 @@ MEDIA = ("pixel_values", "pixel_values_videos", "input_features", "input_values"
 MAIN = ("input_ids", *MEDIA, "inputs")
 
 
-def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
-    """Return random arrays by name that the model's `forward` accepts, the main input first. Several layouts are tried
-    until the model runs. A decoder that reads an encoder's output gets two tokens fewer than `length`. If the model
-    takes a mask, the last two tokens of the last row are padding."""
-    failure: Exception = TypeError(f"{type(model).__name__}.forward accepts none of {', '.join(MAIN)}")
+def example_inputs(model: Any, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
+    """Return random arrays by name that the model accepts, the main input first. Several layouts are tried until the
+    model runs. A decoder that reads an encoder's output gets two tokens fewer than `length`. If the model takes a mask,
+    the last two tokens of the last row are padding."""
+    failure: Exception = TypeError(f"The {type(model).__name__} accepts none of {', '.join(MAIN)}")
     made = _Inputs(model, length, batch, seed)
     for number, inputs in enumerate(made.candidates()):
         if (error := error_on(model, inputs)) is None:
@@ -48,8 +49,11 @@ def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, see
     raise failure
 
 
-def error_on(model: torch.nn.Module, inputs: Mapping[str, np.ndarray]) -> Exception | None:
+def error_on(model: Any, inputs: Mapping[str, np.ndarray]) -> Exception | None:
     try:
+        if not isinstance(model, torch.nn.Module):
+            called_by_its_names(model)(**inputs)
+            return None
         with torch.no_grad():
             model(**tensors(inputs))
     except Exception as error:  # noqa: BLE001 - the caller tries other inputs
@@ -65,7 +69,7 @@ class _Inputs:
     def __init__(self, model: Any, length: int, batch: int, seed: int) -> None:
         self.model, self.config, self.length, self.batch = model, model.config, length, batch
         self.draw = np.random.default_rng(seed)
-        self.names = inspect.signature(model.forward).parameters
+        self.names = inspect.signature(getattr(model, "forward", model)).parameters
         values = [item for each in configs_in(self.config, set()) for item in vars(each).items()]
         self.special = {token for name, value in values if kind_of(name) == "token" for token in sizes(value)}
         main = model.main_input_name
@@ -211,7 +215,8 @@ class _Inputs:
                 yield layout | {"input_ids": self._ids((self.batch, count))}
 
     def _method(self, name: str) -> Any:
-        return next((getattr(each, name) for each in self.model.modules() if hasattr(each, name)), None)
+        modules = getattr(self.model, "modules", list)()  # a function has no modules
+        return next((getattr(each, name) for each in modules if hasattr(each, name)), None)
 
     def _text(self) -> Arrays:
         return {"input_ids": self._ids((self.batch, self.length))} if "input_ids" in self.names else {}

@@ -215,7 +215,7 @@ class _Inputs:
                 yield layout | {"input_ids": self._ids((self.batch, count))}
 
     def _method(self, name: str) -> Any:
-        modules = getattr(self.model, "modules", list)()  # a function has no modules
+        modules: Any = getattr(self.model, "modules", list)()  # a function has no modules
         return next((getattr(each, name) for each in modules if hasattr(each, name)), None)
 
     def _text(self) -> Arrays:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -217,7 +217,7 @@ class _Inputs:
                 yield layout | {"input_ids": self._ids((self.batch, count))}
 
     def _method(self, name: str) -> Any:
-        modules = getattr(self.model, "modules", list)()  # a function has no modules
+        modules: Iterable[Any] = getattr(self.model, "modules", list)()  # a function has no modules
         return next((getattr(each, name) for each in modules if hasattr(each, name)), None)
 
     def _text(self) -> Arrays:

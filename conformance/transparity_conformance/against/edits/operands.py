@@ -48,7 +48,11 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
                 continue
             names = origin(program, yours), origin(program, theirs)
             says = f"passes {names[0]} to `{short(step)}`, where the reference passes {names[1]}"
-            wider = _exchanges(program, item.index, other, f"swaps {names[1]} and {names[0]}")
+            swap = f"swaps {names[1]} and {names[0]}"
+            if names[0] == names[1]:  # both are results of the same line
+                says = f"passes another operand to `{short(step)}` in `{at.line}`"
+                swap = f"swaps two operands in `{at.line}`"
+            wider = _exchanges(program, item.index, other, swap)
             yield Edit("operand", says, make, rank=3, wider=wider)
             if not at.flow.passes.keys() & {item.index, other.index()}:
                 yield from wider  # a port may use tables in other steps than the reference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,7 @@ class _Inputs:
                 yield {self.main: self._normal(*shape)} | beside
 
     def _find(self, *names: str, config: PretrainedConfig | None = None) -> Any:
+        """Return the value of the first field in `names` that the configuration, or a nested one, contains."""
         fields = vars(config or self.config)
         for name in names:
             if (value := fields.get((config or self.config).attribute_map.get(name, name))) is not None:
@@ -129,6 +130,7 @@ class _Inputs:
         return {"attention_mask": mask} if "attention_mask" in self.names and len(shape) == 2 else {}
 
     def _beside(self) -> Arrays:
+        """Return inputs that accompany the main input, such as the decoder's tokens."""
         found: Arrays = {}
         shape = (self.batch, self.length)
         if "decoder_input_ids" in self.names and (self.config.is_encoder_decoder or self.main != "input_ids"):
@@ -215,7 +217,7 @@ class _Inputs:
                 yield layout | {"input_ids": self._ids((self.batch, count))}
 
     def _method(self, name: str) -> Any:
-        modules: Any = getattr(self.model, "modules", list)()  # a function has no modules
+        modules: Iterable[Any] = getattr(self.model, "modules", list)()  # a function has no modules
         return next((getattr(each, name) for each in modules if hasattr(each, name)), None)
 
     def _text(self) -> Arrays:

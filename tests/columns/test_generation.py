@@ -106,7 +106,10 @@ def test_what_cannot_be_generated_is_said_in_one_sentence(name: str) -> None:
         ("length_penalty is nan", lambda: forward.beam_search(prompt, 2, 2, length_penalty=float("nan"))),
         ("a row with its cached tokens has 7 tokens; expected at most 6", lambda: beyond(forward)),
         ("tokens[0, 0] is 9, outside the vocabulary", lambda: forward.step(np.array([[9]]))),
-        ("tokens has 1 rows and the cache 2", lambda: forward.step(np.array([[1]]), forward.step(prompt)[1])),
+        (
+            "batch size of tokens is 1, but the batch size of the cache is 2",
+            lambda: forward.step(np.array([[1]]), forward.step(prompt)[1]),
+        ),
         ("valid_lengths range from 3 to 3; expected 1 to 2", lambda: forward.step(prompt, valid_lengths=[3, 3])),
         ("takes no source", lambda: forward.step(prompt, source=prompt)),
     ):

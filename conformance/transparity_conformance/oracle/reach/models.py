@@ -167,13 +167,16 @@ class ReachModel:
         if not texts or not any(probe.batch == probe.lengths[-1] == 1 for probe in found):
             return []
         text = min(texts, key=lambda probe: max(probe.lengths))
-        return [text, self._token(text, 1), self._token(text, 0), text]
-
-    def _token(self, text: ReachProbe, index: int) -> ReachProbe:
         *others, last = self.config.input_names
+        is_token = text.inputs[last] != self.config.pad_id
+        shown = np.flatnonzero(is_token if others else text.inputs.get("attention_mask", is_token))  # of one row
         cut = {last, *([] if others else self.config.further_inputs)}
-        inputs = {name: value[:, index : index + 1] if name in cut else value for name, value in text.inputs.items()}
-        return dataclasses.replace(text, name=f"token {index} of {text.name}", inputs=inputs)
+
+        def token(index: int) -> ReachProbe:
+            inputs = {name: value[:, [index]] if name in cut else value for name, value in text.inputs.items()}
+            return dataclasses.replace(text, name=f"token {index} of {text.name}", inputs=inputs)
+
+        return [text, token(shown[1]), token(shown[0]), text] if len(shown) > 1 else []
 
     def probe(self, batch: int, lengths: tuple[int, ...], variant: str = "") -> ReachProbe:
         inputs = reach_inputs(self.config, batch, lengths, bool(variant))

@@ -143,7 +143,7 @@ def steps(bench: Bench) -> Iterator[ClaimEvidence]:
         first, between = rule(*(x[:, :, :CUT] for x in given), begun)
         second, state = rule(*(x[:, :, CUT:] for x in given), np.asarray(between))
         whole = np.concatenate([np.asarray(first), np.asarray(second)], axis=2)
-        yield record.oracle(oracle, f"output of {name} in two calls", whole, f"read of {name}")
+        yield record.oracle(oracle, f"output of {name} in two calls", whole, f"output of {name}")
         yield record.oracle(oracle, f"state of {name} after two calls", state, f"state of {name}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -102,10 +101,15 @@ def _line_of_site(site: str, report: Report, call: AlignedCall, probe: Probe) ->
         ours = walk(probe, {}, [each for each in hypotheses if each is not None], until=site)[site]
         match = Recorded(call.operations, call.taps["logits"], probe.config.num_heads, report.dtype).nearest(ours)
         if match and match.index < len(call.operations):
-            wrong = {each for cause, where in told for each in (where, cause.at)}
-            right = behind_taps(call.operations, call.numbers, [tap for tap in call.numbers if tap not in wrong])
-            return call.operations[match.index].line_apart(right)
+            return _line_apart(call.operations[match.index], call, {where for _, where in told})
     return None
+
+
+def _line_apart(operation: Operation, call: AlignedCall, wrong: Collection[str]) -> Source | None:
+    """Return the operation's line or, if this line also computes taps that are not `wrong`, a caller's line."""
+    numbers = {call.numbers[tap] for tap in wrong if tap in call.numbers}
+    right = [tap for tap, number in call.numbers.items() if number not in numbers]
+    return operation.line_apart(behind_taps(call.operations, call.numbers, right))
 
 
 def _line(
@@ -113,17 +117,16 @@ def _line(
 ) -> Source | None:
     """Return the line of a segment's first wrong value. If it also computes right values, return the caller's line."""
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
-    is_omission = index > call.numbers[fault.where]
-    has_wrong_rows = any(each.mistake.startswith("position-") for each in fault.causes)
-    made = partial(maker, probe, call, index, has_wrong_rows=has_wrong_rows)
-    operation = at_omission(probe, call, fault.where) if is_omission else made()
+    if index > call.numbers[fault.where]:
+        operation = at_omission(probe, call, fault.where)
+    else:
+        has_wrong_rows = any(each.mistake.startswith("position-") for each in fault.causes)
+        operation = maker(probe, call, index, has_wrong_rows=has_wrong_rows)
     source = operation.source
     size = largest(np.nan_to_num(call.taps[fault.where]))
     # Rounding cannot hide such a large error at the other taps that the line computes.
     if source is not None and fault.error > epsilon(report.dtype) ** HALF_OF_THE_DIGITS * size:
-        wrong = {call.numbers[each.where] for each in report.faults if each.where in call.numbers}
-        right = [tap for tap, number in call.numbers.items() if number not in wrong]
-        source = operation.line_apart(behind_taps(call.operations, call.numbers, right))
+        source = _line_apart(operation, call, {each.where for each in report.faults})
     return source and _whole(source, call.operations[index : call.numbers[fault.where] + 1])
 
 

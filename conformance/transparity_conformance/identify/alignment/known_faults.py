@@ -171,8 +171,8 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
 
 
 def tables(probe: Probe) -> list[np.ndarray]:
-    """Return the tables that depend only on positions: angles, sines and cosines, ALiBi slopes, distance biases. Return
-    each table also negated."""
+    """Return the tables that depend only on positions: angles, their sines and cosines in one table, ALiBi slopes,
+    distance biases. Return each table also negated."""
     config, length = probe.config, max(lengths_of(probe.config, probe.inputs).values())
     positions = np.arange(length)
     found = [value for name, value in probe.exact.items() if name.endswith("relative_bias.weight")]
@@ -182,8 +182,8 @@ def tables(probe: Probe) -> list[np.ndarray]:
     if config.positions == "rotary":
         frequencies = rotary_frequencies(config, beyond=length > config.rotary_original_length)
         angles, factor = positions[:, None] * frequencies, config.rotary_attention_factor
-        found += [frequencies, angles, np.cos(angles), np.sin(angles)]
-        found += [factor * np.cos(angles), factor * np.sin(angles)] if factor != 1 else []
+        rotations = np.stack([np.cos(angles), np.sin(angles), -np.sin(angles)])
+        found += [frequencies, angles, rotations, factor * rotations]
     if config.positions == "alibi":
         slopes = alibi_slopes(config.num_heads)
         found += [slopes, np.abs(positions[:, None] - positions)[None] * slopes[:, None, None]]

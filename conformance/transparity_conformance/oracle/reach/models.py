@@ -365,17 +365,29 @@ def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
     yield (kinds[0], *(kinds[1:][layer % len(kinds[1:])] for layer in range(depth - 1)))
 
 
+SPECIAL_TOKENS = ("pad_id", "bos_id", "eos_id")
+
+
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
-    """Return the configuration with small sizes, or the given `sizes`. Vocabularies contain the special tokens."""
-    special = [token + 2 for token in (config.pad_id, config.bos_id, config.eos_id) if token is not None]
-    vocabularies: dict[str, Any] = {}
-    for name in ("source_vocab_size", "target_vocab_size"):
-        if (size := getattr(config, name)) is not None:
-            vocabularies[name] = min(size, max([PROBE_SIZES[name], *special]))
+    """Return the configuration with small sizes, or the given `sizes`.
+
+    Special tokens beyond a small vocabulary get other ids. With a vocabulary that contains the end token of GPT-2, a
+    thousand logits would take 400 MB.
+    """
+    small: dict[str, Any] = {
+        name: min(size, PROBE_SIZES[name])
+        for name in ("source_vocab_size", "target_vocab_size")
+        if (size := getattr(config, name)) is not None
+    }
     if config.shared_embedding:
-        vocabularies["source_vocab_size"] = vocabularies["target_vocab_size"]
+        small["source_vocab_size"] = small["target_vocab_size"]
+    given = {name: token for name in SPECIAL_TOKENS if (token := getattr(config, name)) is not None}
+    free = [token for token in range(min(small.values(), default=0) - 1) if token not in given.values()]
+    beyond = sorted({token for token in given.values() if token >= min(small.values(), default=0)})
+    moved = dict(zip(beyond, reversed(free), strict=False))
+    ids: dict[str, Any] = {name: moved.get(token, token) for name, token in given.items()}
     without = {name: 0 for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name) == 0}
-    return config.resized(**(vocabularies | without | sizes))
+    return dataclasses.replace(config, **ids).resized(**(small | without | sizes))
 
 
 def narrow(config: TransformerConfig, longest: int, **others: Any) -> TransformerConfig:

@@ -45,6 +45,10 @@ def same_numbers(one: np.ndarray, other: np.ndarray) -> bool:
     return one.size == other.size and np.array_equal(np.sort(one, axis=None), np.sort(other, axis=None))
 
 
+def is_whole(value: np.ndarray) -> bool:
+    return bool(np.isfinite(value).all()) and np.array_equal(value, np.round(value))
+
+
 class Known:
     """Fingerprints by size, to find equal values quickly."""
 

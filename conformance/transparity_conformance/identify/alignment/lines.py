@@ -19,7 +19,7 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.forms import hides
 from transparity_conformance.matching.graph import ancestors, leading_nowhere, readers_of
 from transparity_conformance.matching.recorded import is_near, largest, layouts
-from transparity_conformance.matching.values import same_numbers
+from transparity_conformance.matching.values import is_whole, same_numbers
 from transparity_conformance.oracle.probes import Probe
 
 
@@ -213,8 +213,7 @@ class _Right:
         )
 
     def _is_table(self, sketch: np.ndarray, allowed: float) -> bool:
-        is_whole = np.isfinite(sketch).all() and np.array_equal(sketch, np.round(sketch))
-        is_plain = is_whole or sketch[0] == sketch[-1]
+        is_plain = is_whole(sketch) or sketch[0] == sketch[-1]
         return bool(is_plain) or any(_all_in(sketch, each, allowed) for each in self.tables)
 
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:

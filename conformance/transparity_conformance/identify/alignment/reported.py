@@ -19,6 +19,7 @@ from transparity_conformance.identify.alignment.heard import AlignedCall, Record
 from transparity_conformance.identify.alignment.lines import at_omission, behind_taps, maker, operation_of
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS, Recorded, largest
+from transparity_conformance.matching.values import is_whole
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged_gap
@@ -101,14 +102,22 @@ def _line_of_site(site: str, report: Report, call: AlignedCall, probe: Probe) ->
         ours = walk(probe, {}, [each for each in hypotheses if each is not None], until=site)[site]
         match = Recorded(call.operations, call.taps["logits"], probe.config.num_heads, report.dtype).nearest(ours)
         if match and match.index < len(call.operations):
-            return _line_apart(call.operations[match.index], call, {where for _, where in told})
+            return _line_apart(call.operations[match.index], call, report)
     return None
 
 
-def _line_apart(operation: Operation, call: AlignedCall, wrong: Collection[str]) -> Source | None:
-    """Return the operation's line or, if this line also computes taps that are not `wrong`, a caller's line."""
+def _line_apart(operation: Operation, call: AlignedCall, report: Report) -> Source | None:
+    """Return the operation's line or, if this line also computes right taps of the same stack, a caller's line.
+
+    Weights of a single key are 1 whatever the line computes, so a tap of whole numbers is not evidence. With an
+    unexplained fault, only taps of the same layers are evidence, because the report leaves out later faults.
+    """
+    wrong = {place for fault in report.faults for place in (fault.where, *(each.at for each in fault.causes)) if place}
+    depth = 1 if all(fault.causes for fault in report.faults) else 3
+    near = tuple(".".join([*tap.split(".")[:depth], ""]) for tap in wrong)
     numbers = {call.numbers[tap] for tap in wrong if tap in call.numbers}
-    right = [tap for tap, number in call.numbers.items() if number not in numbers]
+    others = (tap for tap, number in call.numbers.items() if number not in numbers and tap.startswith(near))
+    right = [tap for tap in others if not is_whole(call.taps[tap])]
     return operation.line_apart(behind_taps(call.operations, call.numbers, right))
 
 
@@ -126,7 +135,7 @@ def _line(
     size = largest(np.nan_to_num(call.taps[fault.where]))
     # Rounding cannot hide such a large error at the other taps that the line computes.
     if source is not None and fault.error > epsilon(report.dtype) ** HALF_OF_THE_DIGITS * size:
-        source = _line_apart(operation, call, {each.where for each in report.faults})
+        source = _line_apart(operation, call, report)
     return source and _whole(source, call.operations[index : call.numbers[fault.where] + 1])
 
 

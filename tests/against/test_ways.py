@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -132,45 +131,3 @@ def test_each_row_of_a_classifier_has_one_label() -> None:
     labels = _with_labels(cast("Any", Classes()), {})["labels"]
     assert labels.shape == (40,)
     assert (labels != IGNORED).any()
-
-
-def test_what_a_port_does_not_offer_is_said(tmp_path: Path) -> None:
-    import torch
-
-    (tmp_path / "theirs.py").write_text(THEIRS, encoding="utf-8")
-    torch.manual_seed(0)
-    theirs = load_port(f"{tmp_path / 'theirs'}.py:Model")()
-
-    def port(input_ids: torch.Tensor) -> Any:
-        return theirs(input_ids).logits
-
-    report = check(port, against=theirs)
-    assert report.verdict == "agrees"
-    for what in ("cached steps", "generate", "loss"):
-        assert any(what in line and "the port does not support this" in line for line in report.not_compared), what
-
-
-LOAD = """
-import torch
-from transformers import AutoModelForCausalLM
-
-
-def load(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    for layer in model.model.layers:
-        layer.self_attn.scaling = 0.1
-    return model
-"""
-
-
-@pytest.mark.long
-def test_a_fault_of_a_family_that_we_read_has_our_name(tmp_path: Path) -> None:
-    (tmp_path / "port.py").write_text(LOAD, encoding="utf-8")
-    fields = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "vocab_size": 99}
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
-    (tmp_path / "config.json").write_text(json.dumps(fields | sizes), encoding="utf-8")
-    report = check(f"{tmp_path / 'port'}.py:load", against="transformers", config=tmp_path / "config.json", budget=10)
-    (fault,) = report.faults
-    assert [cause.mistake for cause in fault.causes] == ["attention-scale"]
-    assert fault.reference_source is not None
-    assert any("transparity explain attention-scale" in note for note in report.notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,13 @@ from tests.helpers import LIKE_GPT2, tiny
 from tests.listening.common import is_same
 
 from meta.independent.model import Model
-from meta.listening.cost import Model as TextbookGpt2
-from meta.pool.port import CASES, port_with, probes_called
-from transparity_conformance import check
+from meta.pool.port import CASES
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import Plan, plan_of, read
 from transparity_conformance.matching.recorded import layouts
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.running.process.running import built, run_listening
+from transparity_conformance.running.process.running import run_listening
 
 SIZES = {"target_vocab_size": 31, "max_length": 16, "embed_dim": 24, "num_heads": 3, "feed_forward_dim": 40}
 GPT2 = tiny(**SIZES, **LIKE_GPT2, num_decoder_layers=2, activation="gelu")
@@ -86,65 +83,6 @@ def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> N
     for tap, value in port.heard.items():
         expected = value.double().numpy()
         assert is_same(taps[tap], expected.reshape(taps[tap].shape)), tap
-
-
-def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_padding() -> None:
-    """Use Mamba-2: in a row without padding, the values before and after its mask are equal."""
-    probes, silent = probes_called("mamba2"), port_with(taps=False)
-    padded = next(each for each in probes.values() if not each.inputs["attention_mask"].all())
-    plan, _ = heard(built(silent, row := aligned_probe(padded)), row)
-    taps, operations = run_listening(built(silent, padded), padded)
-    found, _ = read(plan, padded, operations, taps["logits"])
-    shown = port_with()(padded.config, padded.parameters)(**padded.inputs)
-    own = {tap: value.numpy() for tap, value in shown.items()}
-    convolved = [tap for tap in own if tap.endswith("_convolved")]
-    assert len(convolved) == 3 * padded.config.num_decoder_layers
-    assert [tap for tap in convolved if not is_same(found[tap], own[tap])] == []
-
-
-def test_a_product_that_is_another_one_on_one_row_is_read_on_several() -> None:
-    """Drop a bias, so that the product is the tap's value. PyTorch runs another product for a single row."""
-    probes, build = probes_called("clip-vision"), port_with("bias-dropped-down", taps=False)
-    plan, _ = heard(built(build, row := aligned_probe(probes["mixed"])), row)
-    taps, operations = run_listening(built(build, probes["tiny"]), probes["tiny"])
-    found, _ = read(plan, probes["tiny"], operations, taps["logits"])
-    assert found.keys() == probes["tiny"].oracle.expected.keys()
-
-
-FIVE = (
-    *("norm-eps-placement-rms", "rotary-base-10000", "rotary-direction-both"),
-    *("head-grouping-tiled", "gate-swapped"),
-)
-ONE_SIGN = ("rotary-direction-both", "right-scaled-query")
-"""A wrong sign in the rotation, before the queries are scaled, which keeps their shape."""
-
-
-@pytest.mark.parametrize("bugs", [FIVE, ONE_SIGN], ids=["five", "one sign"])
-def test_taps_are_found_between_faults_that_follow_each_other(bugs: tuple[str, ...]) -> None:
-    """Both ports have wrong rotations before the scores. One also has wrong head groups, norms and gates."""
-    probe = aligned_probe(probes_of(CASES["llama"], "llama")["tiny"])
-    port: Any = port_with(*bugs, taps=False)(probe.config, probe.parameters)
-    plan, taps = heard(port, probe)
-    assert plan.matches.keys() == probe.oracle.expected.keys()
-    for tap in [tap for tap in taps if tap in port.heard]:
-        expected = port.heard[tap].double().numpy()
-        assert is_same(taps[tap], expected.reshape(taps[tap].shape)), tap
-
-
-class NumpySilu(TextbookGpt2):
-    def __init__(self, config: Any, parameters: dict[str, np.ndarray]) -> None:
-        super().__init__(config, parameters, np)
-
-    def feed(self, at: str, x: np.ndarray) -> Any:
-        x = self.dense(f"{at}.up", x)
-        return self.dense(f"{at}.down", x / (1 + np.exp(-x)))
-
-
-def test_a_numpy_port_without_taps_is_named_as_one_with_taps() -> None:
-    report = check(NumpySilu, config=dataclasses.replace(GPT2, activation="gelu-tanh"))
-    assert report.faults[0].causes[0].mistake == "activation"
-    assert report.faults[0].source is not None, report.notes
-    assert report.faults[0].where != "logits"
 
 
 def test_layouts_of_a_tap_are_its_axes_in_any_order_and_merged() -> None:

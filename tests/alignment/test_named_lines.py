@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +10,7 @@ import pytest
 import torch
 from tests.listening.common import is_same
 
-from meta.independent.model import Model
 from meta.pool.port import port_with
-from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.capabilities.decoding.steps import StepRequest
 from transparity_conformance.checkpoints.examples import example_config
@@ -23,17 +19,14 @@ from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.calls import with_line_of_step
 from transparity_conformance.identify.alignment.found import Flow
 from transparity_conformance.identify.alignment.gaps import reordered
-from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import plan_of, read
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.recorded import Recorded
-from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe, probe_parameters, probes_of
+from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.reach.models import ReachModel, few_calls
 from transparity_conformance.report.report import Divergence, Report
 from transparity_conformance.running.process.running import built, listen_in_full, run_listening
-from transparity_numpy.transformer import transformer
 
 
 def heard(build: Any, probe: Probe) -> Arrays:
@@ -47,20 +40,6 @@ def wrong(probe: Probe, found: Arrays) -> set[str]:
     """Return the last parts of the names of taps that differ if the reference uses the port's earlier taps."""
     ours = walk(probe, found)
     return {tap.split(".", 3)[-1] for tap, value in found.items() if not is_same(value, ours[tap])}
-
-
-def test_more_experts_that_are_chosen_are_found_where_what_follows_is_made_from_them() -> None:
-    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Arrays]:
-        """Return the NumPy column in float32 with one expert per token too many."""
-        more = dataclasses.replace(config, experts_per_token=3)
-        cast = {name: value.astype(np.float32) for name, value in parameters.items()}
-        return lambda **inputs: {"logits": transformer(more, cast, **inputs)}
-
-    row = aligned_probe(next(iter(probes_of(MODELS["deepseek"], "deepseek").values())))
-    found = heard(build, row)
-    assert wrong(row, found) == {"feed_forward.router_chosen"}
-    chosen = [value for tap, value in found.items() if tap.endswith("router_chosen")]
-    assert chosen and all(np.all(each.sum(-1) == 3) for each in chosen)
 
 
 LINES = {
@@ -112,56 +91,6 @@ def in_order(x: torch.Tensor, order: Order) -> torch.Tensor:
     return torch.cat([x[..., :kept], x[..., kept:][..., list(order)]], -1) if order else x
 
 
-class Rotating(Model):
-    """A Llama that rotates halves with precomputed tables."""
-
-    base: float = 1.0
-    sign = 1
-    is_early = False
-    """Whether key heads are repeated before they are rotated."""
-    order: Order = ()
-    """The order of the last rotated features of queries and keys."""
-
-    def prepare(self) -> None:
-        powers = (self.base * self.c.rope_theta) ** (torch.arange(0, self.head_dim, 2) / self.head_dim)
-        angles = torch.arange(self.c.max_length)[:, None] / powers
-        self.tables = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
-
-    def placed(self, at: str, role: str, x: torch.Tensor, where: Any) -> torch.Tensor:
-        x = x.repeat_interleave(self.c.num_heads // x.shape[1], 1) if self.is_early else x
-        first, second = x.chunk(2, -1)
-        turned = torch.cat([-self.sign * second, self.sign * first], -1)
-        x, turned, cosine, sine = (in_order(each, self.order) for each in (x, turned, *self.tables))
-        return x * cosine[: x.shape[-2]] + turned * sine[: x.shape[-2]]
-
-    def weigh(self, at: str, query: Any, key: Any, value: Any, keep: Any, bias: Any) -> torch.Tensor:
-        value = value.repeat_interleave(key.shape[1] // value.shape[1], 1)
-        return super().weigh(at, query, key, value, keep, bias)
-
-
-class GateSwapped(Rotating):
-    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        return super().gated(up, gate)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "cause", "code"),
-    [
-        ({}, None, ""),
-        ({"base": 20.0}, "rotary-base", "return x * cosine[: x.shape[-2]] + turned * sine[: x.shape[-2]]"),
-        ({"sign": -1}, "rotary-direction", "turned = torch.cat([-self.sign * second, self.sign * first], -1)"),
-    ],
-)
-def test_the_line_is_the_one_with_the_wrong_numbers(wrong: dict[str, Any], cause: str | None, code: str) -> None:
-    report = check(type("Port", (Rotating,), wrong), config=example_config("llama"))
-    if cause is None:
-        assert report.verdict == "agrees"
-        return
-    fault = report.faults[0]
-    assert fault.causes[0].mistake == cause
-    assert fault.source is not None and fault.source["code"] == code
-
-
 def test_the_line_of_a_norm_that_comes_too_late_is_its_call() -> None:
     """The line of the norm's formula is right: it also computes the right norms of the layers."""
     report = check(port_with("query-key-norm-after-rotation", taps=False), "qwen3", config=example_config("qwen3"))
@@ -173,15 +102,6 @@ def test_the_line_of_a_wrong_mask_is_where_the_port_makes_it() -> None:
     report = check(port_with("window-size-one-more", taps=False), "notes", config=example_config("mistral"))
     codes = {(fault.source or {})["code"] for fault in report.faults}
     assert codes == {"return ((torch.arange(keys) - where[..., None]).abs() <= window)[:, None]"}
-
-
-@pytest.mark.parametrize("form", [{"is_early": True}, {"order": (2, 0, 1)}], ids=["repeated keys", "reordered"])
-def test_another_form_of_a_rotation_is_no_fault(form: dict[str, Any]) -> None:
-    report = check(type("Port", (GateSwapped,), form), config=example_config("llama"))
-    assert [(fault.where, fault.causes[0].mistake) for fault in report.faults] == [
-        (f"decoder.layers.{i}.feed_forward.hidden", "gate-swapped") for i in range(2)
-    ]
-    assert not [each for each in report.not_compared if "activation" in each]
 
 
 SHAPES = {"scope.query_rotated": (1, 4, 5, 10), "scope.key_rotated": (1, 2, 5, 10)}

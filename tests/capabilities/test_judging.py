@@ -27,7 +27,6 @@ from transparity_conformance.capabilities.requests import (
     beam_requests,
     drawing_requests,
     penalty_requests,
-    ragged_requests,
     sampling_requests,
 )
 from transparity_numpy.decoding.beams import beam_search
@@ -190,12 +189,3 @@ def test_worse_beams_are_right_if_those_that_were_dropped_for_them_were_as_good_
     assert worse
     assert all((found.share <= 1) == (says == "a tie") for found in worse)
     assert all(bool(found.near) == (says == "a tie") for found in worse)
-
-
-def test_ragged_prompts_are_asked_for_where_the_mask_hides() -> None:
-    (request,) = ragged_requests(first_probe("translation")).first
-    assert len(set(request.begins.tolist())) > 1
-    assert any(
-        says.startswith("generate.lengths: masked keys keep a nonzero weight in this model")
-        for says in found_in(GENERATION, generating(generate), "walkthrough").not_compared
-    )

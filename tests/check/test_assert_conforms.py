@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import re
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking import check as testing
 from transparity_conformance.identify.alignment.known_faults import Recorded, intermediates
 from transparity_conformance.oracle import probes
-from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.report.check.terminal import MARKS
 from transparity_conformance.report.report import Report, Verdict
 from transparity_numpy.port import build
@@ -86,20 +84,6 @@ def test_the_check_is_a_function_of_the_package_and_an_import_brings_nothing_wit
 
 
 SMALL = preset("notes-lm").resized(embed_dim=4, num_heads=2, num_decoder_layers=1, max_length=5)
-
-
-def test_no_probe_outlives_its_check(monkeypatch: Any) -> None:
-    made: list[weakref.ref[Probe]] = []
-
-    def recorded(config: TransformerConfig, case: str) -> dict[str, Probe]:
-        found = probes_of(config, case)
-        made.extend(weakref.ref(probe) for probe in found.values())
-        return found
-
-    monkeypatch.setattr("transparity_conformance.checking.stages.evidence.probes_of", recorded)
-    assert check(functools.partial(build, dtype="float32"), config=SMALL).verdict == "agrees"
-    assert made
-    assert not [probe for probe in made if probe() is not None]
 
 
 def test_nothing_that_was_computed_to_find_a_line_is_kept() -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from tests.looping import for_each
 
 from meta.pool.port import port_with
 from transparity_conformance import check
-from transparity_conformance.checking import check as checking
 from transparity_conformance.report.audit import Audit, AuditedField
 from transparity_conformance.report.check.findings import findings, located, sentence, spread
 from transparity_conformance.report.check.lines import PortLine
@@ -387,26 +385,6 @@ def build(config, parameters):
 @pytest.fixture(scope="module")
 def scaled() -> Report:
     return check(port_with("attention-scale-twice"), "notes-lm", budget=0, quick=True)
-
-
-def test_every_stage_that_ran_has_a_time_in_order(scaled: Report) -> None:
-    stages = [stage.__name__.replace("_", " ") for stage, *_ in checking.STAGES]
-    assert list(scaled.timing) == [stage for stage in stages if stage in scaled.timing]
-    assert {"run probes", "listen", "judge answers"} <= scaled.timing.keys()
-    assert "find unsteady line" not in scaled.timing, "this stage did not run"
-    assert all(time.port is None for time in scaled.timing.values()), "a port in this process has no separate time"
-
-
-def test_a_stage_has_the_time_that_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleep_and_work(evidence: object) -> None:
-        time.sleep(0.2)
-        until = time.process_time() + 0.1
-        while time.process_time() < until:
-            pass
-
-    monkeypatch.setattr(checking, "STAGES", ((sleep_and_work,),))
-    timed = check(port_with(), "translation").timing["sleep and work"]
-    assert timed.seconds >= 0.3 and 0.1 <= timed.processor < timed.seconds
 
 
 def test_a_stage_that_raises_counts() -> None:

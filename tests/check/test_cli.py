@@ -78,11 +78,6 @@ def test_describe_takes_any_configuration(tmp_path: Path) -> None:
     assert refused(invoke("describe", path)) == f"{path} is not JSON: it is not UTF-8."
 
 
-def test_a_port_imports_modules_of_its_folder(ports: Path) -> None:
-    (ports.parent / "main_port.py").write_text("from ports import right as build\n")
-    assert invoke("check", f"{ports.parent / 'main_port.py'}:build", "--preset", "notes-lm").exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("verdicts", "code"),
     [
@@ -102,16 +97,6 @@ def test_the_worst_of_several_presets_counts(verdicts: list[Any], code: int, mon
     monkeypatch.setattr("transparity_conformance.checking.checkers.checker", checker)
     arguments = [argument for name in names for argument in ("--preset", name)]
     assert invoke("check", REFERENCE, *arguments).exit_code == code
-
-
-@pytest.mark.long
-def test_an_error_on_one_preset_does_not_hide_the_others(ports: Path, tmp_path: Path) -> None:
-    answers = tmp_path / "answers.json"
-    port = f"{ports}:falls_on_notes"
-    result = invoke("check", port, "--preset", "notes-lm", "--preset", "walkthrough", "--json", answers)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("notes-lm: build(config, parameters) raised RuntimeError: no decoder")
-    assert [report["preset"] for report in json.loads(answers.read_text())] == ["walkthrough"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from tests.helpers import invoke, refused, run_python
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.report import Report
@@ -44,13 +43,6 @@ def test_a_right_loader_agrees_whatever_form_its_answers_have(name: str) -> None
     assert not [line for line in report.not_compared if "probe" in line]
 
 
-@pytest.mark.long
-def test_a_weight_that_is_drawn_with_every_load_is_named() -> None:
-    (fault,) = check(of("load_with_a_drawn_head"), family="llama", audit=False).faults
-    assert fault.where == "logits"
-    assert [cause.mistake for cause in fault.causes] == ["weight-drawn"]
-
-
 @pytest.mark.parametrize(("name", "verdict"), [("load_with_a_cache", "agrees"), ("load_that_forgets", "diverges")])
 def test_a_loaded_model_that_offers_steps_is_decoded_with_its_cache(name: str, verdict: str) -> None:
     report = check(of(name), family="llama", audit=False)
@@ -74,19 +66,6 @@ def test_on_the_command_line_a_loader_runs_apart_and_leaves_no_files(tmp_path: P
     assert ended.returncode == 0, ended.stderr
     assert "agrees with the reference" in ended.stdout
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("transparity-")]
-
-
-@pytest.mark.long
-def test_a_checkpoint_is_given_to_a_loader_with_its_weights_and_with_others(tmp_path: Path) -> None:
-    config = example_config("llama")
-    export_checkpoint("llama", config, probe_parameters(config, 9), tmp_path)
-    result = invoke("check", f"{FILE}:load", "--checkpoint", tmp_path)
-    assert result.exit_code == 0, result.output
-    assert "✓ llama              agrees" in result.stdout
-    assert "✓ llama at probe size agrees" in result.stdout
-    result = invoke("check", f"{FILE}:build", "--checkpoint", tmp_path)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("build(config, parameters) raised RuntimeError: not asked for")
 
 
 def test_a_size_that_cannot_be_loaded_is_not_compared() -> None:

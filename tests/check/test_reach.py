@@ -8,12 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.golden.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW, with_fields
+from tests.golden.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW
 from tests.helpers import table
 
-import transparity_pytorch.masks
-import transparity_pytorch.mixers.attention
-import transparity_pytorch.transformer
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.config.probe_sizes import feed_forward_width
 from transparity.parameters import parameter_shapes
@@ -33,8 +30,6 @@ from transparity_conformance.oracle.reach.features import (
 from transparity_conformance.oracle.reach.models import ReachProbe, reach_of, reach_of_preset
 from transparity_conformance.oracle.reach.vocabulary import every_token
 from transparity_conformance.report.check.terminal import as_text
-from transparity_conformance.report.report import Report
-from transparity_numpy.port import build as numpy_build
 from transparity_pytorch.port import build as pytorch_build
 
 UNEXERCISED = {field for fields in table(__file__, "reach.toml")["unexercised"].values() for field in fields}
@@ -44,36 +39,12 @@ def logits_only(config: TransformerConfig, parameters: Arrays) -> Callable[..., 
     return pytorch_build(config, parameters).logits
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(scores: Any, mask: Any, masked_score: float, sinks: None) -> Any:
-        weights = scores.masked_fill(~mask, max(masked_score, -1e30)).exp()
-        return weights / weights.sum(-1, keepdim=True)
-
-    monkeypatch.setattr(transparity_pytorch.mixers.attention, "attention_weights", careless)
-    assert check(pytorch_build, name, budget=0).verdict == "diverges"
-
-
 LONG = {
     "window": WINDOW,
     "buckets": BUCKETS,
     "original length": ORIGINAL_LENGTH,
     "max_length": dataclasses.replace(CASES["gpt-j"], max_length=300),
 }
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("config", "fields"),
-    [
-        (WINDOW, {"sliding_window": None}),
-        (WINDOW, {"sliding_window": 71}),
-        (BUCKETS, {"relative_max_distance": 64}),
-        (ORIGINAL_LENGTH, {"rotary_scaling": "none"}),
-    ],
-)
-def test_a_threshold_of_the_asked_configuration_is_crossed(config: TransformerConfig, fields: dict[str, Any]) -> None:
-    assert check(with_fields(**fields), config=config, budget=0).verdict == "diverges"
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -145,36 +116,6 @@ def test_no_query_of_a_call_sees_nothing() -> None:
     for probe in reach_of_preset("pre-norm")[0].probes:
         for ids in probe.inputs.values():
             assert (ids[:, 0] != probe.config.pad_id).all()
-
-
-def of_vocabulary(size: int, wrong: int | None) -> Report:
-    """Check a port with the given vocabulary size; `wrong` is the id of a token whose row has wrong values."""
-    small = {"embed_dim": 16, "num_heads": 2, "feed_forward_dim": 8, "num_decoder_layers": 1}
-    config = preset("notes-lm").resized(**small, target_vocab_size=size)
-    given = probe_parameters(config)
-
-    def build(config: TransformerConfig, parameters: Arrays) -> Any:
-        tensors = {name: value.copy() for name, value in parameters.items()}
-        if wrong is not None:
-            tensors["decoder.token_embedding.weight"][wrong] *= 1.01
-        return numpy_build(config, tensors)
-
-    return check(build, config=config, parameters=given, logits_only=True, budget=0)
-
-
-def test_every_token_of_given_weights_is_tried() -> None:
-    assert of_vocabulary(1500, None).verdict == "agrees"
-    report = of_vocabulary(1500, 1234)
-    assert report.verdict == "diverges"
-    assert report.faults[0].probe.startswith("tokens ")
-
-
-@pytest.mark.long
-def test_tokens_that_are_too_many_are_counted() -> None:
-    report = of_vocabulary(9000, None)
-    assert report.verdict == "agrees"
-    (line,) = [line for line in report.not_compared if "more calls would take too long" in line]
-    assert 0 < int(line.partition(" of ")[0].replace(",", "")) < 9000
 
 
 @pytest.mark.parametrize("size", [2, 15, 16, 17, 100])

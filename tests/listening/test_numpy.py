@@ -202,10 +202,6 @@ def test_writes_in_place_are_heard_as_they_leave_the_array(port: ModuleType) -> 
     assert contexts <= reached(operations, added)
 
 
-def test_arrays_that_are_only_looked_up_are_no_operations(port: ModuleType) -> None:
-    assert heard(port, port.lookups) == []
-
-
 def test_what_a_generator_yields_flows_into_what_is_made_of_it(port: ModuleType) -> None:
     operations = heard(port, port.convolved)
     (stacked,), total = named(operations, "stack"), operations[-1]

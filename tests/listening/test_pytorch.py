@@ -97,22 +97,6 @@ MASK.fill_diagonal_(True)
 ONE_ROW_HIDDEN = MASK & (torch.arange(5) != 2)[:, None]
 
 
-def test_a_bias_that_is_masked_before_it_is_added_is_added_to_the_scores_by_itself() -> None:
-    def attention(bias: Tensor) -> Tensor:
-        x = torch.linspace(-1, 1, 2 * 5 * 4).view(1, 2, 5, 4)
-        mask = torch.where(MASK, bias * 2, torch.finfo(torch.float32).min)
-        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
-
-    bias = torch.linspace(0, 1, 2 * 5 * 5).view(1, 2, 5, 5)
-    _, operations = listen(lambda: attention(bias))
-    (plain,), (biased,) = named(operations, "attention.scores"), named(operations, "biased_scores")
-    assert is_same(biased.value, torch.from_numpy(plain.value) + 2 * bias.double(), "float64")
-    (masked,) = named(operations, "masked_scores")
-    assert operations.index(biased) in masked.inputs
-    _, operations = listen(lambda: attention(0 * bias))
-    assert not [each for each in operations if each.name.endswith("biased_scores")]
-
-
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize(
     ("options", "bias"),
@@ -166,17 +150,6 @@ def test_a_value_written_in_parts_is_heard_whole_and_flows_on() -> None:
     products = {operations.index(each) for each in named(operations, "mul.Tensor")}
     assert len(products) == N
     assert products <= reached(operations, added)
-
-
-def test_a_complex_rotation_is_heard_as_real_and_imaginary_parts() -> None:
-    def rotated(x: Tensor) -> Tensor:
-        turns = torch.polar(torch.ones(V, 1), torch.arange(V)[:, None] * 1.0)
-        turned = torch.view_as_complex(x.view(V, D // 2, 2)) * turns
-        return torch.view_as_real(turned).flatten(1)
-
-    result, operations = listen(lambda: rotated(WTE * 1))
-    (product,) = (each for each in named(operations, "mul.Tensor") if each.value.ndim == 3)
-    assert np.array_equal(product.value.reshape(V, D), result.numpy())
 
 
 def test_memory_that_is_used_again_does_not_mix_values() -> None:
@@ -246,23 +219,6 @@ def test_a_layer_in_one_kernel_shows_what_its_parts_compute(options: dict[str, T
     weights = named(operations, "attention.weights")
     assert len(weights) == 2
     assert {operations.index(each) for each in weights} <= reached(operations, operations[-1])
-
-
-def test_lines_are_the_same_whether_numpy_is_listened_to_or_not() -> None:
-    def forward(ids: Tensor) -> Tensor:
-        x = explicit(ids)
-        return (
-            x.float()
-            .add(1)
-            .softmax(  # over features
-                -1,
-            )
-        )
-
-    _, alone = listen(lambda: forward(IDS), "pytorch")
-    _, together = listen(lambda: forward(IDS))
-    assert [(each.name, each.source) for each in alone] == [(each.name, each.source) for each in together]
-    assert texts(alone[-2:], __file__) == [".add(1)", ".softmax(  # over features"]
 
 
 def test_values_in_float64_are_copies_too() -> None:

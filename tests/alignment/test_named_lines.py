@@ -14,26 +14,16 @@ from meta.pool.port import port_with
 from transparity_conformance import check
 from transparity_conformance.capabilities.decoding.steps import StepRequest
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.calls import with_line_of_step
 from transparity_conformance.identify.alignment.found import Flow
 from transparity_conformance.identify.alignment.gaps import reordered
-from transparity_conformance.identify.alignment.plan import plan_of, read
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.reach.models import ReachModel, few_calls
 from transparity_conformance.report.report import Divergence, Report
-from transparity_conformance.running.process.running import built, listen_in_full, run_listening
-
-
-def heard(build: Any, probe: Probe) -> Arrays:
-    """Return the taps whose values the checker finds among a port's operations."""
-    taps, operations = run_listening(built(build, probe), probe)
-    plan = plan_of(probe, operations, taps["logits"], "float32", Clock())
-    return read(plan, probe, operations, taps["logits"])[0]
 
 
 def wrong(probe: Probe, found: Arrays) -> set[str]:
@@ -58,18 +48,6 @@ def test_the_line_of_a_wrong_step_is_where_its_fault_is_written(id: str) -> None
     )
     (found,) = (each for each in report.faults if each.where == "step")
     assert found.source is not None and LINES[id] in found.source["code"]
-
-
-def test_listening_to_a_step_calls_it_once_with_its_own_cache() -> None:
-    class Counting:
-        def step(self, tokens: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
-            cache.append(tokens * 2)
-            return np.concatenate(cache).astype(np.float64), cache
-
-    cache = [np.array([7])]
-    (logits, after), operations = listen_in_full(Counting(), "step", np.array([1]), cache)
-    assert logits.tolist() == [7.0, 2.0] and after is cache and len(cache) == 2
-    assert [each.value.tolist() for each in operations[:1]] == [[2.0]]  # an integer
 
 
 def test_steps_across_a_threshold_have_a_line() -> None:

@@ -160,15 +160,6 @@ def test_the_bias_of_keys_counts_for_nothing_without_rotations() -> None:
     }
 
 
-def test_a_head_that_only_an_untied_model_has_is_missed_too(tmp_path: Path) -> None:
-    tied = ' if c["tie_word_embeddings"] else p["lm_head.weight"]'
-    by_presence = ' if "lm_head.weight" not in p else p["lm_head.weight"]'
-    load = changed(tied, by_presence, tmp_path, "gpt2_numpy")
-    audit = audit_of(load, "gpt2", tmp_path, with_fields=True)
-    assert audit.tensors_with("may be missing") == ["lm_head.weight (with tie_word_embeddings false)"]
-    assert audit.fields_with("ignored") == audit.fields_with("wrong") == []
-
-
 def test_a_tensor_of_a_field_that_is_ignored_is_not_said_to_be_missing_too(tmp_path: Path) -> None:
     load = changed(' if c["tie_word_embeddings"] else p["lm_head.weight"]', "", tmp_path, "gpt2_numpy")
     audit = audit_of(load, "gpt2", tmp_path, with_fields=True)

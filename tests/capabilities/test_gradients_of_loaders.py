@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -15,18 +14,14 @@ import transformers
 from flax import nnx
 
 from transparity_conformance import check
-from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
-from transparity_conformance.capabilities.learning.gradients import GRADIENTS_OF_GIVEN
-from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
-from transparity_conformance.oracle.probes import probe_parameters, probes_with
+from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.check.terminal import as_text
-from transparity_conformance.report.report import CapabilityResult, Report
+from transparity_conformance.report.report import Report
 from transparity_conformance.running.gradients import NO_GRAPH, found_by_rows
 from transparity_conformance.running.hub import loaded_here
-from transparity_flax.state.parameters import load as load_parameters
 from transparity_flax.transformer import Transformer
 
 Change = Callable[[Any], Any]
@@ -109,16 +104,6 @@ def test_numbers_are_found_as_rows_and_columns() -> None:
     assert not found_by_rows(wanted, {"twice": np.concatenate([packed, packed])})
 
 
-class Stopped(nnx.Module):
-    """A layer whose result has no gradient."""
-
-    def __init__(self, layer: Any) -> None:
-        self.layer = layer
-
-    def __call__(self, x: Any) -> Any:
-        return jax.lax.stop_gradient(self.layer(x))
-
-
 class Port(nnx.Module):
     """A model with one argument."""
 
@@ -152,28 +137,6 @@ def test_only_a_loaded_module_of_pytorch_offers_the_auxiliary_loss(
         forward: Any = build(config, str(tmp_path / "model"))
     takes = inspect.signature(forward.loss_and_gradients).parameters
     assert ("router_aux_loss_coef" in takes) == is_offered
-
-
-def compared(folder: Path, *, is_stopped: bool) -> CapabilityResult:
-    given = written(folder, "llama")
-
-    def load(folder: str) -> Any:
-        inner = Transformer(given.config, rngs=nnx.Rngs(0))
-        load_parameters(inner, given.parameters, np.float32)
-        if is_stopped:
-            layer: Any = inner.decoder.layers[1]
-            layer.self_attention.query = Stopped(layer.self_attention.query)
-        return Port(inner)
-
-    probe = probes_with(given.config, given.parameters, "llama")["mixed"]
-    with loaded_here(load, "llama") as build:
-        port = BuiltPort(build, build(given.config, str(folder)))
-        return compare_capability(GRADIENTS_OF_GIVEN, port, ForwardPass({"mixed": probe}, {}, "float32"))
-
-
-def test_a_value_whose_gradient_is_stopped_diverges(tmp_path: Path) -> None:
-    found = compared(tmp_path / "model", is_stopped=True)
-    assert found.faults[-1].where.endswith("self_attention.query.weight")
 
 
 @pytest.mark.parametrize("axes", [(24, 3, 8), (3, 8, 24)])

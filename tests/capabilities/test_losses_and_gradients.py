@@ -28,18 +28,6 @@ from transparity_pytorch.port import build as pytorch_build
 Gradients = dict[str, np.ndarray]
 
 
-def with_gradients(change: Callable[[float, Gradients], Any]) -> Callable[..., Any]:
-    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
-        forward = pytorch_build(config, parameters)
-
-        def said(targets: np.ndarray, **tokens: Any) -> Any:
-            return change(*forward.loss_and_gradients(targets, **tokens))
-
-        return Offering(forward, loss_and_gradients=said)
-
-    return build
-
-
 def test_a_loss_beside_logits_of_another_shape_is_not_compared() -> None:
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
         forward = numpy_build(config, parameters, dtype="float32")
@@ -48,41 +36,6 @@ def test_a_loss_beside_logits_of_another_shape_is_not_compared() -> None:
     report = check(build, preset="notes-lm")
     assert report.verdict == "diverges"
     assert any(says.startswith("loss: no probe") for says in report.not_compared)
-
-
-UP = "encoder.layers.0.feed_forward.up.weight"
-
-
-def one_wrong_number(all_: Gradients) -> Gradients:
-    changed = all_[UP].copy()
-    changed[2, 1] += 1e-3
-    return all_ | {UP: changed}
-
-
-GRADIENTS: list[tuple[Callable[[Gradients], Gradients], str, str | None]] = [
-    (lambda all_: {name: -value for name, value in all_.items()}, "head.bias", "gradient-scale"),
-    (
-        lambda all_: {name: value * ("cross_attention.key" not in name) for name, value in all_.items()},
-        "decoder.layers.1.cross_attention.key.weight",
-        "gradient-missing",
-    ),
-    (
-        lambda all_: {name: value for name, value in all_.items() if not name.startswith("encoder")},
-        "encoder.layers.1.feed_forward_norm.bias",
-        "gradient-missing",
-    ),
-    (one_wrong_number, UP, None),
-    (lambda all_: {name: value * np.nan for name, value in all_.items()}, "head.bias", None),
-    (lambda all_: {name: value.T for name, value in all_.items()}, "head.weight", None),
-]
-
-
-@pytest.mark.parametrize(("change", "where", "cause"), GRADIENTS)
-def test_a_wrong_gradient_is_placed(change: Callable[[Gradients], Gradients], where: str, cause: str | None) -> None:
-    report = check(with_gradients(lambda loss, gradients: (loss, change(gradients))), preset="translation")
-    (fault,) = report.faults
-    assert (report.verdict, fault.where) == ("diverges", f"gradient.{where}")
-    assert [found.mistake for found in fault.causes] == [cause] * (cause is not None)
 
 
 def in_parts(means: str) -> Callable[..., Any]:

@@ -50,22 +50,6 @@ def claims(report: Report) -> dict[str, str]:
     return {claim.id: claim.verdict for claim in report.claims}
 
 
-def test_a_near_tie_with_given_parameters_is_told_from_a_mistake() -> None:
-    head = PARAMETERS["head.weight"].copy()
-    head[2::2] = head[1:-1:2] if len(head) % 2 else head[1::2]
-    tied = PARAMETERS | {"head.weight": head}
-
-    def other_of_the_two(found: Any) -> np.ndarray:
-        tokens = np.array(found)
-        last = tokens[:, -1]
-        twins = np.where(last % 2 == 1, last + 1, last - 1)
-        tokens[:, -1] = np.where((last > 0) & (twins < len(head)), twins, last)
-        return tokens
-
-    report = checked(parameters=tied, generate=changing(other_of_the_two))
-    assert claims(report)["generate"] == "agrees", as_text([report])
-
-
 @pytest.mark.parametrize("factor", [1.0, 1.01])
 @pytest.mark.parametrize(
     "name", ["decoder.layers.1.feed_forward.down.weight", "decoder.layers.0.self_attention_norm.weight"]

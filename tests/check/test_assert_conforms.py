@@ -16,11 +16,9 @@ import transparity_conformance
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import assert_conforms, check
-from transparity_conformance.capabilities.capability import kept_in
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking import check as testing
 from transparity_conformance.identify.alignment.known_faults import Recorded, intermediates
-from transparity_conformance.oracle import probes
 from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.report.check.terminal import MARKS
 from transparity_conformance.report.report import Report, Verdict
@@ -96,17 +94,3 @@ def test_nothing_that_was_computed_to_find_a_line_is_kept() -> None:
 def all_recorded() -> list[Recorded]:
     gc.collect()
     return [each for each in gc.get_objects() if isinstance(each, Recorded)]
-
-
-def test_results_are_kept_in_the_object_that_they_belong_to() -> None:
-    calls = []
-
-    @kept_in(0)
-    def double(config: TransformerConfig, number: int) -> int:
-        calls.append(number)
-        return 2 * number
-
-    first, second = (dataclasses.replace(SMALL) for _ in range(2))
-    assert (double(first, 1), double(first, 1), double(first, 2), double(second, 1)) == (2, 2, 4, 2)
-    assert calls == [1, 2, 1]
-    assert probes.probes("notes-lm") is probes.probes("notes-lm")

@@ -23,7 +23,6 @@ from transparity_conformance.report.check.page import as_html, as_markdown, dige
 from transparity_conformance.report.check.terminal import answers, as_text, bars, one_line
 from transparity_conformance.report.check.view import one_line_a_reason
 from transparity_conformance.report.files import write_reports
-from transparity_conformance.report.parts import Stopwatch, Timing
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
 
 SCORES = "decoder.layers.{}.self_attention.scores"
@@ -137,29 +136,6 @@ def test_one_line_without_a_cause_is_one_finding() -> None:
     assert len(findings(report(*(fault(i, source=line) for i, line in enumerate(lines))))) == 2
 
 
-def test_ties_claims_notes_and_omissions_are_listed() -> None:
-    tied = report(
-        fault(0, SCALE, indistinguishable=("weight-transpose", "mask-order"), split_by="square"),
-        claims=(
-            ClaimResult("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits"),
-            ClaimResult("x", "diverges", 2.0, 1.0, "y"),
-        ),
-        not_compared=("loss: the port has no such method",),
-        notes=("a note",),
-    )
-    text = flat(as_text([tied], 80, verbose=True))
-    assert (
-        f"weight-transpose, mask-order would explain the difference as well as {SCALE.mistake}; "
-        "the probe square would distinguish them." in text
-    )
-    assert "two_runs_are_the_same exact logits" in text
-    assert "x 2.0× y" in text
-    assert "Not compared loss: the port has no such method Note a note" in text
-    page = as_html([tied])
-    assert "the probe square would distinguish" in page
-    assert "a note" in page
-
-
 def test_what_is_not_compared_for_one_reason_is_one_line_for_people_and_an_item_each_for_machines() -> None:
     reasons = ("loss: the port has no such method", "probe hot: no logits", "step: the port has no such method", "all")
     left_out = report(verdict="agrees", not_compared=reasons)
@@ -217,12 +193,6 @@ def test_an_unexplained_line_says_which_part_it_changes_and_a_wrong_shape_is_giv
     assert flat(as_text([misshapen], 80)).count("shape (2, 3)") == 1
     assert "wrong shape" in as_text([misshapen]) and "unexplained" not in as_text([misshapen])
     assert shape in flat(as_html([misshapen]).partition("Notes</h2>")[0])
-
-
-def test_the_lines_around_one_do_not_end_with_blank_lines(tmp_path: Path) -> None:
-    path = tmp_path / "my.py"
-    path.write_text("\n\ny = x\n\nz = y\n\n\n")
-    assert PortLine(str(path), 5, "z = y").around == [(3, "y = x"), (4, ""), (5, "z = y")]
 
 
 def test_each_cause_links_to_its_page_on_the_site() -> None:
@@ -367,12 +337,6 @@ def test_names_are_escaped_and_are_not_markup() -> None:
     assert as_text([nasty], 200, verbose=True).count(name) >= 10
 
 
-def test_a_long_profile_is_drawn_with_few_bars() -> None:
-    page = as_html([report(fault(profile={"position": [1.0] * 1000}))])
-    assert page.count('title="position') < 130
-    assert "position 992–999" in page
-
-
 PORT = """
 from transparity_numpy.port import build as of_reference
 
@@ -385,17 +349,6 @@ def build(config, parameters):
 @pytest.fixture(scope="module")
 def scaled() -> Report:
     return check(port_with("attention-scale-twice"), "notes-lm", budget=0, quick=True)
-
-
-def test_a_stage_that_raises_counts() -> None:
-    watch = Stopwatch(lambda: None)
-    with pytest.raises(KeyboardInterrupt), watch.timed("a stage"):
-        raise KeyboardInterrupt
-    assert watch.stages["a stage"].seconds >= 0
-
-
-def test_a_port_that_is_started_again_counts_no_negative_time() -> None:
-    assert Timing(2, 2, 0.5).since(Timing(1, 1, 3.0)) == Timing(1, 1, 0.0)
 
 
 def test_the_command_writes_and_shows_the_time_since_its_start(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import numpy as np
@@ -11,58 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.golden.ports import GPT2, Arrays, Gpt2, ReluOfOneRow, ScaledByTheWidth, Showing, WrongFromSixtyFive
-from tests.golden.test_golden import FILE
 
 from meta.pool.port import port_with
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.oracle import probes
-from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Report
-from transparity_numpy.port import build
 from transparity_pytorch.port import build as pytorch_build
-
-
-@pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
-@pytest.mark.parametrize(
-    ("variant", "says"),
-    [
-        ("bfloat16 weights", "rounding of bfloat16 weights"),
-        ("float16 weights", "rounding of float16 weights"),
-        ("bfloat16 arithmetic", "rounding of bfloat16 arithmetic"),
-        ("bfloat16 autocast", "rounding of bfloat16 arithmetic"),
-        ("tf32 products", "rounding of the factors of matrix products to TF32"),
-        ("tf32 linear", "rounding of the factors of linear maps to TF32"),
-    ],
-)
-@pytest.mark.parametrize("preset", ["translation", "notes-lm"])
-def test_undeclared_rounding_diverges_and_is_named(preset: str, variant: str, says: str, logits_only: bool) -> None:
-    report = check(
-        port_with(f"low-precision-{variant.replace(' ', '-').lower()}"), preset=preset, logits_only=logits_only
-    )
-    assert (report.verdict, report.exit_code) == ("diverges", 1)
-    ((cause,),) = (fault.causes for fault in report.faults)
-    assert (cause.mistake, cause.says) == ("low-precision", says)
-    declared = f"--dtype {variant.split()[0]}" if "float16" in variant else "allow_tf32 = False"
-    assert any("rounds more than float32" in note and declared in note for note in report.notes)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_a_tap_behind_right_logits_is_held_to_the_budget_of_the_precision(dtype: str) -> None:
-    """Change one number of a tap by 1e-9, which only float64 can detect."""
-
-    def behind(config: TransformerConfig, parameters: Arrays) -> Any:
-        forward = build(config, parameters, dtype="float64")
-
-        def port(**tokens: np.ndarray) -> Any:
-            taps = forward(**tokens)
-            taps["decoder.layers.1.output"] = taps["decoder.layers.1.output"] + 1e-9
-            return taps
-
-        return port
-
-    expected = {"float64": "diverges", "bfloat16": "agrees"}[dtype]
-    assert check(behind, preset="notes-lm", dtype=dtype, budget=0).verdict == expected
 
 
 def test_a_large_model_is_listened_to_on_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,27 +25,6 @@ def test_a_large_model_is_listened_to_on_one_row(monkeypatch: pytest.MonkeyPatch
     assert report.faults[0].causes[0].mistake == "attention-scale"
     taps = {item.tap for item in report.measured if item.probe == "aligned"}
     assert len(taps) > 20 and {item.tap for item in report.measured if item.probe == "mixed"} == {"logits"}
-
-
-@pytest.mark.long
-def test_a_quick_check_compares_only_the_forward_pass() -> None:
-    """Expect `inconclusive` for a correct port or a wrong loss, and `diverges` for a wrong forward pass."""
-
-    def wrong_loss(config: TransformerConfig, parameters: Arrays) -> Any:
-        forward = build(config, parameters)
-        setattr(forward, "loss", lambda *args, **named: 1.0)  # noqa: B010
-        return forward
-
-    claims = json.loads(FILE.read_text(encoding="utf-8"))["right: NumPy"]["claims"]
-    for port in (build, wrong_loss):
-        report = check(port, "notes-lm", quick=True)
-        assert (report.verdict, report.exit_code, report.faults) == ("inconclusive", 3, ())
-        assert report.coverage.untested and "left out by --quick" in sentence(report)
-        assert not {"call at other sizes", "compare offers", "audit loader"} & report.timing.keys()
-        assert {claim.id for claim in report.claims} < claims.keys()
-    port = port_with("attention-scale-none")
-    quick, whole = (check(port, "notes-lm", quick=quick) for quick in (True, False))
-    assert quick.exit_code == 1 and quick.faults == whole.faults and quick.faults[0].causes
 
 
 def test_a_wrong_answer_is_told_before_the_next_call() -> None:

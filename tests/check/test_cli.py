@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from tests.golden.test_hostile import REFERENCE, refused
 from tests.helpers import invoke, run_python
-from tests.looping import for_each
 
 import transparity
 from transparity.presets import PRESETS, departures, preset
@@ -157,25 +156,6 @@ def test_a_program_reads_json_alone_from_standard_output(
         assert (ended.stdout, ended.stderr) == ("", "There is no file missing.json.\n")
     else:
         assert json.loads(ended.stdout)[0]["verdict"] == "agrees"
-
-
-COMMAND = f"{sys.executable} -m transparity_conformance"
-
-
-@for_each(
-    ("line", "code", "says"),
-    [
-        (f"{COMMAND} describe vanilla --json - >&-", 2, "Standard output (-) is closed; give"),
-        (f"{COMMAND} fit nothing.py:Model --json - >&-", 2, "Standard output (-) is closed; give"),
-        (f"PYTHONIOENCODING=ascii {COMMAND} describe notes-lm --json - | {sys.executable} -m json.tool", 0, ""),
-        (f"PYTHONIOENCODING=ascii {COMMAND} presets", 0, ""),
-        (f"{COMMAND} check a.py:b --dtype int8", 2, "Invalid value for '--dtype': 'int8' is not one of 'float32',"),
-    ],
-)
-def test_no_door_answers_with_a_traceback(tmp_path: Path, line: str, code: int, says: str) -> None:
-    ended = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, "Traceback" in ended.stderr) == (code, False), ended.stderr
-    assert says in ended.stderr
 
 
 def test_an_error_of_ours_is_one_sentence_with_a_file(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -93,27 +92,6 @@ def test_every_report_has_the_promised_form(reports: list[dict[str, Any]]) -> No
     assert {report["verdict"] for report in reports} == {"agrees", "diverges"}
     assert reports[0]["audit"] is None
     assert {each["outcome"] for each in reports[4]["audit"]["fields"]} >= {"followed", "ignored", "refused"}
-
-
-def test_another_form_is_rejected(reports: list[dict[str, Any]]) -> None:
-    changes: list[tuple[tuple[Any, ...], Any]] = [
-        (("verdict",), "fine"),
-        (("faults", 0, "impact", "argmax_changes"), "4"),
-        (("faults", 0, "budget"), "nan"),
-        (("faults", 0, "impact", "positions"), 3),
-        (("environment", "numpy"), None),
-        (("further",), 1),
-        (("audit",), {"fields": []}),
-        (("audit", "fields", 0, "outcome"), "fine"),
-        (("audit", "tensors", 0, "name"), 3),
-    ]
-    for path, value in changes:
-        report = copy.deepcopy(reports[4 if len(path) > 1 and path[0] == "audit" else 1])
-        place = report
-        for step in path[:-1]:
-            place = place[step]
-        place[path[-1]] = value
-        assert list(wrong(SCHEMA, report)), path
 
 
 Change = Callable[[np.ndarray, np.ndarray], np.ndarray]

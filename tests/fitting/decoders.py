@@ -58,13 +58,6 @@ class Float32Norm(RMSNorm):
         return self.weight * (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
-class Bounded(RMSNorm):
-    """An RMSNorm with a lower bound for the mean square instead of an added eps."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).clamp_min(self.eps))
-
-
 def rms(eps: float) -> Decoder:
     return Decoder(norm=functools.partial(Float32Norm, eps=eps))
 
@@ -169,13 +162,6 @@ def narrow() -> Decoder:
     """Return a decoder whose last linear layer has two unused outputs."""
     model = Decoder()
     model.transformer.h[1].mlp.c_proj = nn.Sequential(nn.Linear(40, WIDTH + 2), nn.ZeroPad1d((0, -2)))
-    return model
-
-
-def of_two_kinds() -> GPT:
-    """Return a GPT whose two layers have different activations, which no configuration describes."""
-    model = GPT(act=F.relu)
-    model.transformer.h[1].style = dataclasses.replace(model.style, act=F.silu)
     return model
 
 

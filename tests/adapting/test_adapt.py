@@ -110,10 +110,6 @@ def test_a_model_whose_configuration_is_fitted_is_matched(name: str, parameter: 
     assert result.adapter.lines[parameter] == line
 
 
-LAYER = "decoder.layers.{i}"
-OUTPUT = f"{LAYER}.self_attention.output.weight"
-
-
 def loading(port: str, lines: Mapping[str, str]) -> Callable[..., Any]:
     """Return a `build` that loads parameters into a port by its adapter, with some `lines` replaced."""
     make, right = PORTS[port][0], adapted(port).adapter
@@ -133,23 +129,6 @@ def loading(port: str, lines: Mapping[str, str]) -> Callable[..., Any]:
         return forward
 
     return build
-
-
-def sentences(port: str, lines: Mapping[str, str]) -> list[str]:
-    return [each.says for each in adapt(loading(port, lines), PORTS[port][1]).misplaced]
-
-
-@pytest.mark.parametrize("port", ["meta-llama", "phi3", "gpt2-conv1d"])
-def test_a_right_mapping_has_nothing_to_tell(port: str) -> None:
-    result = adapt(loading(port, {}), PORTS[port][1])
-    assert result.is_proved and not result.misplaced
-
-
-def test_a_square_weight_that_is_transposed_is_named() -> None:
-    name = "transformer.h.{i}.attn.c_proj.weight"
-    assert sentences("gpt2-conv1d", {OUTPUT: name}) == [
-        f"your {name} is transposed: your model needs the values in {name}.T"
-    ]
 
 
 FORGETFUL = """

@@ -42,13 +42,6 @@ def test_a_field_that_no_forward_pass_depends_on_is_not_exercised(right: Report)
     assert "config.json eos_token_id: no call of the audit depends on it" in right.not_compared
 
 
-def test_a_value_that_is_refused_is_not_compared_and_no_fault(right: Report) -> None:
-    assert right.audit is not None
-    (refused,) = (each for each in of(right.audit, "hidden_act") if each.outcome == "refused")
-    assert refused.value == '"quick_gelu"'
-    assert f"config.json hidden_act {refused.value}: {refused.says}" in right.not_compared
-
-
 OTHER_FORMS = {
     *("original_max_position_embeddings", "partial_rotary_factor", "sliding_window_pattern", "full_attention_interval"),
     *("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta", "no_rope_layer_interval"),

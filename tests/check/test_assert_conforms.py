@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import transparity_conformance
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import assert_conforms, check
-from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking import check as testing
 from transparity_conformance.identify.alignment.known_faults import Recorded, intermediates
 from transparity_conformance.oracle.probes import probes_of
@@ -38,15 +36,6 @@ def test_a_port_that_does_not_fails_with_the_answer() -> None:
     assert "decoder.layers.0–1.self_attention.scores" in message
     assert "attention-scale" in message
     assert max(map(len, message.splitlines())) <= 100
-
-
-def test_a_port_may_be_named_as_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text("from transparity_numpy.port import build\n")
-    report = assert_conforms("mine.py:build", preset="notes-lm", logits_only=True)
-    assert (report.verdict, report.port) == ("agrees", "mine.py:build")
-    with pytest.raises(PortError, match=r"There is no file none\.py"):
-        assert_conforms("none.py:build")
 
 
 @pytest.mark.parametrize("verdict", ["diverges", "inconclusive"])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.golden.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW
+from tests.golden.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW, with_fields
 from tests.helpers import table
 
 from transparity.config import TransformerConfig
@@ -16,7 +15,6 @@ from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters, probes, probes_of
 from transparity_conformance.oracle.reach.features import (
     changes,
@@ -25,31 +23,22 @@ from transparity_conformance.oracle.reach.features import (
 )
 from transparity_conformance.oracle.reach.models import ReachProbe, reach_of, reach_of_preset
 from transparity_conformance.oracle.reach.vocabulary import every_token
-from transparity_conformance.report.check.terminal import as_text
-from transparity_pytorch.port import build as pytorch_build
 
 UNEXERCISED = {field for fields in table(__file__, "reach.toml")["unexercised"].values() for field in fields}
 
 
-def logits_only(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-    return pytorch_build(config, parameters).logits
-
-
-LONG = {
-    "window": WINDOW,
-    "buckets": BUCKETS,
-    "original length": ORIGINAL_LENGTH,
-    "max_length": dataclasses.replace(CASES["gpt-j"], max_length=300),
-}
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_a_right_port_agrees_at_its_thresholds(name: str) -> None:
-    config = LONG[name]
-    report = check(logits_only, config=config)
-    assert report.verdict == "agrees", as_text([report])
-    assert config.max_length in report.coverage.lengths and report.coverage.batches[:3] == (1, 2, 3)
-    assert bool(report.coverage.source_lengths) == (len(config.input_names) > 1)
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (WINDOW, {"sliding_window": None}),
+        (WINDOW, {"sliding_window": 71}),
+        (BUCKETS, {"relative_max_distance": 64}),
+        (ORIGINAL_LENGTH, {"rotary_scaling": "none"}),
+    ],
+)
+def test_a_threshold_of_the_asked_configuration_is_crossed(config: TransformerConfig, fields: dict[str, Any]) -> None:
+    assert check(with_fields(**fields), config=config, budget=0).verdict == "diverges"
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *CASES])

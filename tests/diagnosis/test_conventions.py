@@ -109,25 +109,6 @@ def test_a_lost_mask_is_not_excused_by_it(logits_only: bool) -> None:
         assert report.faults[0].causes[0].mistake == "padding-ignored"
 
 
-NAN: Weigh = lambda scores, mask, weights: np.where(mask.any(-1, keepdims=True), weights, np.nan)
-
-
-@pytest.mark.parametrize(
-    ("weigh", "preset", "logits_only", "verdict"),
-    [
-        (lambda scores, mask, weights: weights, "pre-norm", False, "agrees"),
-        (CONVENTIONS["zeros"], "walkthrough", True, "diverges"),  # masked keys have a weight in this document
-        pytest.param(NAN, "pre-norm", True, "diverges", marks=pytest.mark.long),
-    ],
-    ids=["ours", "walkthrough", "nan"],
-)
-def test_where_no_other_convention_is_possible_there_is_no_claim(
-    weigh: Weigh, preset: str, logits_only: bool, verdict: str
-) -> None:
-    report = check(weighing(weigh), preset, logits_only=logits_only, budget=0)
-    assert report.verdict == verdict and not claim(report)
-
-
 def test_positions_of_real_tokens_depend_on_it_only_if_they_see_nothing() -> None:
     probe = probes("pre-norm")["mixed"]
     free = np.any(undetermined_positions(probe)["logits"], axis=-1)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from tests.fitting import small_vision
 from tests.fitting.test_models import of_hub
 from tests.helpers import invoke, table
@@ -26,7 +23,6 @@ from transparity_conformance.identify.proof import Proof, own_probes
 from transparity_conformance.running.adapters.adapter import Adapter
 from transparity_conformance.running.adapters.model import Make, made_by
 from transparity_conformance.running.adapters.notation import AdapterError
-from transparity_conformance.running.frameworks.modules import tensors_of
 
 TABLE = table(__file__, "layouts.toml")
 
@@ -108,27 +104,6 @@ def test_a_model_whose_configuration_is_fitted_is_matched(name: str, parameter: 
     assert result.is_proved, result
     assert not result.found.faults
     assert result.adapter.lines[parameter] == line
-
-
-def loading(port: str, lines: Mapping[str, str]) -> Callable[..., Any]:
-    """Return a `build` that loads parameters into a port by its adapter, with some `lines` replaced."""
-    make, right = PORTS[port][0], adapted(port).adapter
-    adapter = Adapter({**right.lines, **lines}, right.zero, right.unused)
-
-    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Callable[..., Any]:
-        module = make(config)
-        tensors = tensors_of(module)
-        values = adapter.tensors(config, parameters, {name: tensor.read() for name, tensor in tensors.items()})
-        for name, value in values.items():
-            tensors[name].write(value)
-
-        def forward(tokens: np.ndarray) -> Any:
-            with torch.no_grad():
-                return module(torch.from_numpy(tokens))
-
-        return forward
-
-    return build
 
 
 FORGETFUL = """

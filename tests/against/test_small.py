@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -263,9 +262,3 @@ def test_an_infinite_number_in_a_saved_configuration_is_read(tmp_path: Path) -> 
     made_small(config_of("bamba")).save_pretrained(tmp_path)
     assert "Infinity" in (tmp_path / "config.json").read_text(encoding="utf-8")
     assert [*read_config(tmp_path).time_step_limit] == [0.0, float("inf")]
-
-
-def test_a_folder_or_a_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA}))
-    assert read_config(tmp_path).num_key_value_heads == 8
-    assert read_config(tmp_path / "config.json").hidden_size == 4096

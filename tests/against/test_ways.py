@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,27 +98,20 @@ def test_a_right_copy_agrees_in_every_way(tmp_path: Path) -> None:
     assert report.coverage.batches == tuple(range(1, 14))
 
 
+def labels_of(shape: tuple[int, ...], kept: np.ndarray | None = None) -> np.ndarray:
+    shown = None if kept is None else np.broadcast_to(kept, shape)
+    model: Any = SimpleNamespace(near=lambda inputs: (np.zeros(shape), 0.0), kept=lambda inputs, shape: shown)
+    labels: np.ndarray = _with_labels(model, {})["labels"]
+    return labels
+
+
 def test_no_label_counts_that_padding_predicts() -> None:
-    class Padded:
-        def near(self, inputs: Any) -> tuple[np.ndarray, float]:
-            return np.zeros((40, 6, 9)), 0.0
-
-        def kept(self, inputs: Any, shape: tuple[int, ...]) -> np.ndarray:
-            return np.broadcast_to(np.arange(6)[:, None] > 2, shape)
-
-    labels = _with_labels(cast("Any", Padded()), {})["labels"]
+    labels = labels_of((40, 6, 9), np.arange(6)[:, None] > 2)
     assert (labels[:, :4] == IGNORED).all()
     assert (labels[:, 4:] != IGNORED).any()
 
 
 def test_each_row_of_a_classifier_has_one_label() -> None:
-    class Classes:
-        def near(self, inputs: Any) -> tuple[np.ndarray, float]:
-            return np.zeros((40, 9)), 0.0
-
-        def kept(self, inputs: Any, shape: tuple[int, ...]) -> None:
-            return None
-
-    labels = _with_labels(cast("Any", Classes()), {})["labels"]
+    labels = labels_of((40, 9))
     assert labels.shape == (40,)
     assert (labels != IGNORED).any()

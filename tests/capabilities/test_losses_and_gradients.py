@@ -69,12 +69,6 @@ def test_micro_batches_and_checkpointing_that_leave_the_gradients_unchanged_agre
     assert {claim.id for claim in report.claims} >= OPTIONAL
 
 
-def test_micro_batches_and_checkpointing_that_a_port_does_not_offer_are_not_mentioned() -> None:
-    report = check(pytorch_build, preset="notes-lm")
-    assert not any("gradients.micro_batches" in says or "gradients.checkp" in says for says in report.not_compared)
-    assert not {claim.id for claim in report.claims} & OPTIONAL
-
-
 @pytest.mark.parametrize(
     ("means", "claims", "cause"),
     [
@@ -231,8 +225,3 @@ def test_another_auxiliary_loss_is_named(rule: Any, says: str) -> None:
     ((cause,),) = [fault.causes for fault in gradients_of(with_router_loss(rule), MIXTURE).faults]
     assert cause.mistake == "router-loss"
     assert cause.says.startswith(says)
-
-
-def test_the_auxiliary_loss_is_listed_if_a_mixture_of_experts_does_not_offer_it() -> None:
-    line = "gradients.router_aux_loss_coef: the port's method loss_and_gradients has no argument router_aux_loss_coef"
-    assert line in gradients_of(pytorch_build, MIXTURE).not_compared

@@ -17,7 +17,7 @@ from tests.looping import for_each
 from meta.pool.port import port_with
 from transparity_conformance import check
 from transparity_conformance.report.audit import Audit, AuditedField
-from transparity_conformance.report.check.findings import findings, located, sentence, spread
+from transparity_conformance.report.check.findings import findings, sentence, spread
 from transparity_conformance.report.check.lines import PortLine
 from transparity_conformance.report.check.page import as_html, as_markdown, digest, headline
 from transparity_conformance.report.check.terminal import answers, as_text, bars, one_line
@@ -129,13 +129,6 @@ def test_an_unexplained_divergence_is_shown_with_its_spread() -> None:
     assert "·█·" in text
 
 
-def test_one_line_without_a_cause_is_one_finding() -> None:
-    other = Divergence("decoder.output", 1.0, 1e-6, probe="mixed")
-    assert len(findings(report(fault(0), fault(1), other))) == 2
-    lines = [{"file": "my.py", "line": line, "code": "x", "columns": None} for line in (3, 7, 3)]
-    assert len(findings(report(*(fault(i, source=line) for i, line in enumerate(lines))))) == 2
-
-
 def test_what_is_not_compared_for_one_reason_is_one_line_for_people_and_an_item_each_for_machines() -> None:
     reasons = ("loss: the port has no such method", "probe hot: no logits", "step: the port has no such method", "all")
     left_out = report(verdict="agrees", not_compared=reasons)
@@ -216,11 +209,6 @@ def test_the_name_of_the_port_is_in_every_headline() -> None:
     assert "<title>Port check: my.py:load on notes-lm differs</title>" in as_html([named])
     assert headline([named, named])["text"] == "my.py:load: both differ"
     assert named.as_dict()["port"] == "my.py:load"
-
-
-def test_where_a_port_diverges_is_one_line() -> None:
-    source = {"file": "/home/my.py", "line": 7, "code": "x + y"}
-    assert located(report(fault(source=source))) == (f"differs at {SCORES.format(0)}, my.py:7")
 
 
 @pytest.mark.parametrize(
@@ -311,13 +299,6 @@ def test_the_page_needs_nothing_from_outside_and_runs_nothing(tmp_path: Path) ->
     loaded = re.sub(r'<a href="https://[^"]+">', "", page)  # a link is loaded only if it is clicked
     assert not re.findall(r"""(?:src|href|action)\s*=\s*["']?(?!["']|#|data:)[^\s>]+|url\(|@import|https?://""", loaded)
     assert "<script" not in page
-
-
-def test_the_page_links_to_its_first_red_row_if_there_is_one() -> None:
-    red = (MEASURED[0], dataclasses.replace(MEASURED[1], segment_error=2e-6), *MEASURED[2:])
-    for measured, linked in ((MEASURED, []), (red, ["first-1"])):
-        page = as_html([report(fault(), measured=measured)])
-        assert re.findall(r'href="#([^"]+)"', page) == re.findall(r'<tr id="([^"]+)"', page) == linked
 
 
 def test_names_are_escaped_and_are_not_markup() -> None:

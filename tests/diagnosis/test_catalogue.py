@@ -108,16 +108,6 @@ def test_a_layer_that_shares_its_weights_has_every_one_of_them(case: str) -> Non
         assert not own, f"catalogue/parameters.py: {own} have no effect on any tap"
 
 
-@pytest.mark.parametrize("case", ["notes-lm", "pre-norm"])
-def test_an_exchange_is_made_at_both_sides(case: str) -> None:
-    """Expect both taps to change, because a change of only one tap is a different fault."""
-    config = preset(case).resized()
-    taps = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)))
-    mutual = [each for each in catalogue.hypotheses(config, taps) if each.fault.is_mutual]
-    assert mutual
-    assert [str(each) for each in mutual if len(each.sites) < 2] == []
-
-
 def test_every_fault_is_simulated() -> None:
     for case, config in ({case: preset(case).resized() for case in PRESETS} | MODELS).items():
         sites = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen, nnx
+from flax import nnx
 from jax import Array
 from tests.listening.common import is_same, named, reached, texts
 
@@ -66,13 +66,6 @@ class Block(nnx.Module):
         return self.linear(x)
 
 
-class LinenBlock(linen.Module):
-    @linen.compact
-    def __call__(self, x: Array) -> Array:
-        x = linen.LayerNorm()(x)
-        return linen.Dense(D)(x)
-
-
 @pytest.mark.parametrize("forward", [plain, with_numpy, in_a_scan, in_a_loop, by_row])
 def test_the_result_is_the_same_and_is_the_last_value(forward: Callable[[Any], Any]) -> None:
     expected = forward(IDS)
@@ -124,14 +117,6 @@ def test_modules_of_nnx_are_heard_at_the_lines_that_call_them(jit: Any) -> None:
     _, operations = listen(lambda: jit(lambda block, x: block(x))(block, WTE), "jax")
     assert texts(named(operations, "rsqrt"), __file__) == ["x = self.norm(x)"]
     assert texts(named(operations, "dot_general"), __file__) == ["return self.linear(x)"]
-
-
-def test_modules_of_linen_are_heard_at_the_lines_that_call_them() -> None:
-    block = LinenBlock()
-    variables = block.init(jax.random.key(0), WTE)
-    _, operations = listen(lambda: jax.jit(block.apply)(variables, WTE), "jax")
-    assert texts(named(operations, "rsqrt"), __file__) == ["x = linen.LayerNorm()(x)"]
-    assert texts(named(operations, "dot_general"), __file__) == ["return linen.Dense(D)(x)"]
 
 
 def test_exceptions_pass_and_jit_is_back_afterwards() -> None:

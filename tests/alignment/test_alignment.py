@@ -97,6 +97,26 @@ def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> N
         assert is_same(taps[tap], expected.reshape(taps[tap].shape)), tap
 
 
+FIVE = (
+    *("norm-eps-placement-rms", "rotary-base-10000", "rotary-direction-both"),
+    *("head-grouping-tiled", "gate-swapped"),
+)
+ONE_SIGN = ("rotary-direction-both", "right-scaled-query")
+"""A wrong sign in the rotation, before the queries are scaled, which keeps their shape."""
+
+
+@pytest.mark.parametrize("bugs", [FIVE, ONE_SIGN], ids=["five", "one sign"])
+def test_taps_are_found_between_faults_that_follow_each_other(bugs: tuple[str, ...]) -> None:
+    """Both ports have wrong rotations before the scores. One also has wrong head groups, norms and gates."""
+    probe = aligned_probe(probes_of(CASES["llama"], "llama")["tiny"])
+    port: Any = port_with(*bugs, taps=False)(probe.config, probe.parameters)
+    plan, taps = heard(port, probe)
+    assert plan.matches.keys() == probe.oracle.expected.keys()
+    for tap in [tap for tap in taps if tap in port.heard]:
+        expected = port.heard[tap].double().numpy()
+        assert is_same(taps[tap], expected.reshape(taps[tap].shape)), tap
+
+
 def test_layouts_of_a_tap_are_its_axes_in_any_order_and_merged() -> None:
     value = np.arange(2 * 3 * 5 * 7.0).reshape(2, 3, 5, 7)
     merged = value.transpose(0, 2, 1, 3).reshape(10, 21)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from tests.fitting import small_vision
 from tests.fitting.test_models import of_hub
 from tests.helpers import invoke, table
 
-from meta.adapting.measure import ALIKE, GPT2, LLAMA, PORTS, broken
+from meta.adapting.measure import ALIKE, GPT2, PORTS, broken
 from meta.adapting.measure import adapted as measured
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
@@ -27,7 +23,6 @@ from transparity_conformance.identify.proof import Proof, own_probes
 from transparity_conformance.running.adapters.adapter import Adapter
 from transparity_conformance.running.adapters.model import Make, made_by
 from transparity_conformance.running.adapters.notation import AdapterError
-from transparity_conformance.running.frameworks.modules import tensors_of
 
 TABLE = table(__file__, "layouts.toml")
 
@@ -82,19 +77,6 @@ def _is_caught(proof: Callable[[Adapter], Proof], adapter: Adapter) -> bool:
         return True
 
 
-def test_a_port_that_is_lost_at_once_is_asked_about_everything(tmp_path: Path) -> None:
-    result = adapt(broken(tmp_path, "nanogpt", "x + self.get_submodule(", "x * self.get_submodule("), GPT2)
-    assert result.found.lost_at == "decoder.embedding"
-    assert set(result.adapter.lines.values()) == {"?"}
-    assert not result.is_settled and not result.is_proved
-
-
-def test_a_fault_that_hides_a_parameter_does_not_settle_it(tmp_path: Path) -> None:
-    found = adapt(broken(tmp_path, "hub-llama", "else x * self.weight", "else x"), LLAMA).found
-    assert found.lost_at == "decoder.layers.0.self_attention_norm"
-    assert not found.faults
-
-
 def test_names_that_contradict_what_is_computed_are_told(tmp_path: Path) -> None:
     config = PORTS["mingpt"][1]
     result = adapt(broken(tmp_path, "mingpt", "def keys_first(c, k, q, v)", "def keys_first(c, q, k, v)"), config)
@@ -105,21 +87,6 @@ def test_names_that_contradict_what_is_computed_are_told(tmp_path: Path) -> None
     assert len(told) == 2
     for line, leaf in zip(told, ("weight", "bias"), strict=True):
         assert line.startswith(says.format("decoder.layers.{i}.self_attention", leaf))
-
-
-def test_a_bias_that_the_configuration_has_not_is_zero_in_the_port() -> None:
-    make, config = PORTS["nanogpt"]
-    assert not adapt(make, config).adapter.zero
-    result = adapt(make, dataclasses.replace(config, qkv_bias=False))
-    assert result.is_proved
-    assert list(result.adapter.zero) == ["transformer.h.{i}.attn.c_attn.bias"]
-
-
-def test_a_bias_that_the_port_has_not_is_named() -> None:
-    result = adapt(PORTS["meta-llama"][0], dataclasses.replace(LLAMA, output_bias=True))
-    absent = [name for name, line in result.adapter.lines.items() if line == ""]
-    assert absent == ["decoder.layers.{i}.self_attention.output.bias"]
-    assert not result.is_settled
 
 
 @functools.cache
@@ -137,67 +104,6 @@ def test_a_model_whose_configuration_is_fitted_is_matched(name: str, parameter: 
     assert result.is_proved, result
     assert not result.found.faults
     assert result.adapter.lines[parameter] == line
-
-
-def test_a_wrong_front_is_not_proved() -> None:
-    result = adapt(small_vision.TurnedViT, fit(small_vision.TimmViT).config)
-    assert not result.is_proved
-
-
-LAYER = "decoder.layers.{i}"
-QUERY, KEY, VALUE = (f"{LAYER}.self_attention.{role}.weight" for role in ("query", "key", "value"))
-GATE, UP = (f"{LAYER}.feed_forward.{role}.weight" for role in ("gate", "up"))
-OUTPUT = f"{LAYER}.self_attention.output.weight"
-
-
-def loading(port: str, lines: Mapping[str, str]) -> Callable[..., Any]:
-    """Return a `build` that loads parameters into a port by its adapter, with some `lines` replaced."""
-    make, right = PORTS[port][0], adapted(port).adapter
-    adapter = Adapter({**right.lines, **lines}, right.zero, right.unused)
-
-    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Callable[..., Any]:
-        module = make(config)
-        tensors = tensors_of(module)
-        values = adapter.tensors(config, parameters, {name: tensor.read() for name, tensor in tensors.items()})
-        for name, value in values.items():
-            tensors[name].write(value)
-
-        def forward(tokens: np.ndarray) -> Any:
-            with torch.no_grad():
-                return module(torch.from_numpy(tokens))
-
-        return forward
-
-    return build
-
-
-def sentences(port: str, lines: Mapping[str, str]) -> list[str]:
-    return [each.says for each in adapt(loading(port, lines), PORTS[port][1]).misplaced]
-
-
-@pytest.mark.parametrize("port", ["meta-llama", "phi3", "gpt2-conv1d"])
-def test_a_right_mapping_has_nothing_to_tell(port: str) -> None:
-    result = adapt(loading(port, {}), PORTS[port][1])
-    assert result.is_proved and not result.misplaced
-
-
-@pytest.mark.long
-def test_rows_in_another_order_than_they_are_rotated_in_are_named() -> None:
-    says = "the rows of your {} are in the order for a rotation of {}, but your model rotates {}: "
-    says += "permute the rows while loading"
-    halves, neighbours = "halves", "neighbors (as in Meta's code)"
-    name = "layers.{i}.attention.wk.weight"
-    assert sentences("meta-llama", {KEY: name}) == [says.format(name, halves, neighbours)]
-    name = "model.layers.{i}.self_attn.k_proj.weight"
-    permuted = f"{name}.view(K, H/2, 2, -1).permute(0, 2, 1, 3)"
-    assert sentences("hub-llama", {KEY: permuted}) == [says.format(name, neighbours, halves)]
-
-
-def test_a_square_weight_that_is_transposed_is_named() -> None:
-    name = "transformer.h.{i}.attn.c_proj.weight"
-    assert sentences("gpt2-conv1d", {OUTPUT: name}) == [
-        f"your {name} is transposed: your model needs the values in {name}.T"
-    ]
 
 
 FORGETFUL = """

@@ -135,19 +135,6 @@ def test_a_module_that_serves_all_builds_is_kept_apart_for_each() -> None:
     assert torch.equal(first(tokens=tokens), expected)
 
 
-def test_parameters_that_serve_all_builds_are_kept_apart_for_each() -> None:
-    make, config = PORTS["picogpt"]
-    function, parts = make(config)
-    build, tokens = adapted(lambda: (function, parts), adapt(make, config).adapter), np.arange(6).reshape(2, 3)
-    parameters = probe_parameters(config)
-    first = build(config, parameters)
-    expected = first(tokens=tokens)
-    assert not np.array_equal(
-        build(config, {name: 2 * value for name, value in parameters.items()})(tokens=tokens), expected
-    )
-    assert np.array_equal(first(tokens=tokens), expected)
-
-
 def test_layers_that_are_numbered_behind_an_underscore_have_one_line() -> None:
     lines = {f"decoder.layers.{i}.feed_forward.up.bias": f"params.h_{i}.dense_1.bias" for i in range(2)}
     names = dict.fromkeys(lines.values(), (4,))

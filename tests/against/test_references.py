@@ -24,7 +24,7 @@ from transparity_conformance.running.loading import load_port
 
 DECODERS = Path(__file__).parent / "decoders"
 
-FRAMEWORKS = ("pytorch", "nnx", "functions", "numpy")
+FRAMEWORKS = ("pytorch", "nnx", "numpy")
 
 INPUTS = [
     {"tokens": np.random.default_rng(n).integers(0, 37, shape)} for n, shape in enumerate([(2, 7), (1, 1), (3, 12)])
@@ -84,13 +84,12 @@ def row_of(fault: str, framework: str) -> tuple[str, str, int]:
     ("fault", "port", "reference"),
     [
         ("number", "pytorch", "nnx"),
-        ("function", "numpy", "functions"),
+        ("function", "numpy", "nnx"),
         ("operand", "nnx", "pytorch"),
         ("mask", "pytorch", "numpy"),
         ("left out", "numpy", "pytorch"),
-        ("sign", "functions", "numpy"),
         ("number", "numpy", "numpy"),
-        ("sign", "nnx", "functions"),
+        ("sign", "nnx", "numpy"),
     ],
 )
 def test_a_fault_is_told_with_the_lines_of_both_frameworks(

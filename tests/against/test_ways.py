@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.helpers import table
 
 from transparity_conformance import check
-from transparity_conformance.against.probes import Answer, Source
+from transparity_conformance.against.probes import Answer
 from transparity_conformance.against.ways import catalogue
-from transparity_conformance.against.ways.calls import IGNORED, PROMPT, _requests, _with_labels
+from transparity_conformance.against.ways.calls import IGNORED, _with_labels
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.running.loading import load_port
@@ -99,78 +98,20 @@ def test_a_right_copy_agrees_in_every_way(tmp_path: Path) -> None:
     assert report.coverage.batches == tuple(range(1, 14))
 
 
-def test_a_prompt_of_codebooks_has_as_many_positions_as_one_of_text() -> None:
-    def draw(length: int, batch: int, _: int) -> dict[str, np.ndarray]:
-        return {"input_ids": np.zeros((batch, length, 3), int)}
-
-    reference = cast("Any", SimpleNamespace(weights={}, numbers=[20.0]))
-    firsts = [way.settings[0] for way, _ in _requests(reference, Source(draw, 64, is_text=True))]
-    assert firsts == [PROMPT, PROMPT, 19]
+def labels_of(shape: tuple[int, ...], kept: np.ndarray | None = None) -> np.ndarray:
+    shown = None if kept is None else np.broadcast_to(kept, shape)
+    model: Any = SimpleNamespace(near=lambda inputs: (np.zeros(shape), 0.0), kept=lambda inputs, shape: shown)
+    labels: np.ndarray = _with_labels(model, {})["labels"]
+    return labels
 
 
 def test_no_label_counts_that_padding_predicts() -> None:
-    class Padded:
-        def near(self, inputs: Any) -> tuple[np.ndarray, float]:
-            return np.zeros((40, 6, 9)), 0.0
-
-        def kept(self, inputs: Any, shape: tuple[int, ...]) -> np.ndarray:
-            return np.broadcast_to(np.arange(6)[:, None] > 2, shape)
-
-    labels = _with_labels(cast("Any", Padded()), {})["labels"]
+    labels = labels_of((40, 6, 9), np.arange(6)[:, None] > 2)
     assert (labels[:, :4] == IGNORED).all()
     assert (labels[:, 4:] != IGNORED).any()
 
 
 def test_each_row_of_a_classifier_has_one_label() -> None:
-    class Classes:
-        def near(self, inputs: Any) -> tuple[np.ndarray, float]:
-            return np.zeros((40, 9)), 0.0
-
-        def kept(self, inputs: Any, shape: tuple[int, ...]) -> None:
-            return None
-
-    labels = _with_labels(cast("Any", Classes()), {})["labels"]
+    labels = labels_of((40, 9))
     assert labels.shape == (40,)
     assert (labels != IGNORED).any()
-
-
-def test_what_a_port_does_not_offer_is_said(tmp_path: Path) -> None:
-    import torch
-
-    (tmp_path / "theirs.py").write_text(THEIRS, encoding="utf-8")
-    torch.manual_seed(0)
-    theirs = load_port(f"{tmp_path / 'theirs'}.py:Model")()
-
-    def port(input_ids: torch.Tensor) -> Any:
-        return theirs(input_ids).logits
-
-    report = check(port, against=theirs)
-    assert report.verdict == "agrees"
-    for what in ("cached steps", "generate", "loss"):
-        assert any(what in line and "the port does not support this" in line for line in report.not_compared), what
-
-
-LOAD = """
-import torch
-from transformers import AutoModelForCausalLM
-
-
-def load(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    for layer in model.model.layers:
-        layer.self_attn.scaling = 0.1
-    return model
-"""
-
-
-@pytest.mark.long
-def test_a_fault_of_a_family_that_we_read_has_our_name(tmp_path: Path) -> None:
-    (tmp_path / "port.py").write_text(LOAD, encoding="utf-8")
-    fields = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "vocab_size": 99}
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
-    (tmp_path / "config.json").write_text(json.dumps(fields | sizes), encoding="utf-8")
-    report = check(f"{tmp_path / 'port'}.py:load", against="transformers", config=tmp_path / "config.json", budget=10)
-    (fault,) = report.faults
-    assert [cause.mistake for cause in fault.causes] == ["attention-scale"]
-    assert fault.reference_source is not None
-    assert any("transparity explain attention-scale" in note for note in report.notes)

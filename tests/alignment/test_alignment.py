@@ -1,8 +1,8 @@
-"""Test that the checker finds taps by value among a port's operations, with and without faults, and reports lines."""
+"""Test that the checker finds taps by value among a port's operations, and reports the wrong line of a fault."""
 
 from __future__ import annotations
 
-import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,24 @@ from tests.helpers import LIKE_GPT2, tiny
 from tests.listening.common import is_same
 
 from meta.independent.model import Model
-from meta.listening.cost import Model as TextbookGpt2
-from meta.pool.port import CASES, port_with, probes_called
+from meta.pool.port import CASES, port_with
 from transparity_conformance import check
+from transparity_conformance.capabilities.decoding.steps import StepRequest
+from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.identify.alignment.calls import with_line_of_step
+from transparity_conformance.identify.alignment.found import Flow
+from transparity_conformance.identify.alignment.gaps import reordered
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import Plan, plan_of, read
-from transparity_conformance.matching.recorded import layouts
-from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.running.process.running import built, run_listening
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.recorded import Recorded, layouts
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe, probe_parameters, probes_of
+from transparity_conformance.oracle.reach.models import ReachModel, few_calls
+from transparity_conformance.report.report import Divergence, Report
+from transparity_conformance.running.process.running import run_listening
 
 SIZES = {"target_vocab_size": 31, "max_length": 16, "embed_dim": 24, "num_heads": 3, "feed_forward_dim": 40}
 GPT2 = tiny(**SIZES, **LIKE_GPT2, num_decoder_layers=2, activation="gelu")
@@ -88,29 +97,6 @@ def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> N
         assert is_same(taps[tap], expected.reshape(taps[tap].shape)), tap
 
 
-def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_padding() -> None:
-    """Use Mamba-2: in a row without padding, the values before and after its mask are equal."""
-    probes, silent = probes_called("mamba2"), port_with(taps=False)
-    padded = next(each for each in probes.values() if not each.inputs["attention_mask"].all())
-    plan, _ = heard(built(silent, row := aligned_probe(padded)), row)
-    taps, operations = run_listening(built(silent, padded), padded)
-    found, _ = read(plan, padded, operations, taps["logits"])
-    shown = port_with()(padded.config, padded.parameters)(**padded.inputs)
-    own = {tap: value.numpy() for tap, value in shown.items()}
-    convolved = [tap for tap in own if tap.endswith("_convolved")]
-    assert len(convolved) == 3 * padded.config.num_decoder_layers
-    assert [tap for tap in convolved if not is_same(found[tap], own[tap])] == []
-
-
-def test_a_product_that_is_another_one_on_one_row_is_read_on_several() -> None:
-    """Drop a bias, so that the product is the tap's value. PyTorch runs another product for a single row."""
-    probes, build = probes_called("clip-vision"), port_with("bias-dropped-down", taps=False)
-    plan, _ = heard(built(build, row := aligned_probe(probes["mixed"])), row)
-    taps, operations = run_listening(built(build, probes["tiny"]), probes["tiny"])
-    found, _ = read(plan, probes["tiny"], operations, taps["logits"])
-    assert found.keys() == probes["tiny"].oracle.expected.keys()
-
-
 FIVE = (
     *("norm-eps-placement-rms", "rotary-base-10000", "rotary-direction-both"),
     *("head-grouping-tiled", "gate-swapped"),
@@ -131,25 +117,96 @@ def test_taps_are_found_between_faults_that_follow_each_other(bugs: tuple[str, .
         assert is_same(taps[tap], expected.reshape(taps[tap].shape)), tap
 
 
-class NumpySilu(TextbookGpt2):
-    def __init__(self, config: Any, parameters: dict[str, np.ndarray]) -> None:
-        super().__init__(config, parameters, np)
-
-    def feed(self, at: str, x: np.ndarray) -> Any:
-        x = self.dense(f"{at}.up", x)
-        return self.dense(f"{at}.down", x / (1 + np.exp(-x)))
-
-
-def test_a_numpy_port_without_taps_is_named_as_one_with_taps() -> None:
-    report = check(NumpySilu, config=dataclasses.replace(GPT2, activation="gelu-tanh"))
-    assert report.faults[0].causes[0].mistake == "activation"
-    assert report.faults[0].source is not None, report.notes
-    assert report.faults[0].where != "logits"
-
-
 def test_layouts_of_a_tap_are_its_axes_in_any_order_and_merged() -> None:
     value = np.arange(2 * 3 * 5 * 7.0).reshape(2, 3, 5, 7)
     merged = value.transpose(0, 2, 1, 3).reshape(10, 21)
     arranged = [layout.to_ours(merged) for layout in layouts(value.shape, merged.shape, 3)]
     assert any(np.array_equal(each, value) for each in arranged)
     assert layouts((4, 6), (8, 3), 3) == ()
+
+
+def wrong(probe: Probe, found: Arrays) -> set[str]:
+    """Return the last parts of the names of taps that differ if the reference uses the port's earlier taps."""
+    ours = walk(probe, found)
+    return {tap.split(".", 3)[-1] for tap, value in found.items() if not is_same(value, ours[tap])}
+
+
+LINES = {
+    "from-0": "return where - where[:, :1]",
+    "one-too-high": "return (where + int(where[0, 0] > 0))",
+    "queries-from-0": "where = where - where[:, :1] if role",
+    "keys-unrotated": "return torch.cat([old_key, key], 2), value",
+}
+"""The expected line of the port, by the fault's id."""
+
+
+@pytest.mark.parametrize("id", LINES)
+def test_the_line_of_a_wrong_step_is_where_its_fault_is_written(id: str) -> None:
+    report = check(
+        port_with(f"cache-position-{id}", taps=False, offers="step"), "llama", config=example_config("llama")
+    )
+    (found,) = (each for each in report.faults if each.where == "step")
+    assert found.source is not None and LINES[id] in found.source["code"]
+
+
+def test_steps_across_a_threshold_have_a_line() -> None:
+    config = example_config("llama")
+    probe = ReachModel("long", config, probe_parameters(config), few_calls(config)).probe(1, (8,))
+    port = port_with("cache-position-from-0", taps=False, offers="step")(config, probe.parameters)
+    fault = Divergence("step", 1.0, probe.budget("float32"), probe=probe.name)
+    report = Report("", "diverges", "step", (fault,))
+    request = StepRequest("across a threshold", probe, (6, 1, 1))
+    found = with_line_of_step(report, None, [request], {id(probe.parameters): port}).faults[0]
+    assert found.source is not None and LINES["from-0"] in found.source["code"]
+
+
+Order = tuple[int, ...]
+
+
+def in_order(x: torch.Tensor, order: Order) -> torch.Tensor:
+    kept = x.shape[-1] - len(order)
+    return torch.cat([x[..., :kept], x[..., kept:][..., list(order)]], -1) if order else x
+
+
+def test_the_line_of_a_norm_that_comes_too_late_is_its_call() -> None:
+    """The line of the norm's formula is right: it also computes the right norms of the layers."""
+    report = check(port_with("query-key-norm-after-rotation", taps=False), "qwen3", config=example_config("qwen3"))
+    told = {(fault.causes[0].mistake, (fault.source or {})["code"]) for fault in report.faults}
+    assert told == {("query-key-norm", 'x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))')}
+
+
+def test_the_line_of_a_wrong_mask_is_where_the_port_makes_it() -> None:
+    report = check(port_with("window-size-one-more", taps=False), "notes", config=example_config("mistral"))
+    codes = {(fault.source or {})["code"] for fault in report.faults}
+    assert codes == {"return ((torch.arange(keys) - where[..., None]).abs() <= window)[:, None]"}
+
+
+SHAPES = {"scope.query_rotated": (1, 4, 5, 10), "scope.key_rotated": (1, 2, 5, 10)}
+
+
+@pytest.mark.parametrize(
+    ("orders", "is_one"),
+    [
+        (((2, 0, 1), (2, 0, 1)), True),
+        (((2, 0, 1), ()), False),
+        (((), (2, 0, 1)), False),
+        (((2, 0, 1), (1, 2, 0)), False),
+    ],
+)
+def test_queries_and_keys_are_found_in_one_order_of_features_alone(
+    orders: tuple[Order, Order], *, is_one: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    ours = {tap: rng.normal(size=shape) for tap, shape in SHAPES.items()} | {"scope.scores": np.zeros((1, 4, 5, 5))}
+    turned = [in_order(torch.tensor(ours[tap]), order) for tap, order in zip(SHAPES, orders, strict=True)]
+    values = [turned[0].numpy(), turned[1].mT.numpy()]  # many ports transpose the keys for the product
+    port = Recorded([Operation("aten.mm", value, (), ()) for value in values], np.zeros(1), 4)
+    flow = Flow({"scope.scores": frozenset(SHAPES)}, {})
+    found: Any = SimpleNamespace(ours=ours, port=port, flow=flow, matches={})
+    matches = reordered(found)
+    assert set(matches) == (set(SHAPES) if is_one else set())
+    for tap, match in matches.items():
+        assert np.array_equal(match.layout.to_ours(values[match.index]), ours[tap])
+        assert not match.layout.is_in_order
+    found.matches = {"scope.key_rotated": None}
+    assert not reordered(found), "reordered keys need reordered queries"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.audit.audited import audit_of, changed
 
 from meta.audits.measure import FOLDER
 from transparity.config import TransformerConfig
-from transparity_conformance.checking.audit.fields import exercised, shows
 from transparity_conformance.checking.audit.variants import Variant, candidates, differing, variants_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.exporting import explicit, written
+from transparity_conformance.checkpoints.exporting import written
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.tables.kinds import FULL, SLIDING
 from transparity_conformance.report.audit import CAUSES, Audit, AuditedField
@@ -43,40 +40,6 @@ def test_a_field_that_no_forward_pass_depends_on_is_not_exercised(right: Report)
     assert right.audit is not None
     assert right.audit.fields_with("not exercised") == ["pad_token_id", "bos_token_id", "eos_token_id"]
     assert "config.json eos_token_id: no call of the audit depends on it" in right.not_compared
-
-
-def test_a_value_that_is_refused_is_not_compared_and_no_fault(right: Report) -> None:
-    assert right.audit is not None
-    (refused,) = (each for each in of(right.audit, "hidden_act") if each.outcome == "refused")
-    assert refused.value == '"quick_gelu"'
-    assert f"config.json hidden_act {refused.value}: {refused.says}" in right.not_compared
-
-
-def test_a_field_that_is_obeyed_wrongly_is_told_by_what_was_taken_for_it(tmp_path: Path) -> None:
-    load = changed('rope["low_freq_factor"]', "1.0", tmp_path)
-    audit = audit_of(load, "llama", tmp_path, with_fields=True)
-    wrong = [each for each in of(audit, "rope_scaling") if each.outcome == "wrong"]
-    assert [each.says.rpartition("}, ")[2] for each in wrong] == [
-        "the port's result is the reference's result with rotary_slow_turns 1.0"
-    ]
-
-
-@pytest.mark.parametrize("number", ["factor", "low_frequency", "high_frequency", "original_length"])
-def test_every_number_of_a_scaling_shows(number: str) -> None:
-    (scaled,) = (each for each in variants("llama") if '"llama3", "factor": 3.0' in each.value)
-    default: Any = TransformerConfig.__dataclass_fields__[f"rotary_{number}"].default
-    changes: dict[str, Any] = {f"rotary_{number}": default}
-    ignoring = dataclasses.replace(scaled.config, **changes)
-    assert shows(dataclasses.replace(scaled, before=ignoring), "float32")
-
-
-@pytest.mark.long
-def test_the_fields_of_a_port_that_is_wrong_by_itself_wait(tmp_path: Path) -> None:
-    load = changed("x = x + self.attention(self.norm1(x)", "x = x - self.attention(self.norm1(x)", tmp_path)
-    report = check(load, family="llama", audit=True)
-    assert report.audit is not None and report.audit.fields == ()
-    assert "config.json, field by field: not audited, because the forward pass does not agree" in report.not_compared
-    assert not [fault for fault in report.faults if fault.where.startswith("config.json")]
 
 
 OTHER_FORMS = {
@@ -109,51 +72,14 @@ def test_every_field_that_a_family_reads_is_written_and_read_again(name: str) ->
     assert read - changed <= OTHER_FORMS | OTHERS.get(name, set())
 
 
-def test_an_older_form_of_a_scaling_has_all_of_its_numbers() -> None:
-    scaling = {"rotary_scaling": "longrope", "rotary_short_factors": (1.0, 1.5), "rotary_long_factors": (2.0, 6.5)}
-    config = dataclasses.replace(example_config("phi3"), rotary_original_length=16, **scaling)  # type: ignore[arg-type]
-    (older,) = (each for change in variants_of("phi3", config) for each in change if '"type": "longrope"' in each.value)
-    assert all(name in older.value for name in ("short_factor", "long_factor"))
-
-
-def test_what_counts_changes_the_reference_by_more_than_rounding() -> None:
-    changes = exercised("gemma2", example_config("gemma2"), "float32")
-    shown = {variant.name for change in changes for variant, probe in change if probe is not None}
-    hidden = {variant.name for change in changes for variant, probe in change if probe is None} - shown
-    assert hidden == {"bos_token_id", "eos_token_id", "pad_token_id"}
-    assert [variant.value for change in changes for variant, probe in change if probe is None][:1] == ["30"]
-
-
 def test_a_pattern_of_layers_is_told_from_the_window_that_it_needs() -> None:
     (pattern,) = (each for each in variants("qwen3") if each.name == "layer_types" and each.value != "absent")
     assert pattern.value == f'["{SLIDING}", "{FULL}"]'
     assert pattern.before.sliding_window == pattern.config.sliding_window
 
 
-def test_a_missing_field_is_read_as_the_family_does() -> None:
-    (absent,) = (each for each in variants("t5") if (each.name, each.value) == ("tie_word_embeddings", "absent"))
-    assert absent.fields is not None and "tie_word_embeddings" not in absent.fields
-    assert explicit(absent.config) == explicit(example_config("t5"))
-
-
-@pytest.mark.parametrize("family", ["vit", "clip_vision_model"])
-def test_without_its_size_an_image_has_the_patches_of_transformers(family: str) -> None:
-    """Use large patches, because small patches would make the audit too slow."""
-    (absent,) = (each for each in variants(family) if (each.name, each.value) == ("image_size", "absent"))
-    assert absent.config.image_size == 224 and absent.config.patch_size in (16, 32)
-
-
 def build(config: TransformerConfig, parameters: Any) -> Any:
     return build_numpy(dataclasses.replace(config, norm_eps=1e-5), parameters)
-
-
-@pytest.mark.long
-def test_the_fields_of_a_build_are_audited_if_that_is_asked() -> None:
-    report = check(build, "notes-lm", audit=True)
-    assert report.audit is not None
-    assert report.audit.files == ("config", "parameters")
-    assert [fault.where for fault in report.faults] == ["config: norm_eps"]
-    assert check(build, "notes-lm").audit is None
 
 
 def test_the_answer_says_what_the_port_does_with_each_ignored_field_and_what_to_do() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from transparity_conformance import check
-from transparity_conformance.diagnosis.reach import coherent
 from transparity_conformance.oracle import calibrate
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_HOT, RULES, rounded_to
 from transparity_conformance.oracle.cases import AUDIO, CASES
@@ -78,11 +76,6 @@ def a_tenth_of_the_head_bias_missing(parameters: dict[str, np.ndarray]) -> dict[
     return parameters | {"head.bias": parameters["head.bias"] * np.float32(0.9)}
 
 
-def scores_five_per_cent_too_large(parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    query = {name: value * np.float32(1.05) for name, value in parameters.items() if ".query." in name}
-    return parameters | query
-
-
 def port(change: Change | None = None, dtype: str = "bfloat16") -> Any:
     """Return a port that offers only a forward pass, with parameters changed by `change`."""
 
@@ -98,20 +91,6 @@ def port(change: Change | None = None, dtype: str = "bfloat16") -> Any:
 def test_a_right_port_is_not_alarmed(preset: str, dtype: str) -> None:
     report = check(port(dtype=dtype), preset=preset, dtype=dtype, logits_only=True)
     assert report.verdict == "agrees", report.notes
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("preset", "wrong"),
-    [("translation", a_tenth_of_the_head_bias_missing), ("notes-lm", scores_five_per_cent_too_large)],
-)
-def test_a_fault_within_the_budget_diverges(preset: str, wrong: Change, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = check(port(wrong), preset=preset, dtype="bfloat16", logits_only=True)
-    assert report.verdict == "diverges"
-    assert any("their error contains" in note for note in report.notes)
-    assert all(item.share <= 1 for item in report.measured)
-    monkeypatch.setattr(coherent, "COHERENT", math.inf)  # without the limit for coherent errors, the port agrees
-    assert check(port(wrong), preset=preset, dtype="bfloat16", logits_only=True).verdict == "agrees"
 
 
 def test_a_fault_under_logits_that_are_cast_is_told_from_the_cast() -> None:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from tests.helpers import tiny
-from torch import Tensor
 
-from meta.independent.model import Model
-from meta.independent.positions import inverse_frequencies
 from meta.pool.port import port_with
-from transparity.presets import preset
 from transparity.training import Training
 from transparity_conformance.checking.stages.reach import compare
-from transparity_conformance.diagnosis.probe_result import compare_segments
 from transparity_conformance.oracle import variants as recurrence
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.differentiation.derivatives import training_oracle
@@ -62,15 +54,6 @@ def test_a_long_call_that_forgets_a_key_is_wrong(long_call: ReachProbe) -> None:
     changed["source"][0, 400] = (changed["source"][0, 400] + 1) % long_call.config.source_vocab_size
     other = dataclasses.replace(long_call, inputs=changed)
     assert compare(long_call, np.asarray(answer(ONLINE[1], other)["logits"]), "float32").is_wrong
-
-
-@pytest.mark.long
-def test_a_product_of_pytorch_with_equal_weights_agrees_on_the_longest_probe() -> None:
-    """Use a row that sees no key, where PyTorch's batched product adds its 256 padding keys one after another."""
-    config = dataclasses.replace(CASES["t5"], max_length=256)
-    probe = Probe("t5", "longest", "long", config, probe_parameters(config), mixed_inputs(config, 2, 256, 256))
-    recorded = answer(port_with(), probe)
-    assert not compare_segments(probe, {name: np.asarray(value) for name, value in recorded.items()}, "float32").wrong
 
 
 def one_by_one(numbers: np.ndarray) -> np.float32:
@@ -142,85 +125,3 @@ def test_a_correction_of_the_bias_in_float32_is_rounding() -> None:
     _, learned = build(TINY, parameters).train([BATCH], ADAM)
     for name, value in learned.items():
         assert share(difference(value, oracle.expected[name]), oracle.budget(name, "float32")) < 1, name
-
-
-LENGTHS = (1024,)
-
-
-def exponential(base: float, width: int) -> Tensor:
-    return torch.exp(torch.arange(0, width, 2).float() * (-math.log(base) / width))
-
-
-FORMULAS: dict[str, Callable[[float, int], Tensor]] = {
-    "exponential": exponential,
-    "inverse power": lambda base, width: 1.0 / (base ** (torch.arange(0, width, 2).float() / width)),
-    "power": lambda base, width: torch.tensor(base) ** (-torch.arange(0, width, 2).float() / width),
-}
-
-
-class Float32Tables(Model):
-    """A correct port with float32 angles; other values of `base` or `first` make the port wrong."""
-
-    formula = staticmethod(exponential)
-    base: float = 1.0
-    first = 0
-
-    def sinusoids(self, length: int) -> Tensor:
-        where = torch.arange(self.first, length + self.first).float()
-        angles = where[:, None] * self.formula(self.c.rope_theta * self.base, self.c.embed_dim)
-        sine, cosine = angles.sin(), angles.cos()
-        if self.c.rope_layout == "halves":
-            return torch.cat([sine, cosine], -1)
-        return torch.stack([sine, cosine], -1).flatten(-2)
-
-    def rotated(self, x: Tensor, where: Tensor) -> Tensor:
-        width = self.c.rotary_dim or self.head_dim
-        plain = self.c.rope_theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-        scaling = (inverse_frequencies(self.c, self.head_dim, int(where.max()) + 1) / plain).float()
-        frequencies = self.formula(self.c.rope_theta * self.base, width) * scaling
-        angles = (where + self.first)[..., None].float() * frequencies
-        pairs = torch.polar(torch.full_like(angles, self.own.rotary_attention_factor), angles)
-        exact = rotate_by(pairs.real, pairs.imag, x, self.c.rope_layout)
-        return exact if x.shape[-1] == width else torch.cat([exact, x[..., width:]], -1)
-
-
-def rotate_by(cosine: Tensor, sine: Tensor, x: Tensor, layout: str) -> Tensor:
-    cosine, sine = cosine[:, None], sine[:, None]
-    half = cosine.shape[-1]
-    if layout == "interleaved":
-        a, b = x[..., : 2 * half : 2], x[..., 1 : 2 * half : 2]
-        return torch.stack([a * cosine - b * sine, a * sine + b * cosine], -1).flatten(-2)
-    a, b = x[..., :half], x[..., half : 2 * half]
-    return torch.cat([a * cosine - b * sine, a * sine + b * cosine], -1)
-
-
-@functools.cache
-def row_of(case: str, length: int) -> Probe:
-    config = preset(case).resized() if case == "pre-norm" else CASES[case]
-    config = dataclasses.replace(config, max_length=max(length, config.max_length))
-    inputs = {name: tokens[:1] for name, tokens in mixed_inputs(config, 0, length, length).items()}
-    return Probe(case, "long", "long", config, probe_parameters(config), inputs)
-
-
-def share_of(port: type[Model], one: Probe, dtype: str = "float32") -> float:
-    logits = np.asarray(port(one.config, one.parameters, dtype)(**one.inputs), np.float64)
-    return share(gap(logits, one.oracle.expected["logits"]), one.oracle.budget("logits", dtype))
-
-
-@pytest.mark.parametrize("formula", FORMULAS)
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("case", ["pre-norm", "llama"])
-def test_float32_tables_are_within_the_budget(case: str, length: int, formula: str) -> None:
-    made = type("Right", (Float32Tables,), {"formula": staticmethod(FORMULAS[formula])})
-    assert share_of(made, row_of(case, length)) <= 1
-
-
-@pytest.mark.parametrize(
-    ("case", "wrong"), [("pre-norm", {"base": 1.0001}), ("pre-norm", {"first": 1}), ("llama", {"base": 1.0001})]
-)
-def test_wrong_float32_tables_are_over_the_budget(case: str, wrong: dict[str, float]) -> None:
-    assert share_of(type("Wrong", (Float32Tables,), wrong), row_of(case, 256)) > 1
-
-
-def test_the_budget_of_float64_does_not_allow_float32_tables() -> None:
-    assert share_of(Float32Tables, row_of("pre-norm", 256), "float64") > 1

@@ -13,7 +13,6 @@ import pytest
 from meta.pool.port import Offering
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
-from transparity_conformance import check
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way
 from transparity_conformance.capabilities.decoding.generation import (
     BEAMS,
@@ -28,14 +27,12 @@ from transparity_conformance.capabilities.learning.training import TRAINING
 from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.probes import Probe, probes_of, sees_something
-from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import CapabilityResult
 from transparity_conformance.running.process.running import run
 from transparity_numpy.decoding.beams import beam_search
 from transparity_numpy.decoding.generation import generate
 from transparity_numpy.port import build as numpy_build
-from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.training.optimization import train
 from transparity_pytorch.port import build as pytorch_build
 
@@ -177,21 +174,6 @@ def test_what_nobody_knows_has_no_name(name: str) -> None:
     row, build, config, claim = UNKNOWN[name]
     (fault,) = found_in(row, build, config).faults
     assert (fault.where, fault.causes) == (claim, ())
-
-
-@pytest.mark.parametrize(("cause", "value", "right"), [("loss-scale", 3.5, 1.0), ("loss-smoothing", 0.1, 0.0)])
-def test_a_number_in_a_loss_is_fitted(cause: str, value: float, right: float) -> None:
-    losses: dict[str, Simulate] = {
-        "loss-scale": lambda *given: 3.5 * cross_entropy(*given),
-        "loss-smoothing": lambda logits, targets, pad_id: cross_entropy(logits, targets, pad_id, 0.1),
-    }
-    report = check(with_loss(losses[cause]), preset="translation")
-    (fault,) = report.faults
-    assert [found.mistake for found in fault.causes] == [cause] and fault.causes[0].says in sentence(report)
-    fitted = fault.causes[0].value
-    assert fitted is not None
-    slope = fault.error / abs(value - right)  # d loss / d number
-    assert abs(fitted - value) * slope <= max(1.0, value) * fault.budget
 
 
 def other_of(answer: Any) -> Callable[..., Any]:

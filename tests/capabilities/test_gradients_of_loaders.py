@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -15,19 +14,14 @@ import transformers
 from flax import nnx
 
 from transparity_conformance import check
-from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
-from transparity_conformance.capabilities.learning.gradients import GRADIENTS_OF_GIVEN
-from transparity_conformance.capabilities.table import compare_capability
-from transparity_conformance.checking.stages.offers import OF_A_CHECKPOINT
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
-from transparity_conformance.oracle.probes import probe_parameters, probes_with
+from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.check.terminal import as_text
-from transparity_conformance.report.report import CapabilityResult, Report
-from transparity_conformance.running.gradients import FROZEN, NO_GRAPH, UNKNOWN, found_by_rows
+from transparity_conformance.report.report import Report
+from transparity_conformance.running.gradients import NO_GRAPH, found_by_rows
 from transparity_conformance.running.hub import loaded_here
-from transparity_flax.state.parameters import load as load_parameters
 from transparity_flax.transformer import Transformer
 
 Change = Callable[[Any], Any]
@@ -99,53 +93,6 @@ def test_a_model_for_inference_has_no_gradients_to_compare(way: str, tmp_path: P
     assert len(lines(report)) == 1 and lines(report)[0].endswith(NO_GRAPH)
 
 
-@pytest.mark.long
-def test_the_gradient_of_a_tied_table_is_the_sum_over_its_copies(tmp_path: Path) -> None:
-    def untied(model: Any) -> Any:
-        model.lm_head.weight = torch.nn.Parameter(model.transformer.wte.weight.detach().clone())
-        return model
-
-    report = checked(tmp_path / "model", untied, "gpt2")
-    assert (report.verdict, claim(report), lines(report)) == ("agrees", "agrees", []), as_text([report])
-
-
-class Head(torch.nn.Module):
-    def __init__(self, weight: Any) -> None:
-        super().__init__()
-        self.kept = torch.nn.Parameter(weight.detach() / 2)
-
-    def forward(self, x: Any) -> Any:
-        return x @ (2 * self.kept).T
-
-
-def test_parameters_that_are_frozen_or_not_found_are_listed(tmp_path: Path) -> None:
-    def changed(model: Any) -> Any:
-        model.model.norm.weight.requires_grad_(False)
-        model.lm_head = Head(model.lm_head.weight)
-        return model
-
-    report = checked(tmp_path / "model", changed)
-    assert (report.verdict, claim(report)) == ("agrees", "agrees"), as_text([report])
-    listed = [f"gradients: decoder.final_norm.weight: {FROZEN}", f"gradients: head.weight: {UNKNOWN}"]
-    assert sorted(lines(report)) == listed
-
-
-def test_gradients_of_drawn_weights_are_those_of_a_checkpoint(tmp_path: Path) -> None:
-    def load(folder: str) -> Any:
-        return transformers.AutoModelForCausalLM.from_pretrained(folder)
-
-    report = check(load, family="llama", logits_only=True, audit=False)
-    assert f"loss_and_gradients: {OF_A_CHECKPOINT}" in report.not_compared
-
-
-@pytest.mark.long
-def test_the_padding_token_and_rows_that_see_nothing_are_conventions(tmp_path: Path) -> None:
-    config = example_config("gemma3_text")
-    assert config.pad_id is not None  # transformers passes this id as `padding_idx`, whose embedding has no gradient
-    report = checked(tmp_path / "model", lambda model: model, "gemma3_text")
-    assert (report.verdict, claim(report)) == ("agrees", "agrees"), as_text([report])
-
-
 def test_numbers_are_found_as_rows_and_columns() -> None:
     random = np.random.default_rng(0)
     one, two, bias = random.normal(size=(3, 5)), random.normal(size=(4, 5)), random.normal(size=5)
@@ -155,16 +102,6 @@ def test_numbers_are_found_as_rows_and_columns() -> None:
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name].take({"packed": packed, "b": wanted["bias"]}), value)
     assert not found_by_rows(wanted, {"twice": np.concatenate([packed, packed])})
-
-
-class Stopped(nnx.Module):
-    """A layer whose result has no gradient."""
-
-    def __init__(self, layer: Any) -> None:
-        self.layer = layer
-
-    def __call__(self, x: Any) -> Any:
-        return jax.lax.stop_gradient(self.layer(x))
 
 
 class Port(nnx.Module):
@@ -200,35 +137,6 @@ def test_only_a_loaded_module_of_pytorch_offers_the_auxiliary_loss(
         forward: Any = build(config, str(tmp_path / "model"))
     takes = inspect.signature(forward.loss_and_gradients).parameters
     assert ("router_aux_loss_coef" in takes) == is_offered
-
-
-def compared(folder: Path, *, is_stopped: bool) -> CapabilityResult:
-    given = written(folder, "llama")
-
-    def load(folder: str) -> Any:
-        inner = Transformer(given.config, rngs=nnx.Rngs(0))
-        load_parameters(inner, given.parameters, np.float32)
-        if is_stopped:
-            layer: Any = inner.decoder.layers[1]
-            layer.self_attention.query = Stopped(layer.self_attention.query)
-        return Port(inner)
-
-    probe = probes_with(given.config, given.parameters, "llama")["mixed"]
-    with loaded_here(load, "llama") as build:
-        port = BuiltPort(build, build(given.config, str(folder)))
-        return compare_capability(GRADIENTS_OF_GIVEN, port, ForwardPass({"mixed": probe}, {}, "float32"))
-
-
-@pytest.mark.long
-def test_gradients_of_a_loaded_module_agree(tmp_path: Path) -> None:
-    found = compared(tmp_path / "model", is_stopped=False)
-    assert [(claim.id, claim.verdict) for claim in found.claims if claim.id == "gradients"] == [("gradients", "agrees")]
-    assert not [line for line in found.not_compared if line.startswith("gradients")], found.not_compared
-
-
-def test_a_value_whose_gradient_is_stopped_diverges(tmp_path: Path) -> None:
-    found = compared(tmp_path / "model", is_stopped=True)
-    assert found.faults[-1].where.endswith("self_attention.query.weight")
 
 
 @pytest.mark.parametrize("axes", [(24, 3, 8), (3, 8, 24)])

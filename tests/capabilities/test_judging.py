@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from tests.capabilities.test_faults import first_probe, found_in, generating, of
 
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
-from transparity_conformance import check
 from transparity_conformance.capabilities.decoding.generation import GENERATION, simulated_beams, simulated_tokens
 from transparity_conformance.capabilities.decoding.teacher_forcing import (
     best_scores,
@@ -27,7 +25,6 @@ from transparity_conformance.capabilities.requests import (
     beam_requests,
     drawing_requests,
     penalty_requests,
-    ragged_requests,
     sampling_requests,
 )
 from transparity_numpy.decoding.beams import beam_search
@@ -42,27 +39,6 @@ def test_what_is_asked_of_beams_is_no_tie(preset: str) -> None:
     for request in (*beam_requests(first_probe(preset)).first, *penalty_requests(first_probe(preset)).first):
         tokens, _ = simulated_beams(beam_search, request)
         assert margins(request).min() > 10 * true_scores(request, tokens).budget("scores", "float32")
-
-
-def takes_no_keywords(method: Callable[..., Any]) -> Callable[..., Any]:
-    def positional(*given: Any) -> Any:
-        return method(*given)
-
-    return positional
-
-
-def test_what_a_port_does_not_take_is_not_compared() -> None:
-    methods = ("generate", "beam_search")
-    build = offering(lambda *given: {name: takes_no_keywords(getattr(given[-1], name)) for name in methods})
-    report = check(build, preset="notes-lm", logits_only=True)
-    assert report.verdict == "agrees"
-    for says in (
-        "generate.uniforms: the port's method generate has no argument uniforms",
-        "generate.sampling: the port's method generate has no argument uniforms or sampling",
-        "generate.lengths: the port's method generate has no argument lengths",
-        "beam_search.length_penalty: the port's method beam_search has no argument length_penalty",
-    ):
-        assert says in report.not_compared
 
 
 def test_what_goes_by_a_wrong_greedy_generation_is_not_compared() -> None:
@@ -190,12 +166,3 @@ def test_worse_beams_are_right_if_those_that_were_dropped_for_them_were_as_good_
     assert worse
     assert all((found.share <= 1) == (says == "a tie") for found in worse)
     assert all(bool(found.near) == (says == "a tie") for found in worse)
-
-
-def test_ragged_prompts_are_asked_for_where_the_mask_hides() -> None:
-    (request,) = ragged_requests(first_probe("translation")).first
-    assert len(set(request.begins.tolist())) > 1
-    assert any(
-        says.startswith("generate.lengths: masked keys keep a nonzero weight in this model")
-        for says in found_in(GENERATION, generating(generate), "walkthrough").not_compared
-    )

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.capabilities.test_faults import other_of
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from meta.pool.port import Offering, port_with
+from meta.pool.port import Offering
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity.taps import recording
@@ -21,25 +20,12 @@ from transparity_conformance import check
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.table import CAPABILITIES, compare_capability
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.report.report import CapabilityResult
 from transparity_numpy.port import build as numpy_build
 from transparity_pytorch.port import build as pytorch_build
 
 Gradients = dict[str, np.ndarray]
-
-
-def with_gradients(change: Callable[[float, Gradients], Any]) -> Callable[..., Any]:
-    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
-        forward = pytorch_build(config, parameters)
-
-        def said(targets: np.ndarray, **tokens: Any) -> Any:
-            return change(*forward.loss_and_gradients(targets, **tokens))
-
-        return Offering(forward, loss_and_gradients=said)
-
-    return build
 
 
 def test_a_loss_beside_logits_of_another_shape_is_not_compared() -> None:
@@ -50,76 +36,6 @@ def test_a_loss_beside_logits_of_another_shape_is_not_compared() -> None:
     report = check(build, preset="notes-lm")
     assert report.verdict == "diverges"
     assert any(says.startswith("loss: no probe") for says in report.not_compared)
-
-
-@pytest.mark.parametrize("build", [numpy_build, pytorch_build], ids=["numpy", "pytorch"])
-def test_a_head_without_logits_has_no_loss_to_compare(build: Callable[..., Any]) -> None:
-    report = check(lambda config, parameters: build(config, parameters, dtype="float32"), config=CASES["bert"])
-    assert report.verdict == "agrees"
-    without = [says.partition(":")[0] for says in report.not_compared if "no loss is defined for the head" in says]
-    assert set(without) >= {"loss", "train"}
-    assert not [says for says in report.not_compared if "raised" in says]
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.0, 0.0), (1e200, 1e200), (-1e4, 1e4)], ids=str)
-def test_a_loss_beside_logits_of_any_size_is_judged(low: float, high: float) -> None:
-    """Use logits that are all equal, too large for float32, or so certain that the loss is 0."""
-
-    def logits(tokens: np.ndarray) -> np.ndarray:
-        aimed_at = np.roll(tokens, -1, axis=1)[..., None] == np.arange(preset("notes-lm").resized().vocab_size)
-        return np.where(aimed_at, high, low)
-
-    port = Offering(logits, loss=lambda targets, **tokens: float(targets.size))
-    report = check(lambda *_: port, preset="notes-lm", budget=0)  # skip the search for the cause of such logits
-    assert (report.verdict, report.faults[-1].where, report.faults[-1].causes) == ("diverges", "loss", ())
-
-
-def test_a_right_loss_of_wrong_logits_is_no_fault() -> None:
-    report = check(port_with("attention-scale-other-root", taps=False, offers="loss"), preset="translation", budget=0)
-    assert report.verdict == "diverges"
-    assert "loss" not in [fault.where for fault in report.faults]
-    assert {claim.id: claim.verdict for claim in report.claims}["loss"] == "agrees"
-
-
-UP = "encoder.layers.0.feed_forward.up.weight"
-
-
-def one_wrong_number(all_: Gradients) -> Gradients:
-    changed = all_[UP].copy()
-    changed[2, 1] += 1e-3
-    return all_ | {UP: changed}
-
-
-GRADIENTS: list[tuple[Callable[[Gradients], Gradients], str, str | None]] = [
-    (lambda all_: {name: -value for name, value in all_.items()}, "head.bias", "gradient-scale"),
-    (
-        lambda all_: {name: value * ("cross_attention.key" not in name) for name, value in all_.items()},
-        "decoder.layers.1.cross_attention.key.weight",
-        "gradient-missing",
-    ),
-    (
-        lambda all_: {name: value for name, value in all_.items() if not name.startswith("encoder")},
-        "encoder.layers.1.feed_forward_norm.bias",
-        "gradient-missing",
-    ),
-    (one_wrong_number, UP, None),
-    (lambda all_: {name: value * np.nan for name, value in all_.items()}, "head.bias", None),
-    (lambda all_: {name: value.T for name, value in all_.items()}, "head.weight", None),
-]
-
-
-@pytest.mark.parametrize(("change", "where", "cause"), GRADIENTS)
-def test_a_wrong_gradient_is_placed(change: Callable[[Gradients], Gradients], where: str, cause: str | None) -> None:
-    report = check(with_gradients(lambda loss, gradients: (loss, change(gradients))), preset="translation")
-    (fault,) = report.faults
-    assert (report.verdict, fault.where) == ("diverges", f"gradient.{where}")
-    assert [found.mistake for found in fault.causes] == [cause] * (cause is not None)
-
-
-@pytest.mark.parametrize("answer", [None, "a word", 1.0, (1.0, 2.0), {"loss": 1.0}], ids=repr)
-def test_gradients_in_the_wrong_form_diverge(answer: Any) -> None:
-    (fault,) = check(with_gradients(other_of(answer)), preset="notes-lm").faults
-    assert (fault.where, [cause.mistake for cause in fault.causes]) == ("gradients", ["raises"])
 
 
 def in_parts(means: str) -> Callable[..., Any]:
@@ -151,12 +67,6 @@ def test_micro_batches_and_checkpointing_that_leave_the_gradients_unchanged_agre
     report = check(in_parts(""), preset="notes-lm")
     assert report.verdict == "agrees", report
     assert {claim.id for claim in report.claims} >= OPTIONAL
-
-
-def test_micro_batches_and_checkpointing_that_a_port_does_not_offer_are_not_mentioned() -> None:
-    report = check(pytorch_build, preset="notes-lm")
-    assert not any("gradients.micro_batches" in says or "gradients.checkp" in says for says in report.not_compared)
-    assert not {claim.id for claim in report.claims} & OPTIONAL
 
 
 @pytest.mark.parametrize(
@@ -315,8 +225,3 @@ def test_another_auxiliary_loss_is_named(rule: Any, says: str) -> None:
     ((cause,),) = [fault.causes for fault in gradients_of(with_router_loss(rule), MIXTURE).faults]
     assert cause.mistake == "router-loss"
     assert cause.says.startswith(says)
-
-
-def test_the_auxiliary_loss_is_listed_if_a_mixture_of_experts_does_not_offer_it() -> None:
-    line = "gradients.router_aux_loss_coef: the port's method loss_and_gradients has no argument router_aux_loss_coef"
-    assert line in gradients_of(pytorch_build, MIXTURE).not_compared

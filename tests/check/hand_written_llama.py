@@ -1,7 +1,6 @@
 # mypy: ignore-errors
 """Loaders of a Llama in plain PyTorch: some are wrong, and answers have several forms."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,12 +38,6 @@ def load_in_training(folder):
     return answering(model, model.dropout).train()
 
 
-def load_with_a_drawn_head(folder):
-    model = load(folder)
-    nn.init.normal_(model.head.weight)
-    return model
-
-
 class Steps:
     """A model whose cache is the list of tokens so far; each step runs the model on all of these tokens."""
 
@@ -59,25 +52,6 @@ class Steps:
         return self.model(seen)[:, -tokens.shape[1] :], seen
 
 
-class Generating(Steps):
-    """A model with greedy generation, in which each row ends at its end token."""
-
-    def __init__(self, model, end, forgets):
-        super().__init__(model)
-        self.end, self.forgets = end, forgets
-
-    def generate(self, prompt, max_new_tokens):
-        ended = torch.zeros(len(prompt), dtype=torch.bool)
-        for _ in range(max_new_tokens):
-            if ended.all():
-                break
-            logits = self.model(prompt[:, -1:] if self.forgets else prompt)[:, -1]
-            token = torch.where(ended, self.end or 0, logits.argmax(-1))
-            ended |= token == self.end if self.end is not None else ended
-            prompt = torch.cat([prompt, token[:, None]], 1)
-        return prompt
-
-
 class Forgetful(Steps):
     def step(self, tokens, cache):
         return super().step(tokens, None)
@@ -89,15 +63,6 @@ def load_with_a_cache(folder):
 
 def load_that_forgets(folder):
     return Forgetful(load(folder))
-
-
-def load_that_generates(folder, forgets=False):
-    cfg = json.loads(Path(folder, "config.json").read_text())
-    return Generating(load(folder), cfg.get("eos_token_id"), forgets)
-
-
-def load_that_generates_from_one_token(folder):
-    return load_that_generates(folder, forgets=True)
 
 
 def load_nothing(folder):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import re
-import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +15,9 @@ import transparity_conformance
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import assert_conforms, check
-from transparity_conformance.capabilities.capability import kept_in
-from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking import check as testing
 from transparity_conformance.identify.alignment.known_faults import Recorded, intermediates
-from transparity_conformance.oracle import probes
-from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.report.check.terminal import MARKS
 from transparity_conformance.report.report import Report, Verdict
 from transparity_numpy.port import build
@@ -42,15 +36,6 @@ def test_a_port_that_does_not_fails_with_the_answer() -> None:
     assert "decoder.layers.0–1.self_attention.scores" in message
     assert "attention-scale" in message
     assert max(map(len, message.splitlines())) <= 100
-
-
-def test_a_port_may_be_named_as_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text("from transparity_numpy.port import build\n")
-    report = assert_conforms("mine.py:build", preset="notes-lm", logits_only=True)
-    assert (report.verdict, report.port) == ("agrees", "mine.py:build")
-    with pytest.raises(PortError, match=r"There is no file none\.py"):
-        assert_conforms("none.py:build")
 
 
 @pytest.mark.parametrize("verdict", ["diverges", "inconclusive"])
@@ -88,20 +73,6 @@ def test_the_check_is_a_function_of_the_package_and_an_import_brings_nothing_wit
 SMALL = preset("notes-lm").resized(embed_dim=4, num_heads=2, num_decoder_layers=1, max_length=5)
 
 
-def test_no_probe_outlives_its_check(monkeypatch: Any) -> None:
-    made: list[weakref.ref[Probe]] = []
-
-    def recorded(config: TransformerConfig, case: str) -> dict[str, Probe]:
-        found = probes_of(config, case)
-        made.extend(weakref.ref(probe) for probe in found.values())
-        return found
-
-    monkeypatch.setattr("transparity_conformance.checking.stages.evidence.probes_of", recorded)
-    assert check(functools.partial(build, dtype="float32"), config=SMALL).verdict == "agrees"
-    assert made
-    assert not [probe for probe in made if probe() is not None]
-
-
 def test_nothing_that_was_computed_to_find_a_line_is_kept() -> None:
     probe = next(iter(probes_of(SMALL, "small").values()))
     before = all_recorded()  # other tests in this process may keep recordings
@@ -112,17 +83,3 @@ def test_nothing_that_was_computed_to_find_a_line_is_kept() -> None:
 def all_recorded() -> list[Recorded]:
     gc.collect()
     return [each for each in gc.get_objects() if isinstance(each, Recorded)]
-
-
-def test_results_are_kept_in_the_object_that_they_belong_to() -> None:
-    calls = []
-
-    @kept_in(0)
-    def double(config: TransformerConfig, number: int) -> int:
-        calls.append(number)
-        return 2 * number
-
-    first, second = (dataclasses.replace(SMALL) for _ in range(2))
-    assert (double(first, 1), double(first, 1), double(first, 2), double(second, 1)) == (2, 2, 4, 2)
-    assert calls == [1, 2, 1]
-    assert probes.probes("notes-lm") is probes.probes("notes-lm")

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,13 @@ from tests.looping import for_each
 
 from meta.pool.port import port_with
 from transparity_conformance import check
-from transparity_conformance.checking import check as checking
 from transparity_conformance.report.audit import Audit, AuditedField
-from transparity_conformance.report.check.findings import findings, located, sentence, spread
+from transparity_conformance.report.check.findings import findings, sentence, spread
 from transparity_conformance.report.check.lines import PortLine
 from transparity_conformance.report.check.page import as_html, as_markdown, digest, headline
 from transparity_conformance.report.check.terminal import answers, as_text, bars, one_line
 from transparity_conformance.report.check.view import one_line_a_reason
 from transparity_conformance.report.files import write_reports
-from transparity_conformance.report.parts import Stopwatch, Timing
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
 
 SCORES = "decoder.layers.{}.self_attention.scores"
@@ -132,36 +129,6 @@ def test_an_unexplained_divergence_is_shown_with_its_spread() -> None:
     assert "·█·" in text
 
 
-def test_one_line_without_a_cause_is_one_finding() -> None:
-    other = Divergence("decoder.output", 1.0, 1e-6, probe="mixed")
-    assert len(findings(report(fault(0), fault(1), other))) == 2
-    lines = [{"file": "my.py", "line": line, "code": "x", "columns": None} for line in (3, 7, 3)]
-    assert len(findings(report(*(fault(i, source=line) for i, line in enumerate(lines))))) == 2
-
-
-def test_ties_claims_notes_and_omissions_are_listed() -> None:
-    tied = report(
-        fault(0, SCALE, indistinguishable=("weight-transpose", "mask-order"), split_by="square"),
-        claims=(
-            ClaimResult("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits"),
-            ClaimResult("x", "diverges", 2.0, 1.0, "y"),
-        ),
-        not_compared=("loss: the port has no such method",),
-        notes=("a note",),
-    )
-    text = flat(as_text([tied], 80, verbose=True))
-    assert (
-        f"weight-transpose, mask-order would explain the difference as well as {SCALE.mistake}; "
-        "the probe square would distinguish them." in text
-    )
-    assert "two_runs_are_the_same exact logits" in text
-    assert "x 2.0× y" in text
-    assert "Not compared loss: the port has no such method Note a note" in text
-    page = as_html([tied])
-    assert "the probe square would distinguish" in page
-    assert "a note" in page
-
-
 def test_what_is_not_compared_for_one_reason_is_one_line_for_people_and_an_item_each_for_machines() -> None:
     reasons = ("loss: the port has no such method", "probe hot: no logits", "step: the port has no such method", "all")
     left_out = report(verdict="agrees", not_compared=reasons)
@@ -221,12 +188,6 @@ def test_an_unexplained_line_says_which_part_it_changes_and_a_wrong_shape_is_giv
     assert shape in flat(as_html([misshapen]).partition("Notes</h2>")[0])
 
 
-def test_the_lines_around_one_do_not_end_with_blank_lines(tmp_path: Path) -> None:
-    path = tmp_path / "my.py"
-    path.write_text("\n\ny = x\n\nz = y\n\n\n")
-    assert PortLine(str(path), 5, "z = y").around == [(3, "y = x"), (4, ""), (5, "z = y")]
-
-
 def test_each_cause_links_to_its_page_on_the_site() -> None:
     site = tomllib.loads(Path("docs/site/zensical.toml").read_text())["project"]["site_url"]
     assert f'<a href="{site}causes/attention-scale/">attention-scale</a>' in as_html([report(fault(0, SCALE))])
@@ -248,11 +209,6 @@ def test_the_name_of_the_port_is_in_every_headline() -> None:
     assert "<title>Port check: my.py:load on notes-lm differs</title>" in as_html([named])
     assert headline([named, named])["text"] == "my.py:load: both differ"
     assert named.as_dict()["port"] == "my.py:load"
-
-
-def test_where_a_port_diverges_is_one_line() -> None:
-    source = {"file": "/home/my.py", "line": 7, "code": "x + y"}
-    assert located(report(fault(source=source))) == (f"differs at {SCORES.format(0)}, my.py:7")
 
 
 @pytest.mark.parametrize(
@@ -345,13 +301,6 @@ def test_the_page_needs_nothing_from_outside_and_runs_nothing(tmp_path: Path) ->
     assert "<script" not in page
 
 
-def test_the_page_links_to_its_first_red_row_if_there_is_one() -> None:
-    red = (MEASURED[0], dataclasses.replace(MEASURED[1], segment_error=2e-6), *MEASURED[2:])
-    for measured, linked in ((MEASURED, []), (red, ["first-1"])):
-        page = as_html([report(fault(), measured=measured)])
-        assert re.findall(r'href="#([^"]+)"', page) == re.findall(r'<tr id="([^"]+)"', page) == linked
-
-
 def test_names_are_escaped_and_are_not_markup() -> None:
     name = "<b>[red]x"
     nasty = Report(
@@ -369,12 +318,6 @@ def test_names_are_escaped_and_are_not_markup() -> None:
     assert as_text([nasty], 200, verbose=True).count(name) >= 10
 
 
-def test_a_long_profile_is_drawn_with_few_bars() -> None:
-    page = as_html([report(fault(profile={"position": [1.0] * 1000}))])
-    assert page.count('title="position') < 130
-    assert "position 992–999" in page
-
-
 PORT = """
 from transparity_numpy.port import build as of_reference
 
@@ -387,37 +330,6 @@ def build(config, parameters):
 @pytest.fixture(scope="module")
 def scaled() -> Report:
     return check(port_with("attention-scale-twice"), "notes-lm", budget=0, quick=True)
-
-
-def test_every_stage_that_ran_has_a_time_in_order(scaled: Report) -> None:
-    stages = [stage.__name__.replace("_", " ") for stage, *_ in checking.STAGES]
-    assert list(scaled.timing) == [stage for stage in stages if stage in scaled.timing]
-    assert {"run probes", "listen", "judge answers"} <= scaled.timing.keys()
-    assert "find unsteady line" not in scaled.timing, "this stage did not run"
-    assert all(time.port is None for time in scaled.timing.values()), "a port in this process has no separate time"
-
-
-def test_a_stage_has_the_time_that_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleep_and_work(evidence: object) -> None:
-        time.sleep(0.2)
-        until = time.process_time() + 0.1
-        while time.process_time() < until:
-            pass
-
-    monkeypatch.setattr(checking, "STAGES", ((sleep_and_work,),))
-    timed = check(port_with(), "translation").timing["sleep and work"]
-    assert timed.seconds >= 0.3 and 0.1 <= timed.processor < timed.seconds
-
-
-def test_a_stage_that_raises_counts() -> None:
-    watch = Stopwatch(lambda: None)
-    with pytest.raises(KeyboardInterrupt), watch.timed("a stage"):
-        raise KeyboardInterrupt
-    assert watch.stages["a stage"].seconds >= 0
-
-
-def test_a_port_that_is_started_again_counts_no_negative_time() -> None:
-    assert Timing(2, 2, 0.5).since(Timing(1, 1, 3.0)) == Timing(1, 1, 0.0)
 
 
 def test_the_command_writes_and_shows_the_time_since_its_start(tmp_path: Path) -> None:

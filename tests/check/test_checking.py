@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,123 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.golden.ports import GPT2, Arrays, Gpt2, ReluOfOneRow, ScaledByTheWidth, Showing, WrongFromSixtyFive
-from tests.golden.test_golden import FILE
 
 from meta.pool.port import port_with
 from transparity.config import TransformerConfig
-from transparity_conformance import check, work
-from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
-from transparity_conformance.capabilities.decoding.generation import GENERATION
-from transparity_conformance.capabilities.table import compare_capability
-from transparity_conformance.identify.alignment import heard
+from transparity_conformance import check
 from transparity_conformance.oracle import probes
-from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.loading import load_port
-from transparity_numpy.port import build
 from transparity_pytorch.port import build as pytorch_build
-
-
-@pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
-@pytest.mark.parametrize(
-    ("variant", "says"),
-    [
-        ("bfloat16 weights", "rounding of bfloat16 weights"),
-        ("float16 weights", "rounding of float16 weights"),
-        ("bfloat16 arithmetic", "rounding of bfloat16 arithmetic"),
-        ("bfloat16 autocast", "rounding of bfloat16 arithmetic"),
-        ("tf32 products", "rounding of the factors of matrix products to TF32"),
-        ("tf32 linear", "rounding of the factors of linear maps to TF32"),
-    ],
-)
-@pytest.mark.parametrize("preset", ["translation", "notes-lm"])
-def test_undeclared_rounding_diverges_and_is_named(preset: str, variant: str, says: str, logits_only: bool) -> None:
-    report = check(
-        port_with(f"low-precision-{variant.replace(' ', '-').lower()}"), preset=preset, logits_only=logits_only
-    )
-    assert (report.verdict, report.exit_code) == ("diverges", 1)
-    ((cause,),) = (fault.causes for fault in report.faults)
-    assert (cause.mistake, cause.says) == ("low-precision", says)
-    declared = f"--dtype {variant.split()[0]}" if "float16" in variant else "allow_tf32 = False"
-    assert any("rounds more than float32" in note and declared in note for note in report.notes)
-
-
-class RoundedLogits(Gpt2):
-    """A GPT-2 that approximates GELU, and rounds only its logits."""
-
-    def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(f"{at}.down", F.gelu(self.linear(f"{at}.up", x), approximate="tanh"))
-
-    def __call__(self, tokens: Any) -> torch.Tensor:
-        return super().__call__(tokens).bfloat16()
-
-
-def test_undeclared_rounding_is_named_only_if_recorded_operations_round_from_the_first_wrong_one_on() -> None:
-    (fault,) = check(port_with("low-precision-bfloat16-autocast", taps=False), config=GPT2, quick=True).faults
-    assert [cause.says for cause in fault.causes] == ["rounding of bfloat16 arithmetic"]
-    first, *_ = check(RoundedLogits, config=GPT2, quick=True, budget=3.0).faults
-    assert first.where == "decoder.layers.0.feed_forward.hidden"
-    assert all(cause.mistake == "activation" for cause in first.causes)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_a_tap_behind_right_logits_is_held_to_the_budget_of_the_precision(dtype: str) -> None:
-    """Change one number of a tap by 1e-9, which only float64 can detect."""
-
-    def behind(config: TransformerConfig, parameters: Arrays) -> Any:
-        forward = build(config, parameters, dtype="float64")
-
-        def port(**tokens: np.ndarray) -> Any:
-            taps = forward(**tokens)
-            taps["decoder.layers.1.output"] = taps["decoder.layers.1.output"] + 1e-9
-            return taps
-
-        return port
-
-    expected = {"float64": "diverges", "bfloat16": "agrees"}[dtype]
-    assert check(behind, preset="notes-lm", dtype=dtype, budget=0).verdict == expected
-
-
-@pytest.mark.long
-def test_what_is_told_its_precision_takes_it_by_name() -> None:
-    told: list[str] = []
-
-    def by_name(config: TransformerConfig, parameters: Arrays, dtype: str = "float32") -> Any:
-        told.append(dtype)
-        return build(config, parameters, dtype=dtype)
-
-    def by_type(config: TransformerConfig, parameters: Arrays, dtype: type = np.float32) -> Any:
-        return build(config, parameters, dtype=np.dtype(dtype).name)
-
-    assert check(by_name, preset="notes-lm", dtype="float64").verdict == "agrees"
-    assert set(told) == {"float64"}
-    (fault,) = check(by_type, preset="notes-lm", dtype="float64").faults
-    assert fault.causes[0].says == "rounding of float32 arithmetic"
-
-
-def test_what_a_port_of_another_precision_offers_is_not_held_to_this_one() -> None:
-    pytorch = pytest.importorskip("transparity_pytorch.port")
-    report = check(
-        lambda config, parameters: pytorch.build(config, parameters, dtype="bfloat16"), preset="notes-attention"
-    )
-    assert report.verdict == "diverges"
-    says = "not compared, because the forward pass has a known fault that affects it: "
-    says += "rounding of bfloat16 arithmetic"
-    assert {f"{name}: {says}" for name in ("loss", "generate", "step", "train")} <= set(report.not_compared)
-
-
-def test_a_form_is_recognised_in_a_process_of_its_own(tmp_path: Path) -> None:
-    file = tmp_path / "transposed_port.py"
-    file.write_text(
-        "from transparity_numpy.port import build as right\n"
-        "def build(config, parameters):\n"
-        "    forward = right(config, parameters)\n"
-        "    return lambda **tokens: forward(**tokens)['logits'].swapaxes(1, 2)\n"
-    )
-    (fault,) = check(load_port(f"{file}:build"), "notes-lm", isolated=True).faults
-    assert fault.causes[0].says.startswith("the port returns logits with the vocabulary before the positions")
-    assert np.isfinite(fault.causes[0].residual)
 
 
 def test_a_large_model_is_listened_to_on_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,53 +25,6 @@ def test_a_large_model_is_listened_to_on_one_row(monkeypatch: pytest.MonkeyPatch
     assert report.faults[0].causes[0].mistake == "attention-scale"
     taps = {item.tap for item in report.measured if item.probe == "aligned"}
     assert len(taps) > 20 and {item.tap for item in report.measured if item.probe == "mixed"} == {"logits"}
-
-
-@pytest.mark.long
-def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = check(ScaledByTheWidth, config=GPT2, budget=0)
-    assert any("not recorded: no time is left for the search" in note for note in slow.notes)
-    for patched, says in (
-        ((work, "OPERATION", 1.0), "the search for causes reached its limit of computation"),
-        ((heard, "WALKS_OF_A_TAP", 10**9), "matching the port's 27 activations would need too many runs"),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(*patched)
-            slow = check(ScaledByTheWidth, config=GPT2)
-        assert any(says in note for note in slow.notes), slow.notes
-    monkeypatch.setattr(heard, "available_memory", lambda: 1000)
-    large = check(ScaledByTheWidth, config=GPT2, budget=1)
-    assert any(
-        "of memory, but the free memory is 1 kB; if the port returns its activations" in note for note in large.notes
-    )
-
-
-def test_a_model_with_two_end_tokens_is_built_for_each() -> None:
-    """Use T5, whose requests for generation share parameters but have different end tokens."""
-    key, probe = next(iter(probes.probes_of(CASES["t5"], "t5").items()))
-    port = BuiltPort(pytorch_build, pytorch_build(probe.config, dict(probe.parameters)))
-    assert not compare_capability(GENERATION, port, ForwardPass({key: probe}, {}, "float32")).faults
-
-
-@pytest.mark.long
-def test_a_quick_check_compares_only_the_forward_pass() -> None:
-    """Expect `inconclusive` for a correct port or a wrong loss, and `diverges` for a wrong forward pass."""
-
-    def wrong_loss(config: TransformerConfig, parameters: Arrays) -> Any:
-        forward = build(config, parameters)
-        setattr(forward, "loss", lambda *args, **named: 1.0)  # noqa: B010
-        return forward
-
-    claims = json.loads(FILE.read_text(encoding="utf-8"))["right: NumPy"]["claims"]
-    for port in (build, wrong_loss):
-        report = check(port, "notes-lm", quick=True)
-        assert (report.verdict, report.exit_code, report.faults) == ("inconclusive", 3, ())
-        assert report.coverage.untested and "left out by --quick" in sentence(report)
-        assert not {"call at other sizes", "compare offers", "audit loader"} & report.timing.keys()
-        assert {claim.id for claim in report.claims} < claims.keys()
-    port = port_with("attention-scale-none")
-    quick, whole = (check(port, "notes-lm", quick=quick) for quick in (True, False))
-    assert quick.exit_code == 1 and quick.faults == whole.faults and quick.faults[0].causes
 
 
 def test_a_wrong_answer_is_told_before_the_next_call() -> None:
@@ -262,25 +103,3 @@ def test_a_cause_that_is_wrong_at_other_sizes_is_told_only_if_all_its_sublayer_i
     report = check(PadsKeysFromSixtyFive, config=dataclasses.replace(GPT2, max_length=300))
     assert report.faults[0].source is not None and not causes(report), report
     assert any("right up to length 64, wrong from length 65 on" in note for note in report.notes)
-
-
-class EveryThirdFeature(Gpt2):
-    def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
-        h = F.gelu(self.linear(f"{at}.up", x))
-        return self.linear(f"{at}.down", torch.where(torch.arange(h.shape[-1]) % 3 == 1, 1.1 * h, h))
-
-
-class EveryThirdFeatureOfKeys(Gpt2):
-    def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (
-            self.linear(f"{at}.{name}", x).unflatten(-1, (self.c.num_heads, -1)).transpose(1, 2) for name in ROLES
-        )
-        k = torch.where(torch.arange(k.shape[-1]) % 3 == 1, 1.1 * k, k)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.linear(f"{at}.output", y.transpose(1, 2).flatten(2))
-
-
-@pytest.mark.parametrize("build", [EveryThirdFeature, EveryThirdFeatureOfKeys])
-def test_the_note_on_an_unexplained_line_has_the_pattern_of_its_changes(build: type[Gpt2]) -> None:
-    report = check(build, config=GPT2, budget=10.0)
-    assert any("changes only every 3rd feature from 1" in note for note in report.notes)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from tests.golden.test_hostile import REFERENCE, refused
 from tests.helpers import invoke, run_python
-from tests.looping import for_each
 
 import transparity
 from transparity.presets import PRESETS, departures, preset
@@ -78,11 +77,6 @@ def test_describe_takes_any_configuration(tmp_path: Path) -> None:
     assert refused(invoke("describe", path)) == f"{path} is not JSON: it is not UTF-8."
 
 
-def test_a_port_imports_modules_of_its_folder(ports: Path) -> None:
-    (ports.parent / "main_port.py").write_text("from ports import right as build\n")
-    assert invoke("check", f"{ports.parent / 'main_port.py'}:build", "--preset", "notes-lm").exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("verdicts", "code"),
     [
@@ -104,16 +98,6 @@ def test_the_worst_of_several_presets_counts(verdicts: list[Any], code: int, mon
     assert invoke("check", REFERENCE, *arguments).exit_code == code
 
 
-@pytest.mark.long
-def test_an_error_on_one_preset_does_not_hide_the_others(ports: Path, tmp_path: Path) -> None:
-    answers = tmp_path / "answers.json"
-    port = f"{ports}:falls_on_notes"
-    result = invoke("check", port, "--preset", "notes-lm", "--preset", "walkthrough", "--json", answers)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("notes-lm: build(config, parameters) raised RuntimeError: no decoder")
-    assert [report["preset"] for report in json.loads(answers.read_text())] == ["walkthrough"]
-
-
 @pytest.mark.parametrize(
     ("line", "code"),
     [
@@ -131,19 +115,6 @@ def test_help_and_an_error_of_usage_import_nothing_that_they_do_not_need(line: s
     )
     done = run_python("-c", script)
     assert done.stdout.splitlines()[-1] == f"loaded {code}"
-
-
-def test_a_check_of_a_numpy_port_imports_no_framework(tmp_path: Path) -> None:
-    folder = tmp_path / "bundle"
-    script = (
-        "import sys\nfrom transparity_conformance.cli import app\n"
-        f"for arguments in (['check', {REFERENCE!r}, '--preset', 'notes-lm'], ['export', 'notes-lm', {str(folder)!r}],"
-        f" ['compare', {str(folder)!r}, {str(folder / 'expected.safetensors')!r}]):\n"
-        "    try:\n        app(arguments)\n    except SystemExit as end:\n        assert not end.code, end.code\n"
-        "print('loaded', *({'torch', 'jax', 'flax', 'hypothesis', 'pytest'} & set(sys.modules)))"
-    )
-    done = run_python("-c", script)
-    assert done.stdout.splitlines()[-1] == "loaded"
 
 
 def test_the_version_is_printed() -> None:
@@ -172,25 +143,6 @@ def test_a_program_reads_json_alone_from_standard_output(
         assert (ended.stdout, ended.stderr) == ("", "There is no file missing.json.\n")
     else:
         assert json.loads(ended.stdout)[0]["verdict"] == "agrees"
-
-
-COMMAND = f"{sys.executable} -m transparity_conformance"
-
-
-@for_each(
-    ("line", "code", "says"),
-    [
-        (f"{COMMAND} describe vanilla --json - >&-", 2, "Standard output (-) is closed; give"),
-        (f"{COMMAND} fit nothing.py:Model --json - >&-", 2, "Standard output (-) is closed; give"),
-        (f"PYTHONIOENCODING=ascii {COMMAND} describe notes-lm --json - | {sys.executable} -m json.tool", 0, ""),
-        (f"PYTHONIOENCODING=ascii {COMMAND} presets", 0, ""),
-        (f"{COMMAND} check a.py:b --dtype int8", 2, "Invalid value for '--dtype': 'int8' is not one of 'float32',"),
-    ],
-)
-def test_no_door_answers_with_a_traceback(tmp_path: Path, line: str, code: int, says: str) -> None:
-    ended = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, "Traceback" in ended.stderr) == (code, False), ended.stderr
-    assert says in ended.stderr
 
 
 def test_an_error_of_ours_is_one_sentence_with_a_file(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -25,7 +25,6 @@ from transparity.errors import UsageError
 from transparity_conformance import check, work
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, has_method
 from transparity_conformance.diagnosis.search.clock import WORK, Clock, OutOfTime
-from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.running.process.child import checked_timeout
 from transparity_numpy.port import build as numpy_build
 
@@ -226,31 +225,6 @@ def test_ctrl_c_in_the_search_keeps_what_was_found(tmp_path: Path) -> None:
     assert report["faults"][0]["source"]["code"].startswith("att = ")
     assert any(note.startswith("the check was interrupted") for note in report["notes"])
     assert "port.py:Two on config differs" in (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.long
-def test_causes_found_before_ctrl_c_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    namespace: dict[str, type[Gpt2]] = {}
-    exec(PORT, namespace)
-    found: list[Report] = []
-
-    def interrupted(clock: Clock) -> None:
-        if found and clock.tried > 400 and not clock.is_interrupted:
-            signal.raise_signal(signal.SIGINT)
-        real(clock)
-
-    real = Clock.check
-    monkeypatch.setattr(Clock, "check", interrupted)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(Interrupted) as ended:
-            check(namespace["Two"], config=GPT2, located=found.append)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-    faults = ended.value.report.faults
-    assert [cause.mistake for cause in faults[0].causes] == ["attention-scale"]
-    assert any(not fault.causes for fault in faults)
 
 
 def test_the_search_counts_its_work_and_shows_its_progress() -> None:

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from tests.audit.audited import changed
-from tests.helpers import invoke, refused, run_python
+from tests.helpers import refused, run_python
 
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.report import Report
+from transparity_conformance.running.frameworks.modules import module_in
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.inputs import framework_of, taps_in
 from transparity_conformance.running.loading import load_port
@@ -44,28 +43,11 @@ def test_a_right_loader_agrees_whatever_form_its_answers_have(name: str) -> None
     assert not [line for line in report.not_compared if "probe" in line]
 
 
-@pytest.mark.long
-def test_a_weight_that_is_drawn_with_every_load_is_named() -> None:
-    (fault,) = check(of("load_with_a_drawn_head"), family="llama", audit=False).faults
-    assert fault.where == "logits"
-    assert [cause.mistake for cause in fault.causes] == ["weight-drawn"]
-
-
 @pytest.mark.parametrize(("name", "verdict"), [("load_with_a_cache", "agrees"), ("load_that_forgets", "diverges")])
 def test_a_loaded_model_that_offers_steps_is_decoded_with_its_cache(name: str, verdict: str) -> None:
     report = check(of(name), family="llama", audit=False)
     assert {claim.id: claim.verdict for claim in report.claims}["step"] == report.verdict == verdict
     assert causes(report) <= {"cache-mask"}
-
-
-@pytest.mark.parametrize(
-    ("name", "verdict"), [("load_that_generates", "agrees"), ("load_that_generates_from_one_token", "diverges")]
-)
-def test_a_loaded_model_generates_with_the_weights_of_a_checkpoint(name: str, verdict: str) -> None:
-    config = example_config("llama")
-    report = check(of(name), family="llama", config=config, parameters=probe_parameters(config, 5))
-    assert {claim.id: claim.verdict for claim in report.claims}["generate"] == report.verdict == verdict
-    assert any(line.startswith("generate: with your parameters") for line in report.not_compared)
 
 
 def test_on_the_command_line_a_loader_runs_apart_and_leaves_no_files(tmp_path: Path) -> None:
@@ -76,40 +58,12 @@ def test_on_the_command_line_a_loader_runs_apart_and_leaves_no_files(tmp_path: P
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("transparity-")]
 
 
-@pytest.mark.long
-def test_a_checkpoint_is_given_to_a_loader_with_its_weights_and_with_others(tmp_path: Path) -> None:
-    config = example_config("llama")
-    export_checkpoint("llama", config, probe_parameters(config, 9), tmp_path)
-    result = invoke("check", f"{FILE}:load", "--checkpoint", tmp_path)
-    assert result.exit_code == 0, result.output
-    assert "✓ llama              agrees" in result.stdout
-    assert "✓ llama at probe size agrees" in result.stdout
-    result = invoke("check", f"{FILE}:build", "--checkpoint", tmp_path)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("build(config, parameters) raised RuntimeError: not asked for")
-
-
 def test_a_size_that_cannot_be_loaded_is_not_compared() -> None:
     report = check(of("load_only_groups"), family="llama")
     lines = [line for line in report.not_compared if "square" in line]  # one line for each size that was tried
     assert lines
     assert all("load(folder) raised ValueError: this model is 24 wide" in line for line in lines)
     assert report.verdict == "agrees"
-
-
-@pytest.mark.long
-def test_the_command_audits_a_loader_unless_it_is_told_not_to(tmp_path: Path) -> None:
-    changed('ACTIVATIONS[c.get("hidden_act", "silu")]', "F.silu", tmp_path)
-    result = invoke("check", f"{tmp_path / 'llama_module.py'}:load", "--family", "llama")
-    assert result.exit_code == 0, result.output
-    assert "1 of 18 fields ignored: hidden_act" in " ".join(result.stdout.split()), result.stdout
-    without = "rope_type dynamic or proportional: not compared, because the reference has no such scaling"
-    assert without in " ".join(result.stdout.split())
-    result = invoke("check", f"{tmp_path / 'llama_module.py'}:load", "--family", "llama", "--audit")
-    assert result.exit_code == 1, result.output
-    result = invoke("check", f"{tmp_path / 'llama_module.py'}:load", "--family", "llama", "--no-audit")
-    assert result.exit_code == 0, result.output
-    assert "the loader was not audited" in " ".join(result.stdout.split())
 
 
 def test_a_model_that_the_family_cannot_express_is_refused(tmp_path: Path) -> None:
@@ -132,10 +86,14 @@ class Double(nnx.Module):
         return tokens * 2
 
 
+def test_a_port_that_keeps_its_framework_in_an_attribute_contains_no_module() -> None:
+    assert module_in(SimpleNamespace(xp=np)) is None
+
+
 def test_tokens_are_arrays_of_the_framework_of_the_model() -> None:
     assert framework_of(torch.nn.Linear(1, 1)) == "torch"
     assert framework_of(Double()) == "jax"
-    assert framework_of(functools.partial(of("load_that_generates"), forgets=True)) == "torch"
+    assert framework_of(functools.partial(of("load"), forgets=True)) == "torch"
     file: dict[str, Any] = {"np": np}
     exec("def plain(tokens): return tokens", file)
     assert framework_of(file["plain"]) == "numpy"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,55 +10,21 @@ import pytest
 from tests.golden.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW, with_fields
 from tests.helpers import table
 
-import transparity_pytorch.masks
-import transparity_pytorch.mixers.attention
-import transparity_pytorch.transformer
-from transparity.config import FIELD_TYPES, TransformerConfig
-from transparity.config.probe_sizes import feed_forward_width
+from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import mixed_inputs, other_sizes, probe_parameters, probes, probes_of
+from transparity_conformance.oracle.probes import probe_parameters, probes, probes_of
 from transparity_conformance.oracle.reach.features import (
-    changed,
     changes,
     exercised,
-    fields_read,
     is_active,
-    logits_with,
 )
 from transparity_conformance.oracle.reach.models import ReachProbe, reach_of, reach_of_preset
 from transparity_conformance.oracle.reach.vocabulary import every_token
-from transparity_conformance.report.check.terminal import as_text
-from transparity_conformance.report.report import Report
-from transparity_numpy.port import build as numpy_build
-from transparity_pytorch.port import build as pytorch_build
 
 UNEXERCISED = {field for fields in table(__file__, "reach.toml")["unexercised"].values() for field in fields}
-
-
-def logits_only(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-    return pytorch_build(config, parameters).logits
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(scores: Any, mask: Any, masked_score: float, sinks: None) -> Any:
-        weights = scores.masked_fill(~mask, max(masked_score, -1e30)).exp()
-        return weights / weights.sum(-1, keepdim=True)
-
-    monkeypatch.setattr(transparity_pytorch.mixers.attention, "attention_weights", careless)
-    assert check(pytorch_build, name, budget=0).verdict == "diverges"
-
-
-LONG = {
-    "window": WINDOW,
-    "buckets": BUCKETS,
-    "original length": ORIGINAL_LENGTH,
-    "max_length": dataclasses.replace(CASES["gpt-j"], max_length=300),
-}
 
 
 @pytest.mark.long
@@ -74,24 +39,6 @@ LONG = {
 )
 def test_a_threshold_of_the_asked_configuration_is_crossed(config: TransformerConfig, fields: dict[str, Any]) -> None:
     assert check(with_fields(**fields), config=config, budget=0).verdict == "diverges"
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_a_right_port_agrees_at_its_thresholds(name: str) -> None:
-    config = LONG[name]
-    report = check(logits_only, config=config)
-    assert report.verdict == "agrees", as_text([report])
-    assert config.max_length in report.coverage.lengths and report.coverage.batches[:3] == (1, 2, 3)
-    assert bool(report.coverage.source_lengths) == (len(config.input_names) > 1)
-
-
-@pytest.mark.long
-def test_a_window_that_no_call_reaches_is_inconclusive_and_named() -> None:
-    config = dataclasses.replace(CASES["qwen"], max_length=9000, sliding_window=6000)
-    report = check(logits_only, config=config)
-    assert report.verdict == "inconclusive"
-    assert report.coverage.untested == ("sliding_window = 6000", "window_kind = sliding")
-    assert "sliding_window = 6000" in as_text([report])
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *CASES])
@@ -122,18 +69,6 @@ def test_a_field_that_the_reference_does_not_read_is_not_active() -> None:
     assert not active & {"pad_id", "rope_theta", "rotary_factor", "relative_buckets", "mask_order", "norm_momentum"}
 
 
-@pytest.mark.parametrize("name", ["gemma", "gpt-oss"])  # these have layers of several kinds
-def test_a_field_that_is_not_read_changes_no_logits(name: str) -> None:
-    config = CASES[name]
-    parameters, inputs = probe_parameters(config), mixed_inputs(config)
-    expected, read = logits_with(config, parameters, inputs), fields_read(config, parameters, inputs)
-    unread = [change for field in FIELD_TYPES.keys() - read for change in changes(config, field)]
-    others = [other for change in unread if (other := changed(config, change))]
-    assert len(others) > 5
-    for other in others:
-        np.testing.assert_array_equal(logits_with(other, parameters, inputs), expected)
-
-
 def test_the_budget_of_a_call_is_finite_and_far_below_its_logits() -> None:
     for model in (*reach_of_preset("pre-norm"), *reach_of(WINDOW, probes_of(WINDOW, "")["mixed"].parameters)):
         for probe in model.probes:
@@ -147,36 +82,6 @@ def test_no_query_of_a_call_sees_nothing() -> None:
             assert (ids[:, 0] != probe.config.pad_id).all()
 
 
-def of_vocabulary(size: int, wrong: int | None) -> Report:
-    """Check a port with the given vocabulary size; `wrong` is the id of a token whose row has wrong values."""
-    small = {"embed_dim": 16, "num_heads": 2, "feed_forward_dim": 8, "num_decoder_layers": 1}
-    config = preset("notes-lm").resized(**small, target_vocab_size=size)
-    given = probe_parameters(config)
-
-    def build(config: TransformerConfig, parameters: Arrays) -> Any:
-        tensors = {name: value.copy() for name, value in parameters.items()}
-        if wrong is not None:
-            tensors["decoder.token_embedding.weight"][wrong] *= 1.01
-        return numpy_build(config, tensors)
-
-    return check(build, config=config, parameters=given, logits_only=True, budget=0)
-
-
-def test_every_token_of_given_weights_is_tried() -> None:
-    assert of_vocabulary(1500, None).verdict == "agrees"
-    report = of_vocabulary(1500, 1234)
-    assert report.verdict == "diverges"
-    assert report.faults[0].probe.startswith("tokens ")
-
-
-@pytest.mark.long
-def test_tokens_that_are_too_many_are_counted() -> None:
-    report = of_vocabulary(9000, None)
-    assert report.verdict == "agrees"
-    (line,) = [line for line in report.not_compared if "more calls would take too long" in line]
-    assert 0 < int(line.partition(" of ")[0].replace(",", "")) < 9000
-
-
 @pytest.mark.parametrize("size", [2, 15, 16, 17, 100])
 def test_the_calls_with_every_token_have_each_of_them(size: int) -> None:
     config = dataclasses.replace(
@@ -186,13 +91,3 @@ def test_the_calls_with_every_token_have_each_of_them(size: int) -> None:
     for name in config.input_names:
         seen = {int(token) for probe in found for token in probe.inputs[name].ravel()}
         assert seen == set(range(size + 3)) - {config.pad_id}
-
-
-@pytest.mark.parametrize("name", [*PRESETS, *CASES])
-def test_other_sizes_can_be_made_of_every_system(name: str) -> None:
-    config = preset(name).resized() if name in PRESETS else CASES[name]
-    square, *others = other_sizes(config)
-    assert square.embed_dim == square.attention_dim
-    assert square.feed_forward_dim == (square.embed_dim if config.feed_forward_dim else 0)
-    for other in others:
-        assert other.feed_forward_dim == feed_forward_width(config, other.embed_dim)

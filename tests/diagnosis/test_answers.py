@@ -5,27 +5,24 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.diagnosis.ports import port
 
 from transparity.config import TransformerConfig
-from transparity.parameters import parameter_shapes
-from transparity.taps import tap_shapes
 from transparity_conformance.catalogue import hypotheses
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.stages.forward import changes_right_answers
-from transparity_conformance.diagnosis.divergences import consistent, explain_all, fed_by
+from transparity_conformance.diagnosis.divergences import consistent, explain_all
 from transparity_conformance.diagnosis.explain import Explanation, explained_by
 from transparity_conformance.diagnosis.judge import with_effect
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.fields import departures
-from transparity_conformance.diagnosis.segment import joined, segment_of
+from transparity_conformance.diagnosis.segment import segment_of
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import Arrays
@@ -33,9 +30,7 @@ from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Cause, Divergence, Impact, Report
 from transparity_numpy.transformer import transformer
-from transparity_pytorch.port import build as build_pytorch
 
-LLAMA = MODELS["llama"]
 WRONG = ("attention-scale", "1/head_dim"), ("rotary-missing", "keys")
 
 
@@ -83,41 +78,6 @@ def told_by_value(
     answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
     answer.single()
     return explain_all(results, faulty, lambda *_: None, Clock(), answer=answer)
-
-
-def test_the_fewest_faults_that_give_the_answer_are_found_among_false_ones(probes: dict[str, Probe]) -> None:
-    first = next(iter(probes.values()))
-    true = [everywhere(first, *fault)[-1] for fault in WRONG]  # a fault in a single layer
-    false = everywhere(first, "head-order")[-1:]
-    fewest = answer_of(probes, computed(probes, *WRONG)).fewest_of((*false, *true), tuple(true))
-    assert false and {each.fault.id for each in fewest} == {"attention-scale", "rotary-missing"}
-    assert {each.sites for each in fewest} == {everywhere(first, *fault)[0].sites for fault in WRONG}
-
-
-def test_one_fault_more_is_looked_for_in_the_logits(probes: dict[str, Probe]) -> None:
-    first = next(iter(probes.values()))
-    found = everywhere(first, *WRONG[0])[-1:]
-    fewest = answer_of(probes, computed(probes, *WRONG)).with_one_more(tuple(found), tuple(found))
-    assert {each.fault.id for each in fewest} == {"attention-scale", "rotary-missing"}
-
-
-def test_nothing_is_told_that_does_not_give_the_answer(probes: dict[str, Probe]) -> None:
-    first = next(iter(probes.values()))
-    false = tuple(everywhere(first, "head-order")[-1:])
-    assert answer_of(probes, computed(probes, *WRONG)).fewest_of(false, false) == ()
-
-
-def test_activations_that_were_taken_for_others_explain_nothing(probes: dict[str, Probe]) -> None:
-    actual = computed(probes, WRONG[0])
-    answer, taken = answer_of(probes, actual), {"decoder.layers.0.self_attention.query", "decoder.output"}
-    for taps in actual.values():
-        taps |= {tap: taps[tap][..., ::-1].copy() for tap in taken}
-    results = results_of(probes, actual)
-    faulty = faulty_in(results)
-    told = told_by_value(answer, results, actual, faulty)
-    assert taken <= {*faulty} and taken.isdisjoint(each.where for each in told) and "logits" in faulty
-    assert {cause.mistake for each in told for cause in each.causes} == {"attention-scale"}
-    assert all(cause.residual <= each.budget for each in told for cause in each.causes)
 
 
 @pytest.mark.parametrize("is_explained", [True, False])
@@ -200,15 +160,6 @@ def test_an_unexplained_place_that_changes_no_logit_is_told_only_alone() -> None
     assert [*with_effect([quiet])] == [quiet]
 
 
-def test_a_fault_at_no_activation_that_was_found_is_told_all_the_same(probes: dict[str, Probe]) -> None:
-    actual = computed(probes, WRONG[0])
-    answer, scores = answer_of(probes, actual), [tap for tap in next(iter(actual.values())) if tap.endswith("scores")]
-    for taps in actual.values():
-        taps |= {tap: taps[tap][..., ::-1].copy() for tap in scores}
-    told = told_by_value(answer, results_of(probes, actual), actual, scores)
-    assert [cause.mistake for each in told for cause in each.causes] == ["attention-scale"]
-
-
 def told_of(probes: dict[str, Probe], fault: tuple[str, str]) -> list[str]:
     """Return the sentences of the causes for a port with one fault."""
     actual = computed(probes, fault)
@@ -251,59 +202,8 @@ def test_a_cause_at_another_size_does_not_contradict_right_answers(probes: dict[
     assert not changes_right_answers(probes, (), "float32")
 
 
-ORDER, GATE = ("query-key-norm", "behind the rotation"), ("gate-swapped", "swapped")
-
-
-def test_a_norm_that_is_found_after_the_rotation_is_not_called_missing_before_it() -> None:
-    probes, unknown = first_probes("qwen"), "decoder.layers.1.feed_forward.hidden"
-    order = everywhere(next(iter(probes.values())), *ORDER)[0]
-    actual: dict[str, Arrays] = {}
-    for name, probe in probes.items():
-        noise = np.random.default_rng(0).normal(size=probe.oracle.expected[unknown].shape)
-        taps = {**walk(probe, {unknown: noise}, [order]), unknown: noise}
-        for tap in [tap for tap in taps if tap.endswith(("query_norm", "key_norm"))]:
-            taps[tap] = taps[tap.removesuffix("_norm")]
-        actual[name] = {tap: value.astype(np.float32) for tap, value in taps.items()}
-    results, answer = results_of(probes, actual), answer_of(probes, actual)
-    faulty = faulty_in(results)
-    norm = "decoder.layers.0.self_attention.query_norm"
-    assert norm in faulty and fed_by(norm, results) and not fed_by(norm, results, (order,))
-    told = told_by_value(answer, results, actual, faulty)
-    assert {cause.mistake for each in told for cause in each.causes} == {ORDER[0]}
-    assert norm not in {each.where for each in told} and unknown in {each.where for each in told}
-
-
-def test_an_operation_in_another_place_and_a_number_are_told_together() -> None:
-    probes = first_probes("qwen")
-    actual = computed(probes, ORDER, WRONG[0], GATE)
-    answer = answer_of(probes, actual)
-    for taps in actual.values():  # a port that rotates before the norm has no such taps
-        for tap in [tap for tap in taps if tap.endswith("_rotated")]:
-            name = tap.removesuffix("_rotated")
-            taps[f"{name}_norm"] = taps[name]
-            del taps[tap]
-    results = results_of(probes, actual)
-    faulty = faulty_in(results)
-    end, joint = joined(results, faulty[0], faulty, {tap for taps in actual.values() for tap in taps} - {"logits"})
-    assert end.endswith(".scores") and not any(tap.endswith("query_norm") for tap in joint["one"].wrong)
-    made = tuple(everywhere(next(iter(probes.values())), *fault)[0] for fault in (ORDER, WRONG[0]))
-    assert segment_of(joint, end).vanishes(made)
-    told = told_by_value(answer, results, actual, faulty)
-    assert {cause.mistake for each in told for cause in each.causes} == {ORDER[0], WRONG[0][0], GATE[0]}
-    assert answer.contradicts  # the tap that was mistaken for a norm
-
-
 def named(report: Report) -> set[str]:
     return {cause.mistake for fault in report.faults for cause in fault.causes}
-
-
-def test_a_scale_in_front_of_a_norm_is_tied_with_eps() -> None:
-    def change(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
-        return value * np.float32(0.7) if name == "decoder.layers.1.output" else value
-
-    report = check(port(change=change), "notes-lm", logits_only=True)
-    (fault,) = report.faults
-    assert {fault.causes[0].mistake, *fault.indistinguishable} >= {"norm-eps", "norm-input-scale"}
 
 
 def test_what_remains_is_compared_with_rounding() -> None:
@@ -314,87 +214,9 @@ def test_what_remains_is_compared_with_rounding() -> None:
     assert named(report) == {"attention-scale"} and "the rest is unexplained" not in sentence(report)
 
 
-@pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
-def test_a_number_that_one_probe_refutes_is_not_certain(logits_only: bool) -> None:
-    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-        ratio = (3 * config.head_dim) ** -0.5 / config.score_scale
-
-        def change(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
-            return value * np.float32(ratio) if name.endswith("attention.scores") else value
-
-        return port(change=change)(config, parameters)
-
-    report = check(build, "notes-attention", logits_only=logits_only)
-    assert named(report) == {"attention-scale"} and "√embed_dim" not in report.faults[0].causes[0].says
-    assert len(report.faults) == len({fault.where for fault in report.faults}), sentence(report)
-
-
 def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., np.ndarray]:
     other = dataclasses.replace(config, norm="rms", positions="rotary", activation="silu")
     return lambda **tokens: transformer(other, parameters, **tokens)
-
-
-def test_a_port_of_another_configuration_is_told_which_fields_differ() -> None:
-    report = check(build, "notes-lm", logits_only=True)
-    (note,) = (note for note in report.notes if note.startswith("no known fault explains the logits"))
-    assert report.verdict == "diverges"
-    assert "the model may not be notes-lm" in note and "`transparity fit`" in note
-    assert all(field in note for field in ("norm rms", "positions rotary", "activation silu")), note
-
-
-def showing(**fields: Any) -> Callable[..., Any]:
-    """Return a port with changed fields that shows only taps of the original configuration."""
-
-    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-        other = dataclasses.replace(config, **fields)
-        forward = build_pytorch(other, {name: parameters[name] for name in parameter_shapes(other)})
-
-        def shown(tokens: np.ndarray) -> dict[str, np.ndarray]:
-            known, taps = tap_shapes(config, *tokens.shape[:1], tokens=tokens.shape[1]), forward(tokens=tokens)
-            return {name: value for name, value in taps.items() if name in known}
-
-        return shown
-
-    return build
-
-
-@pytest.mark.long
-def test_a_port_that_shows_its_activations_is_told_that_it_is_another_model() -> None:
-    report = check(showing(norm="rms", positions="rotary", activation="silu"), "notes-lm", budget=120)
-    assert sentence(report).startswith("The port is not notes-lm: it has ")
-    assert "norm rms (not layer)" in sentence(report) and "`transparity fit`" in sentence(report)
-    ports = {name: pair["port"] for name, pair in report.as_dict()["other_fields"].items()}
-    assert ports | {"norm": "rms", "positions": "rotary", "activation": "silu"} == ports
-
-
-def test_a_single_fault_is_no_other_model() -> None:
-    report = check(showing(norm="rms"), "notes-lm", budget=20)
-    assert report.verdict == "diverges" and not report.other_fields
-
-
-def test_two_faults_that_are_no_fields_are_no_other_model() -> None:
-    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-        wrong = [f"decoder.layers.{i}.{part}.weight" for i, part in ((0, "feed_forward.up"), (1, "feed_forward.down"))]
-        return showing()(config, parameters | {name: 1.5 * parameters[name] for name in wrong})
-
-    report = check(build, "notes-lm", budget=5)
-    assert report.verdict == "diverges" and not report.other_fields
-
-
-@pytest.mark.long
-def test_a_triple_adds_no_fault_to_a_pair_that_explains_one_size() -> None:
-    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., np.ndarray]:
-        other = dataclasses.replace(config, activation="gelu", norm_eps=1e-5 if config.norm_eps != 1e-5 else 1e-6)
-
-        def logits(**tokens: Any) -> np.ndarray:
-            found = transformer(other, parameters, **tokens)
-            return found if config.embed_dim == LLAMA.embed_dim else found + 0.3 * np.sin(3 * found)
-
-        return logits
-
-    report = check(build, config=LLAMA, logits_only=True)
-    assert {cause.mistake for fault in report.faults for cause in fault.causes} <= {"norm-eps", "activation"}
-    assert report.faults[0].causes
 
 
 def test_without_time_no_field_is_tried() -> None:

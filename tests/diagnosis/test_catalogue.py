@@ -22,7 +22,6 @@ from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.catalogue.parameters import of_layer
 from transparity_conformance.catalogue.rotary import rotated
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.probes import Probe, probes_of
@@ -56,18 +55,6 @@ def test_experts_of_some_layers_only_have_faults_that_act() -> None:
     assert len(of_experts) == 6
     for fault in of_experts:
         assert np.abs(walk(probe, {}, (Hypothesis(fault, (site,)),))["logits"] - probe.oracle.expected["logits"]).max()
-
-
-def test_a_rotation_of_the_whole_head_has_faults() -> None:
-    config = dataclasses.replace(example_config("gptj"), rotary_dim=example_config("gptj").head_dim)
-    found = faults_at(config, "decoder.layers.0.self_attention.scores")
-    assert not [fault.variant for fault in found if fault.id == "attention-scale" and "rotary_dim" in fault.variant]
-
-
-def test_only_the_norm_after_all_layers_is_the_last_one() -> None:
-    config = CASES["bert"]
-    sites = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3))
-    assert not [fault.variant for site in sites for fault in faults_at(config, site) if "the last" in fault.variant]
 
 
 def test_a_fault_of_rotary_positions_changes_long_texts() -> None:
@@ -121,16 +108,6 @@ def test_a_layer_that_shares_its_weights_has_every_one_of_them(case: str) -> Non
         assert not own, f"catalogue/parameters.py: {own} have no effect on any tap"
 
 
-@pytest.mark.parametrize("case", ["notes-lm", "pre-norm"])
-def test_an_exchange_is_made_at_both_sides(case: str) -> None:
-    """Expect both taps to change, because a change of only one tap is a different fault."""
-    config = preset(case).resized()
-    taps = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)))
-    mutual = [each for each in catalogue.hypotheses(config, taps) if each.fault.is_mutual]
-    assert mutual
-    assert [str(each) for each in mutual if len(each.sites) < 2] == []
-
-
 def test_every_fault_is_simulated() -> None:
     for case, config in ({case: preset(case).resized() for case in PRESETS} | MODELS).items():
         sites = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3))
@@ -177,11 +154,3 @@ def test_any_two_faults_of_a_formula_are_made_together_or_exclude_each_other(cas
             with contextlib.suppress(Impossible):
                 pair = Hypothesis(one, (site,)), Hypothesis(other, (site,))
                 assert walk(probe, {}, pair, until=site, base=base)[site].shape == base.computed[site].shape
-
-
-def test_a_fault_of_a_router_is_not_tried_in_the_sum_of_the_experts() -> None:
-    chosen, weights, output = (
-        f"decoder.layers.1.feed_forward.{tap}" for tap in ("router_chosen", "router_weights", "output")
-    )
-    assert len({tap_kind(chosen), tap_kind(weights), tap_kind(output)}) == 3
-    assert tap_kind(output) == tap_kind("decoder.layers.0.feed_forward.hidden")

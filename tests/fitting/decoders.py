@@ -58,13 +58,6 @@ class Float32Norm(RMSNorm):
         return self.weight * (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
-class Bounded(RMSNorm):
-    """An RMSNorm with a lower bound for the mean square instead of an added eps."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).clamp_min(self.eps))
-
-
 def rms(eps: float) -> Decoder:
     return Decoder(norm=functools.partial(Float32Norm, eps=eps))
 
@@ -107,15 +100,6 @@ class TwoMasks(Decoder):
     def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         self.mask = torch.ones(ids.shape) if attention_mask is None else attention_mask
         return super().forward(ids)
-
-
-def averaged(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend; like some modules, also compute the weights in another order, and their mean over the heads."""
-    length = q.size(2)
-    scores = q @ k.transpose(-2, -1) / k.size(-1) ** 0.5
-    weights = scores.masked_fill(layer.attn.bias[:, :, :length, :length] == 0, -torch.inf).softmax(-1)
-    layer.seen = weights.transpose(0, 1).contiguous(), weights.mean(1)
-    return weights @ v
 
 
 class OneMap(nn.Module):
@@ -163,39 +147,6 @@ def whole() -> Decoder:
 def padded() -> Callable[[Tensor], Tensor]:
     model = whole()
     return lambda ids: model(F.pad(ids, (0, PLACES - ids.shape[1])))[:, : ids.shape[1]]
-
-
-def narrow() -> Decoder:
-    """Return a decoder whose last linear layer has two unused outputs."""
-    model = Decoder()
-    model.transformer.h[1].mlp.c_proj = nn.Sequential(nn.Linear(40, WIDTH + 2), nn.ZeroPad1d((0, -2)))
-    return model
-
-
-def of_two_kinds() -> GPT:
-    """Return a GPT whose two layers have different activations, which no configuration describes."""
-    model = GPT(act=F.relu)
-    model.transformer.h[1].style = dataclasses.replace(model.style, act=F.silu)
-    return model
-
-
-class Beside(nn.LayerNorm):
-    """A final norm with a linear map, like BERT's pooler, whose result no other operation reads."""
-
-    def __init__(self, pick: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(WIDTH)
-        self.pick, self.pooler = pick, nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = super().forward(x)
-        self.seen = self.pooler(self.pick(x))
-        return x
-
-
-def pooled(pick: Callable[[Tensor], Tensor]) -> Decoder:
-    model = Decoder()
-    model.transformer.ln_f = Beside(pick)
-    return model
 
 
 class OfHead(nn.Linear):

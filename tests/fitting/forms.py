@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from tests.fitting.decoders import CONFIG
 from torch import nn
-from transformers import Qwen3NextForCausalLM, WhisperForConditionalGeneration
-from transformers.models.qwen3_next import modeling_qwen3_next
+from transformers import WhisperForConditionalGeneration
 
 from meta.fitting.drawn import module
 
@@ -61,16 +60,6 @@ class ReluWhisper(WhisperForConditionalGeneration):
     def forward(self, input_features, decoder_input_ids):
         with mock.patch("torch.nn.functional.gelu", F.relu):
             return super().forward(input_features=input_features, decoder_input_ids=decoder_input_ids)
-
-
-class HalfCorrected(Qwen3NextForCausalLM):
-    """A Qwen3-Next whose gated delta rule multiplies its correction by ½."""
-
-    def forward(self, input_ids):
-        rule = modeling_qwen3_next.torch_chunk_gated_delta_rule
-        halved = lambda *given, beta, **named: rule(*given, beta=beta / 2, **named)
-        with mock.patch.object(modeling_qwen3_next, "torch_chunk_gated_delta_rule", halved):
-            return super().forward(input_ids=input_ids)
 
 
 class Broken(nn.Module):

@@ -70,13 +70,6 @@ class NormedViT(PlainViT):
         self.to_patch = nn.Sequential(nn.Linear(12, 24), nn.LayerNorm(24))
 
 
-class TurnedViT(TimmViT):
-    """A ViT that reads columns instead of rows."""
-
-    def forward(self, x):
-        return super().forward(x.mT)
-
-
 class UnplacedViT(PlainViT):
     """A ViT without positions, which accepts any number of patches."""
 

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.fitting import decoders as ports
 from tests.helpers import invoke
 
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.capabilities.port_calls import PortError
-from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.identify.fitting.answer import templates
-from transparity_conformance.identify.fitting.fit import fit, fit_port
+from transparity_conformance.identify.fitting.fit import fit_port
 from transparity_conformance.report.fields import as_rows, meanings
 
 FILE = Path(__file__).with_name("decoders.py")
@@ -36,21 +34,6 @@ def test_what_cannot_be_fitted_is_told_in_one_sentence(name: str, says: str) -> 
     assert result.exit_code == 2
     assert says in result.stderr
     assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.long
-def test_a_fit_that_is_not_confirmed_is_inconclusive() -> None:
-    result = invoke("fit", f"{FILE}:of_two_kinds")
-    assert result.exit_code == 3
-    assert "Not confirmed" in result.stdout
-
-
-def test_the_mode_of_a_module_behind_a_function_is_put_back() -> None:
-    model = ports.GPT().train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    fit(lambda: lambda ids: model(ids)[0])
-    assert model.training
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_a_port_that_ends_the_process_is_told_in_one_sentence(tmp_path: Any) -> None:
@@ -90,13 +73,6 @@ def test_a_template_is_described_as_json(name: str) -> None:
     assert answer["taps"]["logits"][0] == "batch"
 
 
-def test_what_only_the_probes_of_a_check_show_is_not_confirmed() -> None:
-    """Use a lower bound instead of eps; only a check's probes have activations that are small enough to show it."""
-    made = fit(lambda: ports.Decoder(norm=ports.Bounded))
-    assert not made.is_confirmed
-    assert "weights of a check" in " ".join(made.remarks)
-
-
 def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:
     file = tmp_path / "partial.json"
     result = invoke("fit", f"{ports.__file__}:whole", "--json", file)
@@ -109,9 +85,3 @@ def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:
     result = invoke("fit", f"{port}:made", "--json", file)
     assert (result.exit_code, set(json.loads(file.read_text()).values())) == (2, {"?"})
     assert f'{file} has the fields that were found, and "?" for every other field. If' in result.stderr
-
-
-@pytest.mark.long
-def test_what_is_in_a_buffer_is_adapted() -> None:
-    config = fit(lambda: ports.buffered(fill=7.0)).config
-    assert adapt(ports.buffered, config).is_proved

@@ -157,12 +157,9 @@ LONG: dict[str, Found] = {
     "a buffer of sevens": Found(lambda: decoders.buffered(fill=7.0), {}),
     "a buffer, by hand": Found(lambda: decoders.buffered(by_hand=True), {}),
     "no buffer": Found(decoders.Decoder, {"num_heads": 3, "max_length": 40}),
-    "weights that are kept": Found(lambda: decoders.GPT(attend=decoders.averaged), {"num_heads": 3}),
     "one map for all": Found(
         decoders.Palm, {"branches": "parallel-one-norm", "num_key_value_heads": 1, "gated": True}, is_whole=True
     ),
-    "a pooler beside the head": Found(lambda: decoders.pooled(lambda x: x[:, 0]), {"head_transform": False}),
-    "a longer map beside the head": Found(lambda: decoders.pooled(lambda x: x.repeat(1, 2, 1)), {}),
     "one map for a head": Found(decoders.all_of_head, {"projection": "shared-per-head", "num_heads": 3}, is_whole=True),
     "two masks": Found(decoders.TwoMasks, {"padding": "attention-mask"}),
     "head by head": Found(decoders.head_by_head, {"num_heads": 3}),
@@ -226,7 +223,6 @@ REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
         "Layers differ in the fields of their experts, or some have no experts",
     ),
     "one length": (decoders.whole, FitError, r"when it was called with tokens \(8, 9\)"),
-    "a wider result": (decoders.narrow, FitError, "Layer 1 of the decoder does not end with a feed-forward"),
     "wide queries": (
         lambda: decoders.with_projection(lambda: nn.Linear(24, 120), split=decoders.wide_queries),
         FitError,
@@ -235,11 +231,6 @@ REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
     "one map for a head's values": (decoders.values_of_head, FitError, "the module: its parts do not fit together"),
     "log-probabilities": (decoders.LogProbabilities, FitError, "The output is the log-softmax .* return the logits"),
     "scaled positions": (decoders.scaled, PortError, r"wpe\.weight are multiplied by 0\.25 before they are added"),
-    "no correction": (
-        lambda: of_hub("Qwen3-Next, dense", forms.HalfCorrected),
-        FitError,
-        r"neither a gated delta network .* nor Mamba-2: neither recurrence",
-    ),
     "a router": (
         lambda: of_hub("Qwen3-Next, dense", mlp_only_layers=[]),
         FitError,

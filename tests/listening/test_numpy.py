@@ -178,44 +178,6 @@ def test_every_operation_has_the_line_that_ran_it(port: ModuleType) -> None:
     assert operations[-1].source.code == "return x @ self.weight"  # the last reshape has no effect
 
 
-def test_the_parts_of_a_fused_projection_flow_to_their_own_places(port: ModuleType) -> None:
-    operations = heard(port, port.Model().forward)
-    query, key, value = (operations.index(each) for each in named(operations, "split"))
-    _, scores, context, *_, last = named(operations, "matmul")
-    assert {query, key} <= reached(operations, scores)
-    assert value not in reached(operations, scores)
-    assert value in reached(operations, context)
-    assert {query, key, value} <= reached(operations, last)
-
-
-def test_writes_in_place_are_heard_as_they_leave_the_array(port: ModuleType) -> None:
-    operations = heard(port, port.Model().forward)
-    scores = named(operations, "divide")[0]
-    masked = named(operations, "setitem")[0]
-    assert np.isfinite(scores.value).all()
-    assert np.array_equal(masked.value, np.where(np.tri(5) == 1, scores.value, -np.inf))
-    *_, parts, whole = named(operations, "setitem")
-    assert (parts.value.shape, whole.value.shape) == ((2, 5, 4), (2, 5, 12))
-    contexts = {operations.index(each) for each in named(operations, "matmul")[2:5]}
-    added = named(operations, "add")[-1]
-    assert operations.index(whole) in added.inputs
-    assert contexts <= reached(operations, added)
-
-
-def test_arrays_that_are_only_looked_up_are_no_operations(port: ModuleType) -> None:
-    assert heard(port, port.lookups) == []
-
-
-def test_what_a_generator_yields_flows_into_what_is_made_of_it(port: ModuleType) -> None:
-    operations = heard(port, port.convolved)
-    (stacked,), total = named(operations, "stack"), operations[-1]
-    sums, quotients = ({operations.index(each) for each in named(operations, name)} for name in ("sum", "divide"))
-    assert len(set(stacked.inputs)) == 4 and set(stacked.inputs) < sums
-    products = {operations.index(each) for each in named(operations, "multiply")}
-    assert products - {max(products)} <= reached(operations, stacked)
-    assert len(quotients) == 2 and quotients == set(total.inputs)
-
-
 def test_outputs_in_place_and_writers_are_heard(port: ModuleType) -> None:
     operations = heard(port, port.odd)
     (exponential,), (copied,) = named(operations, "exp"), named(operations, "copyto")

@@ -11,9 +11,8 @@ import pytest
 import torch
 from tests.helpers import refused
 from tests.listening.common import is_same, named, reached, texts
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _disable_current_modes
 
 from transparity.errors import TransparityError
 from transparity_conformance.listening import record
@@ -81,36 +80,9 @@ def test_every_operation_has_the_line_that_ran_it() -> None:
     )
 
 
-def test_the_parts_of_a_fused_projection_flow_to_their_own_places() -> None:
-    _, operations = listen(lambda: explicit(IDS))
-    query, key, value = (operations.index(each) for each in named(operations, "split"))
-    scores, context = named(operations, "bmm")
-    assert {query, key} <= reached(operations, scores)
-    assert value not in reached(operations, scores)
-    assert {query, key, value} <= reached(operations, context)
-    projected = (WTE[IDS] @ C_ATTN.T).double().numpy()
-    assert is_same(operations[key].value, projected[..., D : 2 * D])
-
-
 MASK = torch.rand(5, 5, generator=GENERATOR) > 0.5
 MASK.fill_diagonal_(True)
 ONE_ROW_HIDDEN = MASK & (torch.arange(5) != 2)[:, None]
-
-
-def test_a_bias_that_is_masked_before_it_is_added_is_added_to_the_scores_by_itself() -> None:
-    def attention(bias: Tensor) -> Tensor:
-        x = torch.linspace(-1, 1, 2 * 5 * 4).view(1, 2, 5, 4)
-        mask = torch.where(MASK, bias * 2, torch.finfo(torch.float32).min)
-        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
-
-    bias = torch.linspace(0, 1, 2 * 5 * 5).view(1, 2, 5, 5)
-    _, operations = listen(lambda: attention(bias))
-    (plain,), (biased,) = named(operations, "attention.scores"), named(operations, "biased_scores")
-    assert is_same(biased.value, torch.from_numpy(plain.value) + 2 * bias.double(), "float64")
-    (masked,) = named(operations, "masked_scores")
-    assert operations.index(biased) in masked.inputs
-    _, operations = listen(lambda: attention(0 * bias))
-    assert not [each for each in operations if each.name.endswith("biased_scores")]
 
 
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.inference_mode])
@@ -168,17 +140,6 @@ def test_a_value_written_in_parts_is_heard_whole_and_flows_on() -> None:
     assert products <= reached(operations, added)
 
 
-def test_a_complex_rotation_is_heard_as_real_and_imaginary_parts() -> None:
-    def rotated(x: Tensor) -> Tensor:
-        turns = torch.polar(torch.ones(V, 1), torch.arange(V)[:, None] * 1.0)
-        turned = torch.view_as_complex(x.view(V, D // 2, 2)) * turns
-        return torch.view_as_real(turned).flatten(1)
-
-    result, operations = listen(lambda: rotated(WTE * 1))
-    (product,) = (each for each in named(operations, "mul.Tensor") if each.value.ndim == 3)
-    assert np.array_equal(product.value.reshape(V, D), result.numpy())
-
-
 def test_memory_that_is_used_again_does_not_mix_values() -> None:
     def forward() -> Tensor:
         x = WTE * 1.0
@@ -220,51 +181,6 @@ PADDING = torch.zeros(2, 5, dtype=torch.bool)
 PADDING[1, 3:] = True
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize(
-    "options", [{}, {"src_key_padding_mask": PADDING}, {"mask": torch.ones(5, 5, dtype=torch.bool).triu(1)}]
-)
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_a_layer_in_one_kernel_shows_what_its_parts_compute(options: dict[str, Tensor], norm_first: bool) -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(D, 2, 20, batch_first=True, norm_first=norm_first).eval()
-    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).eval()
-    x = WTE[IDS]
-    _, in_parts = listen(lambda: model(x + 0, **options))  # gradients need the parts
-    with torch.no_grad():
-        expected = model(x + 0, **options)
-        result, operations = listen(lambda: model(x + 0, **options))
-    keep = ~options.get("src_key_padding_mask", torch.zeros(2, 5, dtype=torch.bool)).numpy()
-    assert is_same(result[keep], expected[keep])
-    assert torch.backends.mha.get_fastpath_enabled()
-    in_parts, in_one = (
-        [each.value[keep] for each in named(found, "relu") if each.value.shape == (2, 5, 20)]
-        for found in (in_parts, operations)
-    )
-    assert len(in_parts) == len(in_one) == 2
-    assert all(is_same(one, other) for one, other in zip(in_parts, in_one, strict=True))
-    weights = named(operations, "attention.weights")
-    assert len(weights) == 2
-    assert {operations.index(each) for each in weights} <= reached(operations, operations[-1])
-
-
-def test_lines_are_the_same_whether_numpy_is_listened_to_or_not() -> None:
-    def forward(ids: Tensor) -> Tensor:
-        x = explicit(ids)
-        return (
-            x.float()
-            .add(1)
-            .softmax(  # over features
-                -1,
-            )
-        )
-
-    _, alone = listen(lambda: forward(IDS), "pytorch")
-    _, together = listen(lambda: forward(IDS))
-    assert [(each.name, each.source) for each in alone] == [(each.name, each.source) for each in together]
-    assert texts(alone[-2:], __file__) == [".add(1)", ".softmax(  # over features"]
-
-
 def test_values_in_float64_are_copies_too() -> None:
     def forward() -> Tensor:
         x = WTE.double() + 1
@@ -274,17 +190,3 @@ def test_values_in_float64_are_copies_too() -> None:
     added, zero = operations[-2:]
     assert np.array_equal(added.value, WTE.double() + 1)
     assert not zero.value.any()
-
-
-def test_a_compiled_function_is_heard() -> None:
-    def backend(graph: Any, inputs: Any) -> Any:
-        def opaque(*args: Tensor) -> Any:
-            with _disable_current_modes():
-                return graph(*args)
-
-        return opaque
-
-    compiled = torch.compile(lambda x: (x @ x.mT).softmax(-1), backend=backend)
-    compiled(WTE)
-    _, operations = listen(lambda: compiled(WTE))
-    assert [each.name for each in operations] == ["aten.mm.default", "aten._softmax.default"]

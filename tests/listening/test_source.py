@@ -99,19 +99,6 @@ def test_a_model_that_one_line_of_the_port_calls_has_its_own_lines(tmp_path: Pat
     assert lines == [[code, "y = model(x)"] for code in ("y = x * 2", "z = y + 1", "return z - 3")] + [["return y / 4"]]
 
 
-def test_a_port_that_calls_a_library_in_several_lines_has_its_own(tmp_path: Path) -> None:
-    library = installed(tmp_path, "a_library", "def forward(x):\n    y = x * 2\n    return y + 1\n")
-
-    def port(x: torch.Tensor) -> torch.Tensor:
-        y = library(x)
-        return library(y)
-
-    _, operations = listen(functools.partial(port, torch.ones(2)))
-    assert [each.source.code for each in operations if each.source] == 2 * ["y = library(x)"] + 2 * [
-        "return library(y)"
-    ]
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

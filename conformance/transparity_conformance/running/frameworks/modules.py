@@ -8,7 +8,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -56,7 +56,7 @@ def contents_of(function: Any) -> Iterator[Any]:
     waiting, seen = [function], set()
     while waiting:
         node = waiting.pop(0)
-        if id(node) in seen:
+        if id(node) in seen or isinstance(node, ModuleType):
             continue
         seen.add(id(node))
         yield node

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -296,22 +294,6 @@ def test_ratios_are_to_the_best_peer_of_the_kind() -> None:
     assert low == high == pytest.approx(1.5), "equal noise for all candidates must not change a ratio"
 
 
-def test_a_column_without_its_twin_has_no_ratio_to_anothers() -> None:
-    twin = result("another, before", JAX, 1.0)
-    twin.candidate = replace(twin.candidate, root=ROOT)
-    found = {row.candidate: row for row in rows_of([result("ours", TORCH, 1.0, ours=True), twin])}
-    assert found["ours"].ratio is None
-
-
-def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
-    """Expect the median of the rounds' ratios; the ratio of the medians would differ."""
-    ours, best = result("ours", TORCH, 1.0, ours=True), result("best", TORCH, 1.0)
-    ours.seconds, best.seconds = {0: 1.0, 1: 4.0, 2: 2.0, 3: 1.0}, {0: 3.0, 1: 2.0, 2: 2.0}
-    (row,) = (row for row in rows_of([ours, best]) if row.ours)
-    assert row.ratio
-    assert (row.ratio.low, row.ratio.middle, row.ratio.high) == pytest.approx((0.75, 1.0, 2.0))
-
-
 def test_a_failed_candidate_is_not_the_best_peer() -> None:
     broken = replace(result("broken", TORCH, 1.0), failed="refused", seconds={})
     found = {row.candidate: row for row in rows_of([result("blog-style", TORCH, 4.0), broken])}
@@ -361,30 +343,6 @@ def test_the_published_tables_are_those_of_the_results() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert tabulated(text) == text
     assert all(f"<!-- race {path.stem}: " in text for path in machines() if path.stem != "zen5")
-
-
-def test_the_published_plots_exist_and_no_others() -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    pictures = {ROOT / name for name in re.findall(r"\]\([./]*(benchmarks/results/[^)]+\.png)\)", text)}
-    assert pictures == set((ROOT / "benchmarks/results").glob("*.png")) != set()
-    assert all(picture.stat().st_size > 10_000 for picture in pictures)
-
-
-def test_kept_results_tell_how_they_were_taken_and_each_workload_once() -> None:
-    assert machines()
-    for path in machines():
-        runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-        assert all(run["taken"] and run["conditions"]["versions"] for run in runs)
-        raced = [{row["workload"] for row in run["rows"]} for run in runs]
-        assert len(set().union(*raced)) == sum(map(len, raced))
-
-
-def test_every_picture_of_kept_results_can_be_drawn() -> None:
-    pytest.importorskip("matplotlib")
-    from benchmarks.race.plots import plots
-
-    drawn = {name for path in machines() for name, draw in plots(kept_rows(path)) if draw()}
-    assert {"decoding", "roofline", "growth-length", "growth-batch", "throughput-train"} <= drawn
 
 
 def test_the_error_of_so_few_losses_is_measured_at_neighbouring_points(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,31 +219,6 @@ def test_a_bundle_that_is_written_again_without_a_section_has_none(folder: Path)
     assert not read_bundle(folder).capabilities
 
 
-def test_sections_come_back_and_what_is_asked_for_has_its_shape_in_the_manifest(tmp_path: Path) -> None:
-    for sections in ((), ("loss",), ("gradients", "loss"), ("steps",), ("training", "beams")):
-        export_bundle(SMALL, tmp_path, sections=sections)
-        bundle = read_bundle(tmp_path)
-        described = json.loads((tmp_path / "manifest.json").read_text()).get("capabilities", {})
-        assert set(bundle.capabilities) == set(described) == set(sections)
-        said = {name: tuple(shape) for section in described.values() for name, shape in section["actual"].items()}
-        assert said == bundle.asked
-        assert set(said) == {name for name in answer(tmp_path) if not name.endswith("/logits")}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["translation", "pre-norm", "notes-lm"])
-def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Callable[..., Report]) -> None:
-    bundle, tensors = exported(name)
-    report = judged(bundle, tensors)
-    assert report.verdict == "agrees"
-    claims = verdicts(report)
-    others = {"resized"} if name == "notes-lm" else {"resized", "packed"}
-    ways = [way for row in CAPABILITIES.values() for way in row.ways if not way.is_optional]
-    assert {way.claim for way in ways} - others <= set(claims)
-    assert set(claims.values()) == {"agrees"}
-    assert "activations: the port does not return them" in report.not_compared[-1]
-
-
 def gradients_of(tensors: Tensors, change: Callable[[np.ndarray], np.ndarray], part: str = "gradient.") -> Tensors:
     """Apply `change` to the gradients whose name contains `part`."""
     return {name: change(value) if "/gradient." in name and part in name else value for name, value in tensors.items()}
@@ -334,35 +309,6 @@ def test_what_was_not_written_is_listed_as_not_compared(
     report = judged(bundle, without(tensors, left_out))
     assert report.verdict == ("inconclusive" if "logits" in left_out else "agrees")
     assert [line for line in report.not_compared[:-1] if not line.startswith("packed:")] == LEFT_OUT[left_out]
-
-
-def test_a_gradient_that_a_stopped_port_did_not_write_is_no_fault(
-    exported: Callable[..., Any], judged: Callable[..., Report]
-) -> None:
-    bundle, tensors = exported("notes-lm")
-    report = judged(bundle, without(tensors, "gradient.head"), stopped=True)
-    assert (report.verdict, report.faults) == ("agrees", ())
-    says = "gradients: the port did not write 2 of "
-    assert any(line.startswith(says) and "(gradient.head.weight" in line for line in report.not_compared)
-    whole = judged(bundle, without(tensors, "gradient.head"))
-    assert the_fault(whole).causes[0].mistake == "gradient-missing"
-    assert any(line.startswith(says) for line in whole.not_compared)
-
-
-@pytest.mark.long
-def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
-    exported: Callable[..., Any], judged: Callable[..., Report]
-) -> None:
-    bundle, tensors = exported("notes-lm")
-    report = judged(bundle, tensors | {"one/logits": tensors["one/logits"] + 1})
-    assert report.verdict == "diverges"
-    assert report.not_compared[:5] == (
-        "gradients: not compared, because the forward pass diverges",
-        "generate: the forward pass diverges, so the generated tokens diverge, too",
-        "beam_search: the forward pass diverges, so the generated tokens diverge, too",
-        "step: the forward pass diverges, so cached steps diverge, too",
-        "train: not compared, because the forward pass diverges",
-    )
 
 
 ENCODER = tiny(architecture="encoder", source_vocab_size=5, num_encoder_layers=1)

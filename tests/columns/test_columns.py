@@ -5,23 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
-import torch
-from flax import nnx
 from tests.helpers import table
 from tests.looping import for_each
 
-import transparity_flax.transformer as flax_model
-import transparity_numpy.transformer as numpy_model
-import transparity_pytorch.transformer as pytorch_model
-from transparity import initialize_parameters, preset
 from transparity_conformance.oracle import backends
 
 ROOT = Path(__file__).parents[2]
@@ -127,50 +116,6 @@ def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -
     assert [name for name in found if name not in KNOWN["only_in_frameworks"].get(file, ())] == specified
 
 
-def statements(file: Path) -> set[int]:
-    """Return the lines of the statements in a file's functions, without docstrings."""
-    functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
-    inside = [node for function in functions for part in function.body for node in ast.walk(part)]
-    texts = {node.lineno for node in inside if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
-    return {node.lineno for node in inside if isinstance(node, ast.stmt)} - texts
-
-
-def call_the_papers_model(column: str) -> None:
-    config, source, target = preset("translation").resized(), np.full((2, 5), 3), np.full((2, 4), 3)
-    if column == "numpy":
-        numpy_model.transformer(config, initialize_parameters(config), source=source, target=target)
-    elif column == "pytorch":
-        pytorch_model.Transformer(config)(torch.as_tensor(source), torch.as_tensor(target))
-    else:
-        flax_model.Transformer(config, rngs=nnx.Rngs(0))(jnp.asarray(source), jnp.asarray(target))
-
-
-def lines_that_run(column: str) -> set[tuple[str, int]]:
-    """Build the paper's model and call it; return the file and number of each line of the column that runs."""
-    folder, ran = str(COLUMNS[column]), set()
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(folder):
-            return None
-        ran.add((frame.f_code.co_filename, frame.f_lineno))
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call_the_papers_model(column)
-    finally:
-        sys.settrace(None)
-    return ran
-
-
-@for_each("column", list(COLUMNS))
-def test_the_papers_model_runs_three_quarters_of_a_textbook_of_650_lines(column: str) -> None:
-    files = [COLUMNS[column].joinpath(*name.split(".")).with_suffix(".py") for name in KNOWN["textbook"]]
-    assert sum(len(file.read_text().splitlines()) for file in files) <= 650
-    every = {(str(file), line) for file in files for line in statements(file)}
-    assert len(every & lines_that_run(column)) >= 0.75 * len(every)
-
-
 @for_each("column", ["pytorch", "flax"])
 def test_a_column_holds_the_mirrored_files_and_no_others(column: str) -> None:
     assert files_of(column) == {*MIRRORED, *KNOWN["own_contents"], *KNOWN["without_twin"][column]}
@@ -201,7 +146,3 @@ def test_a_backend_that_lacks_a_module_of_its_own_is_broken_not_absent(monkeypat
     _missing(monkeypatch, "theirs.attention")
     with pytest.raises(ModuleNotFoundError):
         backends.installed()
-
-
-def test_every_backend_of_this_project_is_installed_where_it_is_tested() -> None:
-    assert {"numpy", "pytorch", "flax"} <= set(backends.installed())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from tests.looping import for_each
 
 from transparity import PRESETS, TransformerConfig, initialize_parameters, preset
-from transparity.parameters import is_learned
 from transparity.taps import Tap
 from transparity_conformance.capabilities.learning.training import batches, tiny
 from transparity_conformance.oracle.cases import CASES
@@ -20,20 +18,17 @@ from transparity_conformance.oracle.differentiation import derivatives as subjec
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives
 from transparity_conformance.oracle.differentiation.derivatives import loss_and_gradients as at_once
 from transparity_conformance.oracle.differentiation.leaning import Leaning, along
-from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.oracle import Oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_conformance.report.comparison import difference
 from transparity_numpy.arithmetic.functional import STEP, derivative
-from transparity_numpy.training.loss import cross_entropy, loss_and_gradients, loss_of
+from transparity_numpy.training.loss import cross_entropy, loss_and_gradients
 from transparity_numpy.transformer import transformer
 
 CONFIGS = {name: preset(name).resized(num_encoder_layers=1, num_decoder_layers=1) for name in PRESETS}
 CONFIGS["batch norm"] = dataclasses.replace(CONFIGS["notes-lm"], norm="batch")
 CONFIGS["lone encoder"] = dataclasses.replace(CONFIGS["translation"], architecture="encoder")
 
-IMAGINARY_STEP = 1e-30
-# The error of (f(x + h) − f(x − h)) / 2h is h²/6 · f‴ from truncation, and ε/h · |f| from rounding.
-REAL_STEP = 1e-5
 
 Parameters = Mapping[str, np.ndarray]
 
@@ -56,74 +51,12 @@ def loss(config: TransformerConfig, parameters: Parameters) -> np.ndarray:
     return cross_entropy(logits, inputs[config.input_names[-1]], config.pad_id)
 
 
-def loss_oracle(config: TransformerConfig, parameters: Arrays) -> Oracle:
-    def run(arrays: Arrays, tap: Tap) -> None:
-        tap("loss", np.asarray(loss(config, arrays)))
-
-    return Oracle(run, parameters)
-
-
-def moved(parameters: Parameters, direction: Parameters, step: complex) -> dict[str, np.ndarray]:
-    return {name: value + step * direction[name] for name, value in parameters.items()}
-
-
-@for_each("name", CONFIGS)
-def test_the_complex_step_is_the_derivative(name: str) -> None:
-    config = CONFIGS[name]
-    parameters, direction = drawn(config)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # such as NumPy's ComplexWarning, raised when an imaginary part is discarded
-        complex_step = loss(config, moved(parameters, direction, IMAGINARY_STEP * 1j)).imag / IMAGINARY_STEP
-
-    steps = (-2, -1, 0, 1, 2)
-    at = {step: float(loss(config, moved(parameters, direction, step * REAL_STEP))) for step in steps}
-    slope = (at[1] - at[-1]) / (2 * REAL_STEP)
-    third_difference = at[2] - 2 * at[1] + 2 * at[-1] - at[-2]  # equals 2h³ · f‴
-    truncated = abs(third_difference) / (12 * REAL_STEP)
-    rounded = loss_oracle(config, parameters).budget("loss", "float64") / REAL_STEP  # from two losses, divided by 2h
-    assert abs(complex_step - slope) <= truncated + rounded
-    assert abs(slope) > truncated + rounded, "the derivative is too small for a comparison"
-
-
-@for_each("name", CONFIGS)
-def test_the_complex_loss_is_the_real_loss(name: str) -> None:
-    config = CONFIGS[name]
-    parameters, direction = drawn(config)
-    real, stepped = loss(config, parameters), loss(config, moved(parameters, direction, IMAGINARY_STEP * 1j))
-    assert stepped.dtype == np.complex128
-    assert difference(stepped.real, real) <= loss_oracle(config, parameters).budget("loss", "float64")
-
-
 @for_each("dtype", ["float16", "float32", "float64", "complex128"])
 @for_each("name", CONFIGS)
 def test_the_parameters_give_the_dtype(name: str, dtype: str) -> None:
     parameters, _ = drawn(CONFIGS[name])
     result = loss(CONFIGS[name], {parameter: value.astype(dtype) for parameter, value in parameters.items()})
     assert result.dtype == ("float32" if dtype == "float16" else dtype), "float16 is summed in float32"
-
-
-@for_each("name", ["notes-lm", "batch norm"])
-def test_the_gradient_is_the_derivative_in_every_direction(name: str) -> None:
-    config = CONFIGS[name].resized(
-        num_decoder_layers=1, target_vocab_size=10, feed_forward_dim=3, embed_dim=4, num_heads=2
-    )
-    parameters, direction = drawn(config)
-    tokens = np.array([[3, 4, 5, 6], [8, 9, 3, 0]])
-    value, gradients = loss_and_gradients(config, parameters, tokens, training=True, tokens=tokens)
-    learned = {name: toward for name, toward in direction.items() if is_learned(name)}
-    assert set(gradients) == set(learned)
-    along = sum(float((gradients[name] * toward).sum()) for name, toward in learned.items())
-
-    def trained(parameters: Parameters) -> np.ndarray:
-        return loss_of(config, parameters, tokens, training=True, tokens=tokens)
-
-    def run(arrays: Arrays, tap: Tap) -> None:
-        moving = {name: toward.astype(arrays[name].dtype) for name, toward in learned.items()}
-        tap("along", np.asarray(derivative(trained, arrays, moving)))
-
-    oracle = Oracle(run, parameters)
-    assert difference(along, oracle.expected["along"]) <= oracle.budget("along", "float64")
-    assert value == trained(parameters)
 
 
 @for_each("case", ["notes-lm", "translation", "bloom"])

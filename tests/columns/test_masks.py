@@ -7,21 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from tests.helpers import refused
 from tests.looping import for_each
 
-import transparity_numpy.arithmetic.fused
-from transparity.config import EXACT_MASK_BELOW, TransformerConfig
+from transparity.config import TransformerConfig
 from transparity.errors import InputError
 from transparity.protocol import Backend
 from transparity.taps import Tap, identity, recording
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
+from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters
-from transparity_conformance.report.comparison import as_numbers, difference
+from transparity_conformance.report.comparison import as_numbers
 from transparity_numpy.mixers.attention import attention
 from transparity_numpy.state.context import Context
 
@@ -124,37 +120,6 @@ def test_an_input_that_the_model_does_not_read_is_refused(
 
 
 HEADS, HEAD_DIM = 2, 3
-STEP = 1e-20
-"""The imaginary step of a derivative; its square is smaller than the rounding of any number it is added to."""
-
-
-@st.composite
-def masks(draw: st.DrawFn) -> np.ndarray:
-    """Draw masks (batch or 1, 1, queries or 1, keys); some masks are causal, and some rows hide every key."""
-    batch, queries, keys = (draw(st.integers(1, 5)) for _ in range(3))
-    shape = (draw(st.sampled_from([1, batch])), 1, draw(st.sampled_from([1, queries])), keys)
-    mask = draw(arrays(bool, shape))
-    return mask & np.tri(shape[2], keys, dtype=bool) if draw(st.booleans()) else mask
-
-
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(masks(), st.integers(1, 3), st.sampled_from([2 * EXACT_MASK_BELOW, -np.inf, -1e20]), st.booleans())
-def test_a_block_at_a_time_it_is_the_same(mask: np.ndarray, block: int, hidden: float, moves: bool) -> None:
-    random, keys = np.random.default_rng(0), mask.shape[-1]
-    query, key, value = (
-        random.normal(size=(len(mask), HEADS, length, HEAD_DIM))
-        for length in (5 if mask.shape[2] == 1 else mask.shape[2], keys, keys)
-    )
-    toward = random.normal(size=query.shape) if moves else np.zeros(query.shape)
-    arrays = {"query": query, "key": key, "value": value, "toward": toward}
-    oracle = explicit_oracle(arrays, mask, hidden)
-    moved = query + STEP * 1j * toward if moves else query
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transparity_numpy.arithmetic.fused, "BLOCK", block)
-        fast = attended(moved, key, value, mask, hidden)
-    assert fast.dtype == (np.complex128 if moves else np.float64)
-    assert difference(fast.real, oracle.expected["context"]) <= oracle.budget("context", "float64")
-    assert difference(fast.imag / STEP, oracle.expected["derivative"]) <= oracle.budget("derivative", "float64")
 
 
 def attended(query: Any, key: Any, value: Any, mask: Any, hidden: float, tap: Tap = identity) -> np.ndarray:
@@ -163,18 +128,6 @@ def attended(query: Any, key: Any, value: Any, mask: Any, hidden: float, tap: Ta
     scaled: Any = {"attention_scale": "none", "attention_multiplier": 0.5, "mask_value": hidden}
     config = TransformerConfig(architecture="decoder", target_vocab_size=2, **scaled)
     return attention(config, query, key, value, Context(**given))
-
-
-def explicit_oracle(arrays: Arrays, mask: np.ndarray, hidden: float) -> Oracle:
-    """Return the oracle of attention, with taps for the context and its derivative in the direction `toward`."""
-
-    def run(given: Arrays, tap: Tap) -> None:
-        query = given["query"] + STEP * 1j * given["toward"]
-        result = attended(query, given["key"], given["value"], mask, hidden, recording({}))
-        tap("context", result.real)
-        tap("derivative", result.imag / STEP)
-
-    return Oracle(run, arrays)
 
 
 def test_what_is_hidden_by_little_is_not_left_out() -> None:

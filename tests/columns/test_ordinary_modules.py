@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from transparity import preset
 from transparity.config import TransformerConfig
@@ -22,7 +21,6 @@ from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.comparison import difference
 from transparity_numpy.transformer import transformer
-from transparity_pytorch.port import build
 from transparity_pytorch.transformer import Transformer
 
 TIED = dataclasses.replace(MODELS["marian"], padding="token")
@@ -49,33 +47,6 @@ def test_dropout_acts_in_training_only() -> None:
     assert not torch.equal(model(SOURCE, TARGET), model(SOURCE, TARGET))
     model.eval()
     assert torch.equal(model(SOURCE, TARGET), model(SOURCE, TARGET))
-
-
-def test_dropout_drops_its_share_at_the_taps_of_the_configuration() -> None:
-    config = dataclasses.replace(TIED, dropout=0.25, dropout_at=("embedding",))
-    embedded: dict[str, Tensor] = {}
-
-    def tap(name: str, value: Tensor) -> Tensor:
-        embedded.setdefault(name, value)
-        return value
-
-    tokens = torch.randint(3, config.vocab_size, (64, config.max_length))
-    Transformer(config)(tokens, tokens, tap=tap)
-    count, dropped = embedded["encoder.embedding"].numel(), (embedded["encoder.embedding"] == 0).float().mean()
-    assert abs(dropped - config.dropout) < 5 * (config.dropout * (1 - config.dropout) / count) ** 0.5
-    assert embedded["encoder.layers.0.self_attention.output"].ne(0).all()
-
-
-def test_masks_take_the_place_of_dropout() -> None:
-    """Expect calls of the checker to use only given dropout masks, or no dropout."""
-    config = dataclasses.replace(TIED, dropout=0.5)
-    forward = build(config, initialize_parameters(config))
-    source, target = SOURCE.numpy(), TARGET.numpy()
-    losses = {
-        forward.loss_and_gradients(target, training=training, source=source, target=target)[0]
-        for training in (False, True)
-    }
-    assert len(losses) == 1
 
 
 @pytest.mark.parametrize("assign", [False, True])
@@ -113,18 +84,6 @@ def test_inputs_are_taken_in_order_or_by_name() -> None:
         model(SOURCE, source=SOURCE, target=TARGET)
 
 
-def test_it_learns_from_its_own_initialization() -> None:
-    torch.manual_seed(0)
-    model = Transformer(dataclasses.replace(TIED, dropout=0.0))
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
-    for _ in range(20):
-        losses.append(F.cross_entropy(model(SOURCE, TARGET[:, :-1]).flatten(0, 1), TARGET[:, 1:].flatten()))
-        losses[-1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert losses[-1] < losses[0] / 2
-
-
 def test_a_new_model_is_compiled_as_one_graph_and_exported_strictly() -> None:
     """Use a configuration whose properties nothing has read: a cached property takes a lock, which Dynamo refuses."""
     model = Transformer(dataclasses.replace(TIED, dropout=0.0)).eval()
@@ -132,18 +91,6 @@ def test_a_new_model_is_compiled_as_one_graph_and_exported_strictly() -> None:
     assert torch.equal(compiled(SOURCE, TARGET), Transformer.forward(model, SOURCE, TARGET))
     fresh = Transformer(dataclasses.replace(TIED, dropout=0.0)).eval()
     assert torch.export.export(fresh, (SOURCE, TARGET), strict=True) is not None
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", MODELS)
-def test_it_is_compiled_as_one_graph(case: str) -> None:
-    """Use the backend `eager`, which has the same graph and compiles no code."""
-    torch.compiler.reset()  # otherwise, the code of many models exceeds Dynamo's limit
-    model, probe, inputs = loaded(case)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert_agrees(compiled(**inputs), probe)
-    model.train()
-    assert compiled(**inputs).requires_grad
 
 
 @pytest.mark.parametrize("case", EACH)
@@ -171,14 +118,6 @@ def test_it_runs_and_learns_under_autocast(case: str) -> None:
     assert_agrees(logits, probe, "bfloat16")
     logits.float().sum().backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("case", EACH)
-def test_it_has_a_shape_without_memory(case: str) -> None:
-    model, _, inputs = loaded(case)
-    shape = model(**inputs).shape
-    meta = copy.deepcopy(model).to("meta")(**{name: value.to("meta") for name, value in inputs.items()})
-    assert meta.is_meta and meta.shape == shape
 
 
 jax = pytest.importorskip("jax")
@@ -225,17 +164,6 @@ def test_dropout_acts_in_training_alone_and_draws_anew() -> None:
     assert (model(*given) != model(*given)).any()
     model.eval()
     assert (first == model(*given)).all()
-
-
-def test_every_parameter_is_in_the_state_and_can_be_loaded_into_it() -> None:
-    from transparity_flax.state.parameters import dump, load
-
-    config = small("pre-norm", dropout=0.5)
-    model, parameters = made(config), initialize_parameters(config)
-    assert set(dump(model)) == set(parameters)
-    load(model, parameters, "float32")
-    graph, state = nnx.split(model)
-    assert (nnx.merge(graph, state)(*tokens_of(config)) == model(*tokens_of(config))).all()
 
 
 @pytest.mark.slow

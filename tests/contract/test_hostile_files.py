@@ -11,7 +11,7 @@ import shutil
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from transparity.limits.memory import available_memory
 from transparity.text import SENTENCE
 from transparity_conformance.checking.systems import named_config
 from transparity_conformance.checkpoints.importing import import_checkpoint
-from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.exchange.bundle import Bundle, bundle_probes
 from transparity_conformance.exchange.manifest import FILES
 from transparity_conformance.exchange.reading import read_actual, read_bundle, read_config
@@ -266,40 +265,6 @@ def test_a_file_that_is_not_safetensors(tmp_path: Path, written: tuple[Path, Bun
     refusal_at_once(lambda: DOORS[door](path, written[1]), **LARGE)
 
 
-def stored(content: bytes | Mapping[str, Any], share: float = 1.0) -> Callable[[Path], object]:
-    """Return a function that writes `content`, or only the first `share` of its bytes."""
-
-    def write(path: Path) -> None:
-        save_parameters(path, content) if isinstance(content, Mapping) else path.write_bytes(content)
-        path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-
-    return write
-
-
-UNREADABLE = "{path} cannot be read as a safetensors file: "
-DTYPE = "Parameter 'head.bias' of {path} has the dtype {dtype}; expected one of float16, float32, float64."
-DTYPES = {"BF16": 2, "F8_E4M3": 1, "I32": 4, "BOOL": 1}
-
-FAULTY: list[tuple[Callable[[Path], object], str]] = [
-    (MAKERS["nothing"], "There is no file {path}."),
-    (MAKERS["folder"], "{path} is a folder; expected a file."),
-    *((stored(PARAMETERS, share), UNREADABLE) for share in (0.001, 0.1, 0.5, 0.999)),
-    *((stored(LIES[lie]), UNREADABLE) for lie in ("a pickle", "cut", "twice", "endless header")),
-    *(
-        (stored(header({"head.bias": entry([1], 0, size, dtype)}, bytes(size))), DTYPE.replace("{dtype}", dtype))
-        for dtype, size in DTYPES.items()
-    ),
-]
-
-
-@for_each(("make", "says"), FAULTY)
-def test_a_file_of_parameters_that_does_not_fit(tmp_path: Path, make: Callable[[Path], object], says: str) -> None:
-    path = tmp_path / "parameters.safetensors"
-    make(path)
-    with refused(ParameterError, says.replace("{path}", str(path))):
-        load_parameters(path)
-
-
 def test_parameters_of_another_configuration_or_without_a_path_are_refused(tmp_path: Path) -> None:
     save_parameters(tmp_path / "file", PARAMETERS)
     with refused(ParameterError, "Parameter 'decoder.layers.1.self_attention.query.weight' is missing; it should"):
@@ -315,12 +280,6 @@ def test_what_is_no_parameter_is_not_saved(tmp_path: Path, value: Any) -> None:
     with refused(ParameterError, "Parameter 'head.bias' has the dtype "):
         save_parameters(tmp_path / "parameters.safetensors", {"head.bias": value})
     assert list(tmp_path.iterdir()) == []
-
-
-@for_each("shape", [[], [0], [1, 1, 88], [88], [8, 11], [0, 11, 8]])
-def test_a_tensor_of_another_shape(tmp_path: Path, shape: list[int]) -> None:
-    checkpoint(tmp_path, GPT2, **{"wte.weight": np.zeros(shape, np.float32)})
-    refusal_at_once(lambda: import_checkpoint(tmp_path), CheckpointError)
 
 
 @for_each("name", ["n" * 10**7, "h." + "1" * 10**6 + ".ln_1.weight", "\x1b[2J\u202e", "", "\0"])

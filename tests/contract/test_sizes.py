@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.contract.test_hostile_files import LARGE, checkpoint, refusal_at_once
 from tests.helpers import table, tiny
@@ -17,12 +16,10 @@ from transparity import TransformerConfig, initialize_parameters
 from transparity.errors import ConfigError, TransparityError
 from transparity.limits import memory as memory_of_the_machine
 from transparity.limits.memory import available_memory, check_fits, in_bytes
-from transparity_conformance.capabilities.requests import greedy_requests
-from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.exchange.writing import export_bundle
-from transparity_conformance.oracle.probes import LONGEST, probes_of
+from transparity_conformance.oracle.probes import probes_of
 
 TINY = tiny(target_vocab_size=8, max_length=8, feed_forward_dim=4)
 
@@ -70,13 +67,6 @@ def test_bytes_as_text(count: int, text: str) -> None:
     assert in_bytes(count) == text
 
 
-def test_generation_does_not_go_to_the_end_of_a_long_context() -> None:
-    config = dataclasses.replace(TINY, positions="rotary", max_length=10**6)
-    (request, *_) = greedy_requests(probes_of(config, "config")["mixed"]).first
-    assert request.steps == LONGEST + 2
-    assert request.name == "far from max_length"
-
-
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 11,
@@ -113,16 +103,3 @@ def test_a_number_that_is_none(tmp_path: Path, field: str, number: str) -> None:
     refusal_at_once(lambda: import_checkpoint(checkpoint(tmp_path, text)), TransparityError, **LARGE)
     ours = json.dumps(TINY.as_dict() | {"rope_theta": "HERE"}).replace('"HERE"', number)
     refusal_at_once(lambda: TransformerConfig.from_json(ours), ConfigError, **LARGE)
-
-
-@for_each(("heads", "shared", "expected"), [(1, None, None), (2, None, None), (2, 1, 1), (4, 2, 2)])
-def test_another_number_of_heads_shares_keys_as_the_model_does(
-    heads: int, shared: int | None, expected: int | None
-) -> None:
-    config = dataclasses.replace(TINY, num_heads=heads, num_key_value_heads=shared)
-    assert probes_of(config, "config")["square"].config.num_key_value_heads == expected
-
-
-def test_a_port_of_one_head_that_is_wrong_diverges() -> None:
-    report = check(lambda config, parameters: lambda tokens: np.zeros((*tokens.shape, 8)), config=TINY, budget=2.0)
-    assert report.verdict == "diverges"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from tests.looping import for_each
 
-from transparity.errors import ConfigError, TransparityError
+from transparity.errors import TransparityError
 from transparity.text import SENTENCE, describe_error, listed, reason, safe, shown
 from transparity_conformance.report.check.page import as_html
 from transparity_conformance.report.check.terminal import as_text
@@ -58,11 +57,6 @@ def test_a_report_is_printable_in_every_form(tmp_path: Path, text: str) -> None:
     written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert all(line.isprintable() for line in (*written[0]["notes"], *written[0]["not_compared"]))
     assert "<script>alert" not in as_html([report])
-
-
-@for_each("words", ["embed_dim is 7 – √embed_dim would be right.", "日本語 naïve"])
-def test_words_are_as_they_were(words: str) -> None:
-    assert safe(words) == words
 
 
 class Stranger:
@@ -131,8 +125,3 @@ def test_the_reason_of_an_error_is_one_clause_and_of_many_names_the_first_are_li
     assert reason(ValueError()) == "ValueError"
     assert listed(["a", "b"]) == "a, b"
     assert listed([f"n{i}" for i in range(1000)]) == "n0, n1, n2, n3, n4, n5, … (994 more)"
-
-
-def test_an_error_survives_pickling() -> None:
-    error = pickle.loads(pickle.dumps(ConfigError("norm is 3; it should be layer.")))
-    assert (type(error), str(error)) == (ConfigError, "norm is 3; it should be layer.")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from tests.families.cases import ONE_SENTENCE
-from tests.helpers import exported
 
 from meta.pool.port import port_with
 from transparity.config import TransformerConfig
@@ -23,7 +20,7 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.backends import backend, installed
 from transparity_conformance.oracle.cases import AUDIO, CLIP_IMAGES, IMAGES
 from transparity_conformance.oracle.oracle import forward_oracle
-from transparity_conformance.oracle.probes import frame_inputs, mixed_inputs, pixel_inputs, probe_parameters, probes_of
+from transparity_conformance.oracle.probes import mixed_inputs, pixel_inputs, probe_parameters, probes_of
 from transparity_conformance.report.comparison import as_numbers, difference, gap, share
 from transparity_pytorch.port import build as pytorch_build
 
@@ -54,20 +51,6 @@ def test_a_column_decodes_with_a_cache(backend: Backend) -> None:
         then, cache = forward.step(inputs["target"][:, 3:6], cache)
         found = np.concatenate([as_numbers(first), as_numbers(then)], axis=1)
         assert share(difference(found, oracle.expected["logits"][:, :6]), oracle.budget("logits", dtype)) <= 1
-
-
-def test_generation_is_that_of_transformers(tmp_path: Path) -> None:
-    config = exported("whisper", tmp_path)
-    model = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path)
-    prompt, frames = np.array([[config.bos_id, 5], [config.bos_id, 9]]), frame_inputs(config, 2, 3)
-    ours = pytorch_build(config, probe_parameters(config)).generate(prompt, 6, source=frames)
-    with torch.no_grad():
-        tokens, given = torch.from_numpy(prompt), {"input_features": torch.from_numpy(frames)}
-        for _ in range(6):
-            new = model(**given, decoder_input_ids=tokens).logits[:, -1].argmax(-1)
-            ended = tokens[:, 2:].eq(config.eos_id or 0).any(1)
-            tokens = torch.cat([tokens, torch.where(ended, config.filling_id, new)[:, None]], dim=1)
-    assert np.array_equal(ours, tokens.numpy())
 
 
 @pytest.mark.parametrize(("model", "fields", "says"), ONE_SENTENCE["impossible"])

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import exported
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from transparity_conformance import check
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.storage.mapped import Mapped
@@ -58,31 +57,6 @@ def test_a_matrix_in_float8_is_multiplied_by_its_scales(kind: str, tmp_path: Pat
     np.testing.assert_array_equal(ours, exact["model.layers.1.mlp.down_proj.weight"].numpy())
     assert any("float8" in remark for remark in checkpoint.remarks)
     assert not any("tensors that are not used" in remark for remark in checkpoint.remarks)
-
-
-@pytest.mark.long
-def test_a_loader_of_float8_is_given_the_folder_and_one_that_leaves_out_the_scales_is_wrong(tmp_path: Path) -> None:
-    exact = in_float8(tmp_path / "hub", "block")
-
-    def load(folder: str, *, with_scales: bool = True) -> Any:
-        import transformers
-
-        kept = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
-        config = transformers.LlamaConfig(**{name: kept[name] for name in kept if name != "quantization_config"})
-        model = transformers.LlamaForCausalLM(config).eval()
-        stored = load_file(Path(folder, "model.safetensors"))
-        dense = {name: value.float() for name, value in stored.items() if "scale" not in name}
-        model.load_state_dict(exact if with_scales else dense, strict=False)
-        return model
-
-    checkpoint = import_checkpoint(tmp_path / "hub")
-    given = {"config": checkpoint.config, "parameters": checkpoint.parameters}
-    options: dict[str, Any] = {"family": "llama", "audit": False, **given}
-    report = check(load, **options)
-    assert report.verdict == "agrees"
-    assert any("the weights are stored as float8" in note for note in report.notes)
-    wrong = check(lambda folder: load(folder, with_scales=False), **options)
-    assert wrong.verdict == "diverges"
 
 
 @pytest.mark.parametrize(("lacks", "message"), [("scales", "; expected a matrix with its"), ("block", "has the shape")])

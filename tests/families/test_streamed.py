@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,15 @@ from safetensors.numpy import save_file
 from tests.helpers import exported, peak_of
 
 from transparity.config import TransformerConfig
-from transparity.limits.lazy import Lazy
 from transparity_conformance import check
 from transparity_conformance.checkpoints import importing
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.importing import InFolder, import_checkpoint
-from transparity_conformance.diagnosis.probe_result import compare_segments
+from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.diagnosis.reach.coverage import affordable
-from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters, probes_with
-from transparity_conformance.running.hub import HubBuild
-from transparity_conformance.running.process.isolation import isolated_build
-from transparity_conformance.running.process.running import given_to, run
 from transparity_conformance.storage import mapped
 from transparity_conformance.storage.mapped import Mapped, blocks_of, have_equal_numbers
-from transparity_conformance.storage.on_disk import OnDisk, changed, chosen
+from transparity_conformance.storage.on_disk import OnDisk
 from transparity_numpy import port
 
 ROWS, WIDTH = 10, 6
@@ -85,23 +78,6 @@ def test_all_else_is_that_of_the_whole_matrix(stored: tuple[Mapped, np.ndarray])
     assert lazy.T.shape == dense.T.shape and lazy.size == dense.size and len(lazy) == len(dense)
 
 
-def test_casts_are_made_in_turn(tmp_path: Path) -> None:
-    dense = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
-    save_file({"w": dense}, tmp_path / "model.safetensors")
-    lazy = Mapped(tmp_path / "model.safetensors", "w", dense.shape)
-    rounded = dense.astype(np.float16).astype(np.float64)
-    assert not np.array_equal(rounded, dense)
-    np.testing.assert_array_equal(lazy.astype(np.float16).astype(np.float64), rounded)
-    np.testing.assert_array_equal(lazy.astype(np.float64), dense.astype(np.float64))
-
-
-def test_a_matrix_in_a_file_is_sent_as_its_place(stored: tuple[Mapped, np.ndarray]) -> None:
-    lazy, dense = stored
-    sent = pickle.dumps(lazy)
-    assert len(sent) < 1000
-    np.testing.assert_array_equal(pickle.loads(sent), dense)
-
-
 def test_equal_matrices_are_compared_block_by_block(
     stored: tuple[Mapped, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,18 +98,6 @@ def test_equal_matrices_are_compared_block_by_block(
 def folder(tmp_path: Path) -> Path:
     exported("llama", tmp_path / "hub")
     return tmp_path / "hub"
-
-
-@pytest.mark.usefixtures("all_are_large")
-def test_the_oracle_of_matrices_in_files_is_that_of_arrays(folder: Path) -> None:
-    checkpoint = import_checkpoint(folder)
-    lazy = [name for name, value in checkpoint.parameters.items() if isinstance(value, Mapped)]
-    assert set(lazy) == {name for name, value in checkpoint.parameters.items() if value.ndim == 2}
-    dense = {name: np.asarray(value) for name, value in checkpoint.parameters.items()}
-    inputs = probes_with(checkpoint.config, dense, "llama")["mixed"].inputs
-    one, other = (forward_oracle(checkpoint.config, each, inputs) for each in (checkpoint.parameters, dense))
-    for tap, value in other.expected.items():
-        assert np.abs(one.expected[tap] - value).max() <= other.budget(tap, "float64"), tap
 
 
 @pytest.mark.usefixtures("all_are_large")
@@ -209,45 +173,11 @@ def test_what_is_stored_is_read_as_it_was_written_and_holds_no_memory() -> None:
 
 
 @pytest.mark.usefixtures("all_are_large")
-def test_the_activations_of_a_large_model_are_in_files(folder: Path) -> None:
-    checkpoint = import_checkpoint(folder)
-    probe = probes_with(checkpoint.config, checkpoint.parameters, "llama")["mixed"]
-    result = compare_segments(probe, run(port.build(checkpoint.config, checkpoint.parameters), probe), "float32")
-    assert not isinstance(result.recorded, dict)
-    assert isinstance(probe.oracle.expected, OnDisk)
-    assert len(result.budgets) == len(result.recorded) > 20
-    assert not result.wrong
-
-
-@pytest.mark.usefixtures("all_are_large")
 def test_a_model_that_is_called_once_has_a_narrow_one_for_its_coverage(folder: Path) -> None:
     checkpoint = import_checkpoint(folder)
     once = probes_with(checkpoint.config, checkpoint.parameters, "llama")["mixed"]
     (narrow,) = affordable(checkpoint.config, [once])
     assert narrow.inputs["tokens"].shape == once.inputs["tokens"].shape
-
-
-@pytest.mark.usefixtures("all_are_large")
-def test_a_build_in_another_process_reads_the_matrices_there(folder: Path) -> None:
-    checkpoint, build = import_checkpoint(folder), isolated_build("transparity_numpy.port:build")
-    given = given_to(build, checkpoint.parameters)
-    assert isinstance(given, dict) and any(isinstance(value, Mapped) for value in given.values())
-    report = check(build, config=checkpoint.config, parameters=checkpoint.parameters)
-    build.close()
-    assert report.verdict == "agrees"
-
-
-def test_a_loader_is_given_a_copy_or_the_folder_itself_where_no_copy_fits(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    parameters = import_checkpoint(folder).parameters
-    loader = HubBuild(lambda path: path, "llama", str(tmp_path))
-    assert isinstance(parameters, InFolder) and isinstance(given_to(loader, parameters), dict)
-    monkeypatch.setattr(importing, "available_memory", lambda: 0)
-    parameters = import_checkpoint(folder).parameters  # importing chooses: memory or folder
-    assert given_to(loader, parameters) == str(folder)
-    assert isinstance(given_to(loader, parameters | {}), dict)  # changed parameters differ from the folder
-    assert isinstance(given_to(port.build, parameters), dict)
 
 
 def test_a_report_says_that_a_loader_was_given_the_folder_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,18 +206,3 @@ def test_a_copy_has_what_was_there_and_neither_sees_what_the_other_adds() -> Non
     np.testing.assert_array_equal(arrays["both"], np.arange(3.0))
     del arrays
     np.testing.assert_array_equal(other["both"], np.ones(2))
-
-
-def test_arrays_that_are_made_as_they_are_read_stay_so() -> None:
-    made: list[str] = []
-
-    def make(name: str) -> np.ndarray:
-        made.append(name)
-        return np.array([float(len(made))])
-
-    some = changed(chosen(Lazy(["a", "b"], make), ["b"]), lambda value: value + 1)
-    assert isinstance(some, Lazy) and list(some) == ["b"] and not made
-    assert some["b"] == 2.0 and made == ["b"]
-    with pytest.raises(KeyError):
-        some["a"]
-    assert changed(chosen({"a": np.ones(1), "b": np.ones(1)}, ["a"]), lambda value: value + 1) == {"a": np.array([2.0])}

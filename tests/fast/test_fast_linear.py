@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from functools import partial
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 from flax import nnx
 from torch import nn
 
-import transparity_pytorch.fast
 from transparity.parameters import initialize_parameters
 from transparity.presets import PRESETS
 from transparity.taps import Tap
@@ -84,26 +81,6 @@ def test_what_cannot_be_packed_stays_as_it_is(dtype: str) -> None:
     assert linears(forward.fastest) == {nn.Linear}
 
 
-def test_what_is_looked_into_is_not_packed() -> None:
-    probe = probes("notes-lm")["mixed"]
-    forward = build(probe.config, probe.parameters)
-    forward.logits(**probe.inputs)
-    assert linears(forward.model) == {nn.Linear}
-
-
-@pytest.mark.long
-def test_what_is_compiled_outlives_a_module_that_is_imported_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = probes("notes-lm")["mixed"]
-    forward = build(probe.config, probe.parameters, mode="compile")
-    # the import replaces the attribute and the module; monkeypatch restores both
-    monkeypatch.setattr(transparity_pytorch.fast, "fast_linear", fast_linear)
-    monkeypatch.delitem(sys.modules, fast_linear.__name__)
-    assert importlib.import_module(fast_linear.__name__) is not fast_linear
-    logits = np.asarray(forward.logits(**probe.inputs))
-    budget = probe.oracle.budget("logits", "float32")
-    np.testing.assert_allclose(logits, probe.oracle.expected["logits"], rtol=0, atol=budget)
-
-
 @pytest.mark.parametrize("product", ONE_ROW)
 @pytest.mark.parametrize("bias", [False, True])
 def test_one_row_is_multiplied_as_several_are(bias: bool, product: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,19 +112,6 @@ def test_one_row_is_left_to_the_library_that_is_faster_on_the_processor(
     assert one_row_by_mkl() == expected
 
 
-@pytest.mark.parametrize("by_mkl", ["whole", "parts", None])
-def test_whichever_library_multiplies_one_row_its_result_is_the_same(
-    by_mkl: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("transparity_pytorch.fast.fast_linear.ONE_ROW_BY_MKL", by_mkl)
-    torch.manual_seed(0)
-    linear, row = nn.Linear(7, 5), torch.randn(1, 1, 7)
-    with torch.no_grad():
-        if not can_be_packed(row.dtype, "cpu"):
-            pytest.skip("oneDNN is not there")
-        assert_linear(PackedLinear(linear)(row), row, linear.weight, linear.bias)
-
-
 def test_one_row_is_decoded_by_what_was_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expect only single tokens of single rows to run the compiled step; the code is traced but not compiled."""
     monkeypatch.setattr("torch.compile", partial(torch.compile, backend="eager"))
@@ -174,13 +138,6 @@ def test_numpy_multiplies_all_rows_at_once(shape: tuple[int, ...]) -> None:
     assert_linear(product, rows, *head_of(probe))
     assert product + bias is product
     assert {type(each) for each in (weight[np.array([1, 2])], weight * 2, np.exp(weight))} == {np.ndarray}
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float16"])
-def test_numpy_multiplies_other_dtypes_as_written(dtype: str) -> None:
-    probe = probes("notes-lm")["mixed"]
-    fastest = build_numpy(probe.config, probe.parameters, dtype=dtype).fastest
-    assert {type(value) for value in fastest.values()} == {np.ndarray}
 
 
 def test_flax_decodes_with_its_kernels_the_other_way_around() -> None:

@@ -20,22 +20,17 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
-from transparity.training import Training
 from transparity_conformance import cache, threads
-from transparity_conformance.capabilities.learning.training import batches, tiny
+from transparity_conformance.capabilities.learning.training import tiny
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError
 from transparity_conformance.checking.check import check
-from transparity_conformance.oracle.differentiation.derivatives import Derivatives, training_oracle
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives
 from transparity_conformance.oracle.oracle import Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probes_of
-from transparity_conformance.oracle.reach.features import exercised
 from transparity_conformance.oracle.reach.models import LogitsOracle
-from transparity_conformance.oracle.undetermined import hidden_positions
 from transparity_conformance.running.process.isolation import isolated_build
-from transparity_numpy.training.loss import cross_entropy
 
 CONFIG = preset("notes-lm").resized()
-HIDDEN = preset("translation").resized()
 
 
 @pytest.fixture(autouse=True)
@@ -74,11 +69,6 @@ def reused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
 def test_noise_is_reused_to_the_last_bit(reused: Callable[..., bool]) -> None:
     first = noise(probe().oracle)
     assert reused(probe().oracle) and noise(probe().oracle) == first == probe().oracle.noise("float32")
-
-
-def test_outside_of_the_command_nothing_is_kept(tmp_path: Path) -> None:
-    probe().oracle.noise("float32")
-    assert list(tmp_path.iterdir()) == []
 
 
 def changed_weight() -> Oracle:
@@ -124,25 +114,10 @@ def test_a_change_of_what_is_computed_is_computed_again(reused: Callable[..., bo
 
 
 LEARNED = probe(tiny(preset("notes-lm")))
-ORDERED = dict(sorted(LEARNED.parameters.items(), reverse=True))
 
 
 def derivatives(parameters: Any = LEARNED.parameters, **changes: Any) -> Oracle:
     return Derivatives(LEARNED.config, parameters, LEARNED.inputs, **changes).oracle
-
-
-def trained(training: Training = Training(), steps: int = 1, **changes: Any) -> Oracle:  # noqa: B008 - it is frozen
-    return training_oracle(LEARNED.config, LEARNED.parameters, batches(LEARNED.config)[:steps], training, **changes)
-
-
-def test_derivatives_and_trainings_are_reused(reused: Callable[..., bool]) -> None:
-    """Expect a change of a setting, of the loss or of the order of the parameters to be computed again."""
-    first = [noise(oracle()) for oracle in (derivatives, trained)]
-    assert reused(derivatives()) and reused(trained())
-    assert [noise(oracle()) for oracle in (derivatives, trained)] == first
-    assert not reused(derivatives(ORDERED)) and not reused(derivatives(of_padding=False))
-    assert not reused(derivatives(loss=lambda *given: 2 * cross_entropy(*given)))
-    assert not reused(trained(Training("sgd"))) and not reused(trained(steps=2)) and not reused(trained(by=print))
 
 
 def test_a_change_of_the_code_is_computed_again(
@@ -200,37 +175,6 @@ def logits(oracle: LogitsOracle) -> np.ndarray:
         return oracle.expected["logits"]
 
 
-def test_logits_are_reused_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = probe()
-    other = {"tokens": np.roll(given.inputs["tokens"], 1, axis=0)}
-    calls = [
-        (CONFIG, given.parameters, given.inputs),
-        (CONFIG, changed_weight().arrays, given.inputs),
-        (dataclasses.replace(CONFIG, norm_eps=2e-5), given.parameters, given.inputs),
-        (CONFIG, given.parameters, other),
-    ]
-    first = logits(LogitsOracle(*calls[0]))
-    monkeypatch.setattr(LogitsOracle, "_evaluate", lambda *args: {"logits": np.zeros(1)})
-    again = [logits(LogitsOracle(*call)) for call in calls]
-    assert np.array_equal(again[0], first) and [value.size for value in again[1:]] == [1, 1, 1]
-
-
-def test_positions_without_a_visible_key_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probe(HIDDEN) is not probe(HIDDEN)
-    with cache.keeping():
-        first = hidden_positions(probe(HIDDEN))
-        monkeypatch.setattr("transparity_conformance.oracle.undetermined._measure", lambda probe: {})
-        again = hidden_positions(probe(HIDDEN))
-        assert hidden_positions(probe(dataclasses.replace(HIDDEN, norm_eps=2e-5))) == {}
-    assert first and all(np.array_equal(first[name], again[name]) for name in {**first, **again})
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.name == "nt", reason="needs folders with permissions")
-def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
-    (tmp_path / "kept").write_text("a file, not a folder")
-    assert noise(probe().oracle) == probe().oracle.noise("float32")
-
-
 def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
     names = ["oracle/key/a.json", "jax/machine/b", "oracle/key/c.json", "oracle/notes.json", "thesis"]
     for age, name in enumerate(names):
@@ -249,15 +193,6 @@ def test_an_empty_variable_keeps_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache.user_folder() == tmp_path / "transparity"
-
-
-def test_the_fields_that_calls_exercise_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    probes = list(probes_of(CONFIG, "config").values())[:2]
-    with cache.keeping():
-        first = exercised(CONFIG, probes)
-        monkeypatch.setattr("transparity_conformance.oracle.reach.features._exercised", lambda config, probes: ((), ()))
-        assert exercised(CONFIG, probes) == first and first[0]
-        assert exercised(CONFIG, probes[:1]) == ((), ())
 
 
 def test_the_command_keeps_results_and_a_second_check_has_the_same_report(tmp_path: Path) -> None:

@@ -177,10 +177,3 @@ def test_every_threshold_says_what_it_was_measured_on() -> None:
 )
 def test_a_typed_tolerance_is_found(line: str) -> None:
     assert list(typed_tolerances(line)) == [1]
-
-
-@for_each(
-    "line", ["np.testing.assert_allclose(a, b, rtol=0, atol=oracle.budget('logits', 'float32'))", "assert share <= 1"]
-)
-def test_a_budget_is_no_typed_tolerance(line: str) -> None:
-    assert list(typed_tolerances(line)) == []

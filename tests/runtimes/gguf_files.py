@@ -13,48 +13,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 KINDS = gguf.GGMLQuantizationType
-LLAMA = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-GEMMA2 = LLAMA | {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-GPT2 = {
-    "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd",
-    "transformer.ln_f": "output_norm",
-    "ln_1": "attn_norm",
-    "ln_2": "ffn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
-NAMES = {"llama": LLAMA, "qwen3": LLAMA, "gemma2": GEMMA2, "gpt2": GPT2}
-
 Change = Callable[[dict[str, np.ndarray]], None]
-
-
-def named(family: str, name: str) -> str:
-    """Return the GGUF name of a tensor in a Hugging Face folder."""
-    stem, _, leaf = name.rpartition(".")
-    layer = re.fullmatch(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)", stem)
-    return f"blk.{layer[1]}.{NAMES[family][layer[2]]}.{leaf}" if layer else f"{NAMES[family][stem]}.{leaf}"
 
 
 def permute(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -65,8 +24,10 @@ def permute(rows: np.ndarray, heads: int) -> np.ndarray:
 def converted(family: str, folder: Path, *, permuted: bool = True, offset: bool = True) -> dict[str, np.ndarray]:
     """Return the tensors as llama.cpp expects them, or without a step of the conversion."""
     config, tensors = json.loads((folder / "config.json").read_text()), {}
+    (architecture,) = (each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
+    names = gguf.get_tensor_name_map(architecture, 99)
     for name, value in load_file(folder / "model.safetensors").items():
-        theirs, made = named(family, name), value
+        theirs, made = names.get_name(name, (".weight", ".bias")), value
         if family == "llama" and permuted and re.search(r"attn_[qk]\.", theirs):
             made = permute(value, config["num_attention_heads" if "attn_q" in theirs else "num_key_value_heads"])
         if family == "gemma2" and offset and theirs.endswith("norm.weight"):

@@ -46,12 +46,6 @@ def test_a_folder_of_classes_or_a_projection_is_run_by_the_class_that_it_names(f
     assert judged(tmp_path / family, tmp_path / family).verdict == "agrees"
 
 
-def test_on_the_command_line_a_folder_needs_no_checkpoint(hub: Hub, check: Check) -> None:
-    checked = check(hub("llama"))
-    assert checked.exit_code == 0, checked.errors
-    assert checked.report["port"] == str(hub("llama"))
-
-
 def swapped(one: str, other: str) -> Change:
     return lambda tensors: tensors | {one: tensors[other], other: tensors[one]}
 

@@ -13,17 +13,14 @@ import keras
 import mlx.core as mx
 import numpy as np
 import pytest
-from tests.helpers import invoke
 
-from meta.modules.measure import CASES, LINES, causes, file_of, judged, models_of
+from meta.modules.measure import CASES, LINES, causes, judged, models_of
 from transparity.config import TransformerConfig
-from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.adapters.model import made_by
 from transparity_conformance.running.frameworks.modules import of_build, tensors_of
-from transparity_conformance.running.loading import load_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*You are using a softmax over axis:UserWarning")
 
@@ -179,40 +176,6 @@ def test_an_input_that_has_no_name_of_ours_is_named() -> None:
     one, other = keras.Input((None,), name="token_ids"), keras.Input((None,), name="ages")
     with pytest.raises(Exception, match=r"has an input 'ages'; expected names among .*token_ids.*: rename it"):
         of_build(keras.Model([one, other], one + other), LLAMA)(tokens=ROWS)
-
-
-PORT = """
-from pathlib import Path
-
-import numpy as np
-from meta.modules.measure import LINES
-from transparity_conformance.running.adapters.adapter import Adapter
-from transparity_conformance.running.frameworks.modules import tensors_of
-from transparity_conformance.running.loading import load_file
-
-
-def build(config, parameters):
-    made = load_file(Path(FILE)).model("llama")(config)
-    made(np.zeros((1, 2), "int32"))
-    tensors = tensors_of(made)
-    values = {name: tensor.read() for name, tensor in tensors.items()}
-    for name, value in Adapter(LINES["keras"]["llama"]).tensors(config, parameters, values).items():
-        tensors[name].write(value)
-    return made
-"""
-
-
-@pytest.mark.long
-def test_what_build_returns_may_be_a_module(tmp_path: Path) -> None:
-    port, config = tmp_path / "port.py", tmp_path / "config.json"
-    port.write_text(PORT.replace("FILE", repr(str(file_of("keras", {}, tmp_path)))))
-    assert check(load_port(f"{port}:build"), config=LLAMA).verdict == "agrees"
-    wrong = next(case for case in CASES if case["id"] == "theta")
-    port.write_text(PORT.replace("FILE", repr(str(file_of("keras", wrong, tmp_path)))))
-    config.write_text(LLAMA.to_json())
-    result = invoke("check", f"{port}:build", "--config", config)
-    assert result.exit_code == 1, result.output
-    assert "frequencies = theta **" in result.output
 
 
 def test_numbers_of_half_precision_are_read() -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from docs import three_columns
 from docs.site import build, documents, kept
 from docs.site.checked import HEAVIEST
 from docs.site.documents import DOCUMENTS, NUMBERS, PLACE
 from docs.site.notebooks import FOLDER as NOTEBOOKS
 from docs.site.notebooks import SCRIPTS, Cell, as_notebook, cells, executed
-from docs.site.pages import ROOT, site_text, written_pages
+from docs.site.pages import ROOT
 from docs.site.reference import api, command_line, model, schema
 from docs.site.side_by_side import home
 from tests.looping import for_each
@@ -50,19 +49,6 @@ def test_the_forward_pass_is_small_and_its_model_spells_every_word_backwards() -
             size = len(run["tokens"])
             sums = [sum(weights[q * (q + 1) // 2 : (q + 1) * (q + 2) // 2]) for q in range(size)]
             assert max(abs(each - 99) for each in sums) <= size / 2
-
-
-def test_the_home_page_has_the_heading_that_the_answer_comes_before() -> None:
-    assert (ROOT / "README.md").read_text(encoding="utf-8").count(home.BEFORE) == 1
-
-
-def test_the_picture_of_the_columns_is_text_on_the_home_page() -> None:
-    text = site_text("README.md", written_pages())
-    assert len(home.PICTURE.findall(text)) == 1
-    for title, file in three_columns.COLUMNS.items():
-        assert f'title="{title}"' in home.textbook()
-        assert "query @ key.mT" in (ROOT / file).read_text(encoding="utf-8")
-    assert home.textbook().count("query @ key.mT") == 3
 
 
 SCRIPT = '''"""A title.

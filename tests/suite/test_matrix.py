@@ -15,7 +15,7 @@ from transparity_conformance.oracle.backends import backend
 from transparity_conformance.report.agreement.matrix import Matrix, NotCompared, fold
 from transparity_conformance.report.agreement.terminal import Printout, as_table
 from transparity_conformance.report.agreement.view import Agreement, as_html, as_json, write_html, write_json
-from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Column, Expectation
+from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Expectation
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import Claim, all_claims, make, not_compared
 from transparity_conformance.suite.plugin import Ledger
@@ -74,27 +74,6 @@ def test_a_cell_shows_the_share_of_the_budget_that_was_used(found: list[ClaimEvi
     assert cell(fold(found)) == words
 
 
-def test_a_failing_cell_is_marked_as_failing() -> None:
-    matrix = fold([evidence(0.1), evidence(3.2)])
-    assert matrix.verdict == "diverges"
-    assert "FAILS 3.2×" in printed(matrix)
-    assert "1 of 1 claim FAILS" in printed(matrix)
-    assert "FAILS 3.2×" in as_html(Agreement(matrix))
-
-
-def test_the_worst_of_many_is_shown() -> None:
-    modes = [evidence(0.2, subject=BackendSubject("flax", "float32", "cpu", mode)) for mode in ("eager", "jit")]
-    worst = evidence(
-        0.43, subject=BackendSubject("flax", "float32", "cpu", "jit"), case="pre-norm", where="decoder.output"
-    )
-    matrix = fold([*modes, worst, *modes])
-    assert cell(matrix) == "43 %"
-    assert (
-        "worst share 43 % (attention.scores, flax float32 jit, pre-norm: decoder.output)" in Agreement(matrix).summary
-    )
-    assert matrix.cells["attention.scores", Column("flax", "float32")].comparisons == 5
-
-
 def test_nothing_compared_is_not_agreement() -> None:
     matrix = fold([])
     assert matrix.verdict == "inconclusive"
@@ -132,22 +111,6 @@ def test_a_claim_that_should_break_and_does_not_fails() -> None:
     )
 
 
-def test_columns_are_ordered_by_backend_device_and_precision() -> None:
-    subjects = [("flax", "float16"), ("numpy", "float64"), ("flax", "float64", "cuda"), ("flax", "float64")]
-    matrix = fold(evidence(subject=BackendSubject(*subject)) for subject in subjects)
-    assert [str(column) for column in matrix.columns] == [
-        "flax float64",
-        "flax float16",
-        "flax float64 on cuda",
-        "numpy float64",
-    ]
-
-
-def test_claims_are_ordered_by_topic_and_first_appearance() -> None:
-    matrix = fold(evidence(claim=claim) for claim in ("masks.causal", "loss.sum", "masks.padding", "loss.sum"))
-    assert matrix.claims == ("masks.causal", "masks.padding", "loss.sum")
-
-
 @for_each("width", [60, 80, 110, 200])
 def test_a_narrow_terminal_gets_several_tables_and_loses_nothing(width: int) -> None:
     columns = [
@@ -178,13 +141,6 @@ def test_an_infinite_share_is_written_as_json(tmp_path: Path) -> None:
     assert content["skipped"] == skipped
     assert content["not_compared"][0]["reason"] == "not offered"
     assert content["verdict"] == "diverges"
-
-
-def test_the_json_holds_one_row_per_claim_subject_and_case() -> None:
-    matrix = fold([evidence(0.1), evidence(0.3), evidence(0.2), evidence(0.4, case="pre-norm")])
-    content = as_json(Agreement(matrix))
-    rows = [(row["case"], row["comparisons"], row["share"]) for row in content["evidence"]]
-    assert rows == [("translation", 3, evidence(0.3).share), ("pre-norm", 1, evidence(0.4).share)]
 
 
 def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:

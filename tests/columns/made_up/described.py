@@ -1,4 +1,4 @@
-"""Made-up variants: a mixer, two inputs and a rotary scaling, each with the row that describes it."""
+"""Made-up variants: a mixer, an input and a rotary scaling, each with the row that describes it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,6 @@ MEAN = Mixer(
 )
 
 
-def _nibbles(config: TransformerConfig, stack: str, length: str) -> Part:
-    return joined(*(linear(f"{half}_nibble", 16, config.embed_dim, bias=False) for half in ("high", "low")))
-
-
-NIBBLES = Input(_nibbles, lambda config, stack: stack == "decoder" and config.target_vocab_size == 256)
-
-
 def _features(config: TransformerConfig, stack: str, length: str) -> Part:
     return linear("feature_projection", config.embed_dim, config.mel_bins or 0, bias=True)
 
@@ -50,7 +43,6 @@ FEATURES = Input(
 
 ROWS = (
     (MIXERS, "mean", MEAN),
-    (INPUTS, "nibbles", NIBBLES),
     (INPUTS, "features", FEATURES),
     (SCALINGS, "root", Scaling()),
 )

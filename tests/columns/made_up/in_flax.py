@@ -36,16 +36,6 @@ class MeanOfPast(nnx.Module):
         return mean
 
 
-class EmbedNibbles(nnx.Module):
-    """The sum of a row for the high four bits of each byte, and a row for the low four."""
-
-    def __init__(self, config: TransformerConfig, stack: str, *, rngs: nnx.Rngs) -> None:
-        self.high_nibble, self.low_nibble = (nnx.Embed(16, config.embed_dim, rngs=rngs) for _ in range(2))
-
-    def __call__(self, tokens: Array, tap: Tap = identity) -> Array:
-        return self.high_nibble.embedding[tokens // 16] + self.low_nibble.embedding[tokens % 16]
-
-
 class EmbedFeatures(nnx.Module):
     """x Wᵀ + b."""
 
@@ -64,7 +54,6 @@ def root_frequencies(config: TransformerConfig) -> np.ndarray:
 
 ROWS = (
     (MIXERS, "mean", MeanOfPast),
-    (INPUTS, "nibbles", EmbedNibbles),
     (INPUTS, "features", EmbedFeatures),
     (SCALINGS, "root", root_frequencies),
 )

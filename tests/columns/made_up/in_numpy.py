@@ -30,11 +30,6 @@ def mean_of_past(config: TransformerConfig, parameters: Any, x: np.ndarray, cont
     return context.tap("output", as_precise_as(x, sums / (context.positions[..., None] + 1).astype(sums.dtype)))
 
 
-def embed_nibbles(config: TransformerConfig, parameters: Any, tokens: np.ndarray, tap: Tap = identity) -> np.ndarray:
-    """The sum of a row for the high four bits of each byte, and a row for the low four."""
-    return parameters["high_nibble"]["weight"][tokens // 16] + parameters["low_nibble"]["weight"][tokens % 16]
-
-
 def embed_features(config: TransformerConfig, parameters: Any, x: np.ndarray, tap: Tap = identity) -> np.ndarray:
     """x Wᵀ + b."""
     return linear(parameters["feature_projection"], x.astype(parameters["feature_projection"]["weight"].dtype))
@@ -47,7 +42,6 @@ def root_frequencies(config: TransformerConfig) -> np.ndarray:
 
 ROWS = (
     (MIXERS, "mean", mean_of_past),
-    (INPUTS, "nibbles", embed_nibbles),
     (INPUTS, "features", embed_features),
     (SCALINGS, "root", root_frequencies),
 )

@@ -37,17 +37,6 @@ class MeanOfPast(nn.Module):
         return mean
 
 
-def nibble_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """Return the tables of `embed_nibbles`."""
-    return {f"{half}_nibble": nn.Embedding(16, config.embed_dim) for half in ("high", "low")}
-
-
-def embed_nibbles(config: TransformerConfig, module: Any, tokens: Tensor, tap: Tap = identity) -> Tensor:
-    """The sum of a row for the high four bits of each byte, and a row for the low four."""
-    summed: Tensor = module.high_nibble(tokens // 16) + module.low_nibble(tokens % 16)
-    return summed
-
-
 def feature_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
     """Return the linear map of `embed_features`."""
     return {"feature_projection": nn.Linear(config.mel_bins or 0, config.embed_dim)}
@@ -67,7 +56,6 @@ def root_frequencies(config: TransformerConfig, device: torch.device | str | Non
 
 ROWS = (
     (MIXERS, "mean", MeanOfPast),
-    (INPUTS, "nibbles", (nibble_parts, embed_nibbles)),
     (INPUTS, "features", (feature_parts, embed_features)),
     (SCALINGS, "root", root_frequencies),
 )

@@ -37,6 +37,8 @@ POOLS = {
     "fitting": "meta.fitting.measure",
     "alignment": "meta.listening.alignment",
     "listening": "meta.listening.cost",
+    "sizes": "meta.streaming.measure",
+    "by-layer": "meta.streaming.by_layer",
     "modules": "meta.modules.measure",
     "ranks": "meta.ranks.measure",
     "fuzz": "meta.fuzz.campaign",

@@ -84,7 +84,7 @@ def answer_of(folder: Path, name: str, positions: int) -> dict[str, Any]:
     folder /= name.replace(" ", "-")
     if not folder.exists():
         write(SIZES[name], folder)
-    found, _ = alone(multiprocessing.get_context("spawn"), math.inf, measured, str(folder), positions)
+    found, _ = alone(multiprocessing.get_context("spawn"), 3600.0, measured, str(folder), positions)
     return {"parameters": sum(map(math.prod, parameter_shapes(SIZES[name]).values()))} | found
 
 

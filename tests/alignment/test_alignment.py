@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from tests.helpers import LIKE_GPT2, tiny
 from tests.listening.common import is_same
 
+from meta.audits.measure import FOLDER
 from meta.independent.model import Model
-from meta.listening.cost import Model as TextbookGpt2
+from meta.pool.bug import edited_copy
 from meta.pool.port import CASES, port_with, probes_called
 from transparity_conformance import check
 from transparity_conformance.diagnosis.search.clock import Clock
@@ -21,6 +22,7 @@ from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import Plan, plan_of, read
 from transparity_conformance.matching.recorded import layouts
 from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.running import built, run_listening
 
 SIZES = {"target_vocab_size": 31, "max_length": 16, "embed_dim": 24, "num_heads": 3, "feed_forward_dim": 40}
@@ -131,17 +133,11 @@ def test_taps_are_found_between_faults_that_follow_each_other(bugs: tuple[str, .
         assert is_same(taps[tap], expected.reshape(taps[tap].shape)), tap
 
 
-class NumpySilu(TextbookGpt2):
-    def __init__(self, config: Any, parameters: dict[str, np.ndarray]) -> None:
-        super().__init__(config, parameters, np)
-
-    def feed(self, at: str, x: np.ndarray) -> Any:
-        x = self.dense(f"{at}.up", x)
-        return self.dense(f"{at}.down", x / (1 + np.exp(-x)))
-
-
-def test_a_numpy_port_without_taps_is_named_as_one_with_taps() -> None:
-    report = check(NumpySilu, config=dataclasses.replace(GPT2, activation="gelu-tanh"))
+def test_a_numpy_port_without_taps_is_named_as_one_with_taps(tmp_path: Path) -> None:
+    """Use SiLU in a GPT-2 whose activation should be GELU."""
+    right = "0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))"
+    port = edited_copy(FOLDER / "gpt2_numpy.py", tmp_path, right, "x / (1 + np.exp(-x))")
+    report = check(load_port(f"{port}:load"), family="gpt2", audit=False)
     assert report.faults[0].causes[0].mistake == "activation"
     assert report.faults[0].source is not None, report.notes
     assert report.faults[0].where != "logits"

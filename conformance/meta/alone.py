@@ -14,8 +14,8 @@ def alone(
 ) -> tuple[Any, str]:
     """Return the last value that a generator function yields in a process of `context`, and why the process was ended.
 
-    The value is None if there is none, and the reason is empty unless the process took longer than `seconds`. `memory`
-    is the limit in bytes.
+    Return None as the value if there is none. The reason is empty unless the process took longer than `seconds`.
+    `memory` is the limit in bytes.
     """
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_sent, args=(theirs, memory, function, given))

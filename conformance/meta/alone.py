@@ -14,7 +14,7 @@ def alone(
 ) -> tuple[Any, str]:
     """Return the last value that a generator function yields in a process of `context`, and why the process was ended.
 
-    Return None as the value if there is none. The reason is empty unless the process took longer than `seconds`.
+    The value may be None. The reason is empty unless the process took longer than `seconds`.
     `memory` is the limit in bytes.
     """
     ours, theirs = context.Pipe(duplex=False)

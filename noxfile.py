@@ -174,7 +174,7 @@ def exam(session: nox.Session) -> None:
     """Run the exam: bugs in other people's published code. An interrupted exam continues where it stopped."""
     install(session, "test", "exam")
     install_alone(session, "exam-alone")
-    measure(session, "--pool", "exam", "--jobs", "2", *session.posargs)
+    measure(session, "--pool", "exam", "--jobs", "2", "--json", "reports/exam.json", "--resume", *session.posargs)
 
 
 @nox.session

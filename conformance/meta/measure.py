@@ -21,6 +21,9 @@ from rich.table import Table
 
 from meta.trial import Share, Trial, chosen
 from meta.trial import shares as counted
+from transparity_conformance.cache import digest
+
+ROOT = Path(__file__).parents[2]
 
 POOLS = {
     "independent": "meta.pool.trials",
@@ -34,6 +37,8 @@ POOLS = {
     "fitting": "meta.fitting.measure",
     "alignment": "meta.listening.alignment",
     "listening": "meta.listening.cost",
+    "sizes": "meta.streaming.measure",
+    "by-layer": "meta.streaming.by_layer",
     "modules": "meta.modules.measure",
     "ranks": "meta.ranks.measure",
     "fuzz": "meta.fuzz.campaign",
@@ -62,6 +67,18 @@ def _run(number: int) -> dict[str, Any]:
     began = time.perf_counter()
     found = TRIALS[number].run()
     return {"seconds": round(time.perf_counter() - began, 1)} | found
+
+
+def code() -> str:
+    """Return a hash of the code and tables of the reference, the checker and the pools."""
+    paths = sorted(path for name in ("conformance", "reference") for path in (ROOT / name).rglob("*.*"))
+    return digest(*(path.read_bytes() for path in paths if path.suffix in (".py", ".toml")))[:16]
+
+
+def resumed(file: Path, version: str) -> dict[str, dict[str, Any]]:
+    """Return the answers in a file that a version of the code gave, by trial."""
+    rows = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    return {row["trial"]: row["answer"] for row in rows if row["code"] == version and "missing" not in row["answer"]}
 
 
 def line_of(trial: Trial, answer: dict[str, Any]) -> str:
@@ -95,6 +112,7 @@ def parsed(arguments: Sequence[str] | None) -> tuple[Any, argparse.Namespace]:
     parser.add_argument("--only", default="", metavar="WORD", help="run only trials whose description contains WORD")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all answers to this file")
+    parser.add_argument("--resume", action="store_true", help="reuse the answers in the file that this code gave")
     if hasattr(pool, "add_options"):
         pool.add_options(parser)
     return pool, parser.parse_args(arguments)
@@ -104,16 +122,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials, and print their answers and the table of shares. Return 1 if a share is below its target, or if
     an answer is missing."""
     pool, options = parsed(arguments)
-    console = Console(width=200, highlight=False)
-    TRIALS[:] = getattr(pool, "choose", chosen)(pool.trials(options), options)
+    console, version = Console(width=200, highlight=False), code()
+    every = getattr(pool, "choose", chosen)(pool.trials(options), options)
+    known = resumed(options.json, version) if options.resume else {}
+    TRIALS[:] = [trial for trial in every if str(trial) not in known]
     found: list[tuple[Any, dict[str, Any]]] = []
-    for trial, answer in zip(TRIALS, answers(options.jobs), strict=True):
+    new = answers(options.jobs)
+    for trial in every:
+        answer = known[str(trial)] if str(trial) in known else next(new)
         found.append((trial, answer))
         if line := getattr(pool, "line_of", line_of)(trial, answer):
             console.print(line, soft_wrap=True, markup=False)
+        known |= {str(trial): answer}
         if options.json:  # write after each answer, because some pools take hours
-            kept = [{"trial": str(trial), "answer": x} for trial, x in found]
-            options.json.write_text(json.dumps(kept, indent=1, default=str))
+            rows = [{"trial": name, "code": version, "answer": x} for name, x in known.items()]
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(rows, indent=1, default=str))
     shares = pool.shares(found) if hasattr(pool, "shares") else counted(pool.MEASURES, found)
     console.print(table(f"The power of the checker: {options.pool}", shares))
     seconds = [answer["seconds"] for _, answer in found if "seconds" in answer] or [0.0]

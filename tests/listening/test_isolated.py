@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta.listening.cost import FRAMEWORKS, measured
+from meta.listening.cost import PORTS_OF, measured
 from transparity_conformance.capabilities.port_calls import PortProcessError
 from transparity_conformance.listening.backward import Backward
 from transparity_conformance.listening.operation import Operation
@@ -124,7 +124,7 @@ def test_a_malformed_record_is_an_error_of_the_port(spec: str, answer: Any) -> N
     assert not group.is_running
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", PORTS_OF)
 def test_a_pass_of_a_probe_that_is_listened_to_is_within_the_target(framework: str) -> None:
     found = measured(framework, "probe")
     assert found["is_within"], found

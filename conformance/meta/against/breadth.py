@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from meta.against.classes import KINDS, classes, configured, exists
 from meta.against.copies import copied
+from meta.alone import alone
 from meta.trial import Answer, Measure, Trial
 from transparity_conformance import check
 from transparity_conformance.against.reference import exactly
@@ -101,12 +102,12 @@ def _error(narrow: torch.Tensor, wide: torch.Tensor, mask: torch.Tensor | None) 
     return float((narrow - wide).abs().max() / wide.abs().max().clamp(min=1e-30))
 
 
-def _alone(model_type: str, name: str, pipe: Any) -> None:
-    resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
+def staged(model_type: str, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the result so far after each stage, and at last why a class stopped."""
     answer: dict[str, Any] = {}
     try:
         for answer in measured(model_type, name):
-            pipe.send(answer)
+            yield answer
     except Exception as error:  # noqa: BLE001 - any failure of a class is its answer
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
         frames = traceback.extract_tb(error.__traceback__)
@@ -116,26 +117,17 @@ def _alone(model_type: str, name: str, pipe: Any) -> None:
             answer |= {"stage": "listed"}
         frame = next((each for each in reversed(frames) if "modeling_" in each.filename), frames[-1])
         text = re.sub(r"\s+", " ", str(error))[:160]
-        pipe.send(answer | {"reason": f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno})"})
+        yield answer | {"reason": f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno})"}
 
 
 def answer_of(model_type: str, name: str) -> dict[str, Any]:
     """Return the last stage that a class passed, in a process with limited time and memory, and why it stopped."""
-    ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_alone, args=(model_type, name, theirs))
-    began, answer = time.monotonic(), {"stage": "listed", "reason": "killed"}
-    process.start()
-    theirs.close()
-    try:
-        while ours.poll(max(0.0, began + SECONDS - time.monotonic())):
-            answer = ours.recv()
-        answer["reason"] = f"more than {SECONDS} s"
-    except EOFError:
-        if answer["stage"] != STAGES[-1] and not answer["reason"]:
-            answer["reason"] = "killed"
-    process.kill()
-    process.join()
-    return answer | {"seconds": round(time.monotonic() - began, 1)}
+    fork = multiprocessing.get_context("fork")
+    answer, why = alone(fork, SECONDS, staged, model_type, name, memory=BYTES)
+    answer = answer or {"stage": "listed", "reason": ""}
+    if answer["stage"] != STAGES[-1] and not answer["reason"]:
+        answer["reason"] = why or "killed"
+    return dict(answer)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from meta.exam import measure, run
-from meta.exam.measure import add_options, choose
+from meta.exam.measure import choose
 from meta.pool.bug import Bug, PoolError
 from meta.pool.judge import answer_of, is_line, relative
 from meta.trial import Answer, Share, Trial, share
@@ -28,7 +28,7 @@ from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters
 
-__all__ = ["add_options", "choose", "line_of", "shares", "trials"]
+__all__ = ["choose", "line_of", "shares", "trials"]
 
 SUBJECTS = ("hub", "by_hand", "fms_models", "litgpt_models", "scratch")
 """Subjects whose loaders return PyTorch modules."""
@@ -89,7 +89,6 @@ def _inputs(model: Any, config: TransformerConfig) -> list[Mapping[str, np.ndarr
 
 
 def trials(options: Any) -> list[Trial]:
-    options.cache = options.cache.with_name(f"{options.cache.name}-against")
     every = measure.trials(options, "against")
     asked = [each for each in every if each.wanted.subject in SUBJECTS and each.wanted.hidden not in HIDDEN]
     return [each for each in asked if "cached" not in each.wanted.port]

@@ -2,8 +2,7 @@
 
 docs/exam.json has the published results: the first and the latest judgment of every bug, by its id.
 
-`--cache FOLDER` first merges results of `python -m meta.measure --pool exam` into docs/exam.json.
-`--first FOLDER` stores results as the first judgments.
+`--answers FILE` first merges answers of `python -m meta.measure --pool exam --json FILE` into docs/exam.json.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from meta.exam.bug import exam, twins
 from meta.exam.rules import RULES, TARGETS, rule_scores, scores
 from meta.page import DOCS, table, with_part
 from meta.pool.judge import judged
-from meta.trial import Share
+from meta.trial import Answer, Share
 from transparity_conformance.report.causes import meanings
 
 FILE = DOCS / "exam.json"
@@ -44,20 +43,22 @@ def told(name: str) -> dict[str, Any]:
     return {key: getattr(exam()[name], key) for key in TOLD}
 
 
-def merged(rows: Rows, cache: Path) -> dict[str, Row]:
-    """Merge new results into the rows; a known bug keeps its first judgment, and a removed bug is dropped."""
+def merged(rows: Rows, answers: Mapping[str, Answer]) -> dict[str, Row]:
+    """Merge new answers into the rows; a known bug keeps its first judgment, and a removed bug is dropped."""
     bugs = exam()
-    results = {name: json.loads(path.read_text("utf-8")) for name in bugs if (path := cache / f"{name}.json").is_file()}
     found = {name: row for name, row in rows.items() if name in bugs}
-    for name, result in results.items():
-        if result["digest"] != bugs[name].digest():  # the result belongs to an older version of the bug
-            continue
-        now = judged(bugs[name], result, results.get(twins()[name]))
+    for name, given in answers.items():
+        now = judged(bugs[name], given, answers.get(twins()[name]))
         judgment = {key: getattr(now, key) for key in JUDGED}
         first = rows[name]["first"] if name in rows else judgment
         others = {"rules": list(now.rules), "seconds": now.seconds}
         found[name] = {**told(name), **others, **judgment, "says": now.says, "first": first}
     return {name: found[name] for name in bugs if name in found}
+
+
+def answered(file: Path) -> dict[str, Answer]:
+    rows = {row["trial"]: row["answer"] for row in json.loads(file.read_text(encoding="utf-8"))}
+    return {name: given for name, given in rows.items() if "missing" not in given}
 
 
 def write(rows: Rows, file: Path = FILE) -> None:
@@ -196,16 +197,10 @@ def plot(rows: Rows, file: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write the pages and the picture of the exam from docs/exam.json.")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="merge the results in this folder")
-    parser.add_argument(
-        "--first", type=Path, metavar="FOLDER", help="publish the results in this folder as the first answers"
-    )
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="merge the answers in this file")
     options = parser.parse_args(arguments)
-    rows: Any = read()
-    rows = merged(rows, options.cache) if options.cache else rows
-    for name, row in merged({}, options.first).items() if options.first else ():
-        if name in rows:
-            rows[name] = {**rows[name], "first": row["first"]}
+    rows: Rows = read()
+    rows = merged(rows, answered(options.answers)) if options.answers else rows
     write(rows)
     for page in PARTS:
         page.write_text(rendered(page, page.read_text(encoding="utf-8"), rows), encoding="utf-8")

@@ -1,14 +1,13 @@
-"""Run one bug in a separate process: `python -m meta.exam.run ID FOLDER` writes FOLDER/result.json."""
+"""Run one bug in this process, and judge the port by common rules, too."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import importlib
-import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,16 +115,6 @@ def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: n
     return Probe("rules", f"{tokens} tokens", "", config, parameters, inputs | further)
 
 
-def main(name: str, folder: str, way: str = "run") -> None:
-    """Write the result for one bug, or the error that prevented a result. `way` is the module that runs the checker."""
-    try:
-        result = importlib.import_module(f"meta.exam.{way}").result_of(exam()[name], Path(folder))
-    except Exception as error:
-        result = {"failed": f"{type(error).__name__}: {error}"}
-        raise
-    finally:
-        Path(folder, "result.json").write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def results(name: str, folder: str, way: str = "run") -> Iterator[dict[str, Any]]:
+    """Yield the result for one bug; `way` is the module that runs the checker."""
+    yield importlib.import_module(f"meta.exam.{way}").result_of(exam()[name], Path(folder))

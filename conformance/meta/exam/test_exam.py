@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,39 +20,11 @@ from transparity_conformance.report.causes import meanings
 RIGHT = np.random.default_rng(0).normal(size=(5, 11))
 
 
-def with_error(size: float, *, last_alone: bool = False) -> np.ndarray:
-    """Return the expected logits with an error of `size` standard deviations, in all tokens or only the last."""
-    error = np.random.default_rng(1).normal(size=RIGHT.shape)
-    error[: len(error) - 1 if last_alone else 0] = 0
-    return RIGHT + size * error
-
-
-WRONG = {
-    "allclose-5": with_error(5e-2),
-    "allclose-32": with_error(5e-2),
-    "torch-5": with_error(1e-4),
-    "torch-32": with_error(1e-4),
-    "nmse": with_error(0.2, last_alone=True),
-    "cosine": with_error(0.5, last_alone=True),
-    "top-1": RIGHT + 9 * (RIGHT[-1].min() == RIGHT),  # the least likely last token becomes the likeliest
-    "one-percent": with_error(0.1),
-}
-"""For each rule, logits that the rule must reject."""
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_a_rule_passes_equal_logits_and_refuses_wrong_ones(name: str) -> None:
-    rule = RULES[name]
-    assert rule.passes(RIGHT, RIGHT)
-    assert rule.passes(RIGHT.astype(np.float32).astype(np.float64), RIGHT) or name.startswith("torch")
-    assert not rule.passes(WRONG[name], RIGHT)
-
-
-def test_a_rule_refuses_no_answer_another_shape_and_nan() -> None:
+def test_a_rule_passes_equal_logits_and_refuses_others_or_none() -> None:
     lengths = {rule.tokens for rule in RULES.values()}
     right = dict.fromkeys(lengths, RIGHT)
     assert failed(dict.fromkeys(lengths, RIGHT), right) == []
-    for answer in (None, RIGHT[:, :-1], np.full_like(RIGHT, np.nan)):
+    for answer in (None, -RIGHT, RIGHT[:, :-1], np.full_like(RIGHT, np.nan)):
         assert failed(dict.fromkeys(lengths, answer), right) == list(RULES)
 
 
@@ -136,12 +107,9 @@ def test_a_named_cause_has_its_title_and_another_answer_is_unchanged() -> None:
     assert {cause for cause in causes if " " not in cause} - {"unexplained"} <= meanings().keys()
 
 
-def test_a_result_that_is_taken_in_again_keeps_what_was_found_at_first_sight(tmp_path: Path) -> None:
+def test_a_result_that_is_taken_in_again_keeps_what_was_found_at_first_sight() -> None:
     name, rows = next(iter(exam())), dict[str, page.Row]()
     for verdict in ("diverges", "agrees"):
-        (tmp_path / f"{name}.json").write_text(json.dumps(answer(verdict, "norm-eps", digest=exam()[name].digest())))
-        rows = page.merged(rows, tmp_path)
+        rows = page.merged(rows, {name: answer(verdict, "norm-eps")})
     assert (rows[name]["detected"], rows[name]["first"]["detected"]) == ("", "verdict")
     assert [each["detected"] for each in page.judgments(rows, first=True)] == ["verdict"]
-    (tmp_path / f"{name}.json").write_text(json.dumps(answer("diverges", digest="of another text")))
-    assert page.merged(rows, tmp_path) == rows

@@ -1,41 +1,36 @@
-"""Measure the oracle of large checkpoints: `python -m meta.streaming.measure FOLDER [--sizes NAME …]`.
+"""The pool `sizes`: the cost of the oracle for large checkpoints.
 
-Checkpoints are written into FOLDER and kept there. Each size is measured in its own process. The figures are
-processor seconds and peak memory. Both include the import, and the logits in float64 and float32, for 72 and for 8
-positions. The results are written into docs/scale.json, and predictions for other sizes into NOTES.md.
-
-Without FOLDER, the program measures long prompts, each in its own process, and writes the results into
-NOTES.md. The figures include the logits in float64 and float32, their budget, and the comparison at every
-position.
+Checkpoints are written into `--folder` and kept there; the largest needs 16 GB. Each size is measured in its own
+process, for 72 and for 8 positions. The figures are processor seconds and peak memory. Both include the import, and
+the logits in float64 and float32.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import itertools
 import json
 import math
 import multiprocessing
-import os
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-from rich.console import Console
 from safetensors.numpy import save_file
 
-from meta.page import DOCS, NOTES, table, write_part
+from meta.alone import alone
+from meta.trial import Measure, Trial
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import fields_of, tensors_in
 from transparity_conformance.checkpoints.importing import family_called, import_checkpoint
-from transparity_conformance.oracle.probes import probe_parameters, probes_with
-from transparity_conformance.oracle.reach.long import long_probes
+from transparity_conformance.oracle.probes import probes_with
 
 DRAWN = 2**22
 """The number of random values; longer tensors repeat these, shifted by random offsets."""
@@ -63,45 +58,20 @@ SIZES = {
     "1.1 billion": llama(16, 2048, 8192, 32, 8, 32_000),
     "8 billion": llama(32, 4096, 14_336, 32, 8, 128_256),
 }
-FORETOLD = {
-    "70 billion": llama(80, 8192, 28_672, 64, 8, 128_256),
-    "405 billion": llama(126, 16_384, 53_248, 128, 8, 128_256),
-}
-HELD_OUT = "8 billion"
-"""The size that the fit leaves out, to test its predictions."""
 
-LONGEST = 32_768
-LONG = dataclasses.replace(
-    llama(2, 64, 128, 4, 2, 1000),
-    max_length=LONGEST,
-    rotary_scaling="llama3",
-    rotary_factor=8.0,
-    rotary_original_length=8192,
-)
-"""The model that reads long prompts."""
-
-PROMPTS = tuple((length, window) for length in (4096, LONGEST) for window in (1024, None))
-"""Pairs of a length and a sliding window, or None."""
-
-PROBES = {"mixed": 72, "one": 8}
-"""The number of positions in each probe."""
+POSITIONS = (72, 8)
 
 
-def size_of(config: Any) -> int:
-    return sum(map(math.prod, parameter_shapes(config).values()))
-
-
-def measured(folder: str, name: str) -> dict[str, Any]:
-    """Return the processor seconds and the peak memory, in bytes, for one probe."""
+def measured(folder: str, positions: int) -> Iterator[dict[str, Any]]:
+    """Yield the processor seconds and the peak memory, in bytes, for one probe."""
     began = time.process_time()
     checkpoint = import_checkpoint(folder)
     imported = time.process_time()
     probe = probes_with(checkpoint.config, checkpoint.parameters, "llama")["mixed"]
-    inputs = {key: value if name == "mixed" else value[:, :1] for key, value in probe.inputs.items()}
+    inputs = {key: value[:, : positions // len(value)] for key, value in probe.inputs.items()}
     oracle = dataclasses.replace(probe, kept=frozenset(["logits"]), inputs=inputs).oracle
     oracle.budget("logits", "float32")
-    ended, peak = time.process_time(), peak_memory()
-    return {"import": imported - began, "oracle": ended - imported, "peak": peak, "positions": PROBES[name]}
+    yield {"import": imported - began, "oracle": time.process_time() - imported, "peak": peak_memory()}
 
 
 def peak_memory(process: int | str = "self") -> int:
@@ -110,28 +80,12 @@ def peak_memory(process: int | str = "self") -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def in_new_process(function: Callable[..., Any], *given: Any) -> Any:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *given).result()
-
-
-def measured_prompt(length: int, window: int | None) -> list[str]:
-    """Return a prompt's row: length and window, processor seconds, and peak memory in GB."""
-    began = time.process_time()
-    config = dataclasses.replace(LONG, sliding_window=window)
-    (probe,) = long_probes(config, probe_parameters(config), [length])
-    budget = probe.budget("float32")
-    expected = probe.oracle.logits(slice(None))  # in place of a port's logits
-    assert probe.oracle.errors(expected).max() <= budget
-    seconds, peak = time.process_time() - began, peak_memory()
-    return [f"{length:,}", f"{window:,}" if window else "none", f"{seconds:.0f}", f"{peak / 1e9:.2f}"]
-
-
-def write_long_prompts() -> None:
-    rows = [in_new_process(measured_prompt, *prompt) for prompt in PROMPTS]
-    says = f"The model has {size_of(LONG):,} parameters, {LONG.num_decoder_layers} layers and {LONG.num_heads} heads."
-    heads = ("positions", "sliding window", "processor seconds", "peak memory, GB")
-    write_part(NOTES, "long prompts", f"{says}\n\n{table(heads, rows, (0, 2, 3))}")
+def answer_of(folder: Path, name: str, positions: int) -> dict[str, Any]:
+    folder /= name.replace(" ", "-")
+    if not folder.exists():
+        write(SIZES[name], folder)
+    found, _ = alone(multiprocessing.get_context("spawn"), 3600.0, measured, str(folder), positions)
+    return {"parameters": sum(map(math.prod, parameter_shapes(SIZES[name]).values()))} | found
 
 
 def write(config: TransformerConfig, folder: Path) -> None:
@@ -166,67 +120,15 @@ def _drawn(random: np.random.Generator, numbers: np.ndarray, name: str, shape: t
     return value.reshape(shape)
 
 
-def rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Estimate the seconds per parameter of the import, of the cast, and of one position's matrix product."""
-    fitted = [row for row in rows if row["size"] != HELD_OUT]
-    known = np.array([[row["parameters"], row["parameters"] * row["positions"]] for row in fitted])
-    weights = 1 / known[:, :1]  # weigh small models as much as large ones
-    cast, product = np.linalg.lstsq(known * weights, np.array([row["oracle"] for row in fitted]) * weights[:, 0])[0]
-    imported = float(np.median([row["import"] / row["parameters"] for row in fitted]))
-    return {"import": imported, "cast": float(cast), "product": float(product)}
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, required=True, help="the folder for the checkpoints")
 
 
-def foretold(config: Any, found: dict[str, float]) -> float:
-    return size_of(config) * (found["import"] + found["cast"] + found["product"] * PROBES["mixed"])
+def trials(options: argparse.Namespace) -> list[Trial]:
+    return [
+        Trial(f"{name}, {positions} positions", functools.partial(answer_of, options.folder, name, positions))
+        for name, positions in itertools.product(SIZES, POSITIONS)
+    ]
 
 
-def activations(config: Any) -> int:
-    """Return the bytes of the logits and of one layer's activations, in float64."""
-    return 8 * PROBES["mixed"] * (config.target_vocab_size + 3 * config.feed_forward_dim + 8 * config.embed_dim)
-
-
-def page(rows: Sequence[dict[str, Any]]) -> str:
-    found, lines, more = rates(rows), [], []
-    for row in (each for each in rows if each["positions"] == PROBES["mixed"]):
-        config = SIZES[row["size"]]
-        seconds = row["import"] + row["oracle"]
-        cells = [f"{row['parameters'] / 1e9:.2f}", str(config.num_decoder_layers), f"{seconds:.0f}"]
-        lines.append([row["size"], *cells, f"{foretold(config, found):.0f}", f"{row['peak'] / 1e9:.2f}"])
-    base = min(row["peak"] - activations(SIZES[row["size"]]) for row in rows if row["positions"] == PROBES["mixed"])
-    for name, config in FORETOLD.items():
-        cells = [f"{2 * size_of(config) / 1e9:,.0f}", f"{foretold(config, found) / 60:.0f}"]
-        more.append([name, *cells, f"{(base + activations(config)) / 1e9:.1f}"])
-    heads = ["model", "billion parameters", "layers", "processor seconds", "predicted seconds", "peak memory, GB"]
-    beyond = table(["model", "file, GB", "processor minutes", "peak memory, GB"], more, (1, 2, 3))
-    return f"{table(heads, lines, (1, 2, 3, 4, 5))}\n\n{beyond}"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Measure the oracle of large checkpoints.")
-    parser.add_argument(
-        "folder", type=Path, nargs="?", help="the folder for the checkpoints; without it, measure long prompts"
-    )
-    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
-    options = parser.parse_args(arguments)
-    if options.folder is None:
-        write_long_prompts()
-        return
-    file = DOCS / "scale.json"
-    rows = [row for row in json.loads(file.read_text()) if row["size"] not in options.sizes] if file.exists() else []
-    for name in options.sizes:
-        folder = options.folder / name.replace(" ", "-")
-        if not folder.exists():
-            write(SIZES[name], folder)
-        for probe in PROBES:
-            rows.append(
-                {"size": name, "parameters": size_of(SIZES[name])} | in_new_process(measured, str(folder), probe)
-            )
-            Console().print_json(json.dumps(rows[-1]), indent=None)
-    rows.sort(key=lambda row: (list(SIZES).index(row["size"]), -row["positions"]))
-    file.write_text("[\n " + ",\n ".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
-    write_part(NOTES, "sizes", page(rows))
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()
+MEASURES: tuple[Measure, ...] = ()

@@ -82,7 +82,7 @@ class AlignedRow(Probe):
 
 
 BYTES_OF_A_TAP = 220
-"""The bytes of memory for each element of a tap, as measured by `meta.listening.cost`. For each element of a tap, a
+"""The bytes of memory for each element of a tap, as measured on a GPT-2. For each element of a tap, a
 recording of PyTorch contains 6.7 numbers of 8 bytes. The rest is memory for the port's process, for the transfer of its
 answer, and for sorted values."""
 

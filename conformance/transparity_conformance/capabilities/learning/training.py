@@ -158,11 +158,11 @@ def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
     request, dtype = answered.request, answered.forward.dtype
     if fault is not None and fault.id == OF_RANKS and request.name != ONE_STEP:
         return Judged(0.0, 0.0, request.name)
-    oracle = request.oracle()
+    oracle = request.oracle(fault)  # faults that make steps larger also make rounding errors larger
     return max(
         (
             Judged(gap(answered.value(name), expected), oracle.budget(name, dtype), f"{name}, {request.name}")
-            for name, expected in request.oracle(fault).expected.items()
+            for name, expected in oracle.expected.items()
         ),
         key=SHARE,
     )

@@ -153,7 +153,7 @@ def test_the_page_of_faults_has_the_whole_catalogue() -> None:
 
 def test_every_cause_has_a_page() -> None:
     code = "".join(file.read_text() for file in (ROOT / "conformance/transparity_conformance").rglob("*.py"))
-    apart = set(re.findall(r"Cause\(\s*\"([a-z-]+)\"|\"(gguf-[a-z-]+)\"", code))
+    apart = set(re.findall(r"(?:Cause|SimulatedFault)\(\s*\"([a-z-]+)\"|\"(gguf-[a-z-]+)\"", code))
     apart = {name for names in apart for name in names if name} | set(CAUSES.values())
     assert set(meanings()) == apart | script("faults").sentences().keys(), "add the cause to causes.toml"
     written = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs/causes").glob("*.md")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,7 +16,7 @@ from transparity_conformance.oracle.budgets import EVERY
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.models import ReachProbe
-from transparity_conformance.report.comparison import share
+from transparity_conformance.report.comparison import Compared
 from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, Verdict
 
 Build = Callable[[TransformerConfig, Arrays], Any]
@@ -34,6 +34,9 @@ Shapes = dict[str, tuple[int, ...]]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
+
+Judge = Callable[["Way", Requests, Answers, "ForwardPass"], CapabilityResult]
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -99,37 +102,94 @@ class ForwardPass:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judged(Compared):
     error: float
     budget: float
     where: str
     """The name of the token or tensor with the error."""
     near: tuple[str, ...] = ()
     """Notes for the report about near-ties, and about a port that reads more than `max_length` tokens."""
-
-    @property
-    def share(self) -> float:
-        return share(self.error, self.budget)
+    probe: str = ""
+    """The name of the probe whose model the request uses."""
 
 
-def result(
-    claim: str, worst: Judged, explain: Callable[[], Sequence[Cause]], *, probe: str = "", notes: tuple[str, ...] = ()
-) -> CapabilityResult:
-    """Return the result of one claim. `worst` is the error that is largest relative to its tolerance. If the error
-    exceeds the tolerance, `explain` returns possible causes, most likely first."""
-    agrees = worst.share <= 1
-    claims = (ClaimResult(claim, "agrees" if agrees else "diverges", worst.error, worst.budget, worst.where),)
-    if agrees:
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """A request with the port's answer."""
+
+    key: str
+    request: Any
+    answers: Answers
+    forward: ForwardPass
+
+    def value(self, name: str) -> np.ndarray:
+        return self.answers[f"{self.key}/{name}"].astype(np.float64)
+
+
+def result(claim: str, worst: Judged, causes: Sequence[Cause], notes: Iterable[str] = ()) -> CapabilityResult:
+    """Return the result of one claim.
+
+    Args:
+        worst: The error that is largest relative to its tolerance.
+        causes: Possible causes of an error that exceeds its tolerance, most likely first.
+    """
+    claims, notes = (ClaimResult.of(claim, worst.error, worst.budget, worst.where),), tuple(notes)
+    if not worst.is_wrong:
         return CapabilityResult(claims, notes=notes)
-    causes = explain()
     others = dict.fromkeys(cause.mistake for cause in causes if cause.mistake != causes[0].mistake)
-    fault = Divergence(claim, worst.error, worst.budget, tuple(causes[:1]), tuple(others), probe=probe)
+    fault = Divergence(claim, worst.error, worst.budget, tuple(causes[:1]), tuple(others), probe=worst.probe)
     return CapabilityResult(claims, (fault,), notes=notes if causes else (f"{claim}, wrong at: {worst.where}", *notes))
 
 
-def cause_of(fault: SimulatedFault, error: float, left: float = 0.0) -> Cause:
-    """Return a fault as the cause of an error; `left` is the error that remains if the reference has this fault."""
-    return Cause(fault.id, fault.says, None, left, 1 - left / error)
+def compare_answers(
+    claim: str,
+    given: Sequence[A],
+    judged: Callable[[A, SimulatedFault | None], Judged],
+    faults: Iterable[SimulatedFault],
+    *,
+    fitted: Callable[[A], Iterable[Cause]] = lambda worst: (),
+    notes: Callable[[Mapping[A, Judged]], Sequence[str]] = lambda found: (),
+) -> tuple[CapabilityResult, list[SimulatedFault]]:
+    """Compare the answers to all requests of a claim; return the result, and the faults that explain all answers.
+
+    Args:
+        judged: Compares an answer with the reference, or with a reference that has a fault.
+        fitted: Returns causes with a fitted number, given the worst answer. These causes count if no fault explains the
+            answers.
+        notes: Returns notes for the report.
+    """
+    found = {each: judged(each, None) for each in given}
+    wrong = [each for each in found if found[each].is_wrong]
+    worst = wrong[0] if wrong else max(found, key=lambda each: found[each].share)
+    error, budget = found[worst].error, found[worst].budget
+    left = {fault: _left(judged, [worst, *given], fault) for fault in (faults if wrong else ())}
+    explaining = {fault: rest * budget for fault, rest in left.items() if rest <= 1}
+    causes = [Cause(each.id, each.says, None, rest, 1 - rest / error) for each, rest in explaining.items()]
+    near = (f"{claim}: {says}" for item in found.values() for says in item.near)
+    causes = causes or list(fitted(worst) if wrong else ())[:1]
+    return result(claim, found[worst], causes, (*notes(found), *near)), list(explaining)
+
+
+def _left(judged: Callable[[A, SimulatedFault | None], Judged], given: Sequence[A], fault: SimulatedFault) -> float:
+    """Return the largest share of a tolerance that remains used with a fault; stop at the first wrong answer."""
+    most = 0.0
+    for each in given:
+        most = max(most, judged(each, fault).share)
+        if most > 1:
+            break
+    return most
+
+
+def judging(judged: Callable[[Answered, SimulatedFault | None], Judged], **options: Any) -> Judge:
+    """Return a function that judges the answers to all requests of a claim; see `compare_answers`."""
+
+    @np.errstate(all="ignore")  # a port may return any number
+    def judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
+        given = [Answered(key, request, answers, forward) for key, request in requests.items()]
+        faults = (*way.faults_of_ranks(forward.sharding), *way.faults)
+        return compare_answers(way.claim, given, judged, faults, **options)[0]
+
+    return judge
 
 
 @dataclass(frozen=True)
@@ -140,6 +200,8 @@ class Way:
     requests: Callable[[Probes], Requests]
     faults: Sequence[SimulatedFault] = ()
     """Known faults that may explain a wrong result, most likely first."""
+    faults_of_ranks: Callable[[Sharding], Sequence[SimulatedFault]] = lambda sharding: ()
+    """A function that returns further faults of a port on several ranks."""
     keywords: tuple[str, ...] = ()
     """Keyword arguments that the port's method must accept."""
     is_optional: bool = False
@@ -180,7 +242,7 @@ class Capability:
     """A function that calls a port in this process; it may raise any exception."""
     shapes: Callable[[str, Any], Shapes]
     """A function that returns the names and shapes of the tensors that a port may write for a request."""
-    judge: Callable[[Way, Requests, Answers, ForwardPass], CapabilityResult]
+    judge: Judge
     applies: Callable[[TransformerConfig], bool] = lambda config: True
     """Whether reports list the capability as not compared if the port lacks the method."""
     why_not: Callable[[Probe, str], str] = lambda probe, dtype: ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.taps import in_layer, logits_shape
 from transparity_conformance.capabilities.capability import (
+    Answered,
     Answers,
     BuiltPort,
     Capability,
@@ -23,17 +24,17 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Way,
     first_of,
+    judging,
     kept_in,
-    result,
 )
 from transparity_conformance.capabilities.decoding.steps import as_logits, is_judged
-from transparity_conformance.capabilities.faults import edited
+from transparity_conformance.capabilities.faults import Edited, SimulatedFault
 from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.oracle.reach.models import crossing_calls
-from transparity_conformance.report.comparison import gap, share
-from transparity_conformance.report.report import DIVERGES, CapabilityResult, Cause
+from transparity_conformance.report.comparison import gap
+from transparity_conformance.report.report import DIVERGES
 from transparity_numpy.transformer import transformer
 
 
@@ -54,8 +55,8 @@ class LogitsRequest:
     given: tuple[Any, ...]
     """The arguments of the port's method besides the inputs."""
     named: Mapping[str, Any]
-    alternatives: Callable[[], Iterator[tuple[Cause, np.ndarray]]]
-    """A function that yields known faults, each with the logits of a port with this fault."""
+    simulate: Callable[[SimulatedFault], np.ndarray]
+    """A function that returns the logits of a port with a known fault."""
     conventions: Callable[[], Iterable[np.ndarray]] = tuple
     """A function that returns the logits of other conventions, which are right, too."""
 
@@ -100,38 +101,15 @@ def _copied(value: Any) -> Any:
     return as_given(value) if isinstance(value, np.ndarray) else value
 
 
-@np.errstate(all="ignore")  # a port may return any number
-def judge_logits(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Compare the logits; a known fault is the cause only if it explains every request."""
-    logits = {request: answers[f"{key}/logits"].astype(np.float64) for key, request in requests.items()}
-    where = {request: request.is_judged(logits[request], forward.dtype) for request in logits}
+def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
+    request, logits, dtype = answered.request, answered.value("logits"), answered.forward.dtype
+    where = request.is_judged(logits, dtype)
+    alike = (request.expected(), *request.conventions()) if fault is None else [request.simulate(fault)]
+    error = min(gap(logits[where], each[where]) for each in alike)
+    return Judged(error, request.budget(dtype), request.name, probe=request.probe.name)
 
-    def beyond(request: LogitsRequest, expected: np.ndarray) -> float:
-        return gap(logits[request][where[request]], expected[where[request]])
 
-    found = {
-        request: Judged(
-            min(beyond(request, right) for right in (request.expected(), *request.conventions())),
-            request.budget(forward.dtype),
-            request.name,
-        )
-        for request in logits
-    }
-    worst = max(found, key=lambda request: found[request].share)
-
-    def explain() -> list[Cause]:
-        left: dict[Cause, float] = {}
-        for request, judged in found.items():
-            for cause, simulated in request.alternatives():
-                left[cause] = max(left.get(cause, 0.0), share(beyond(request, simulated), judged.budget))
-        error, budget = found[worst].error, found[worst].budget
-        return [
-            dataclasses.replace(cause, residual=rest * budget, explained=1 - rest * budget / error)
-            for cause, rest in left.items()
-            if rest <= 1
-        ]
-
-    return result(way.claim, found[worst], explain, probe=worst.probe.name)
+judge_logits = judging(_judged)
 
 
 def _why_no_logits(probe: Probe, dtype: str) -> str:
@@ -176,37 +154,29 @@ def _packed(probe: Probe, length: int, rows: int) -> LogitsRequest:
             inputs = _document_inputs(config, tokens[chosen, begin:end])
             parts.append(Part(chosen, slice(begin, end), dataclasses.replace(probe, inputs=inputs, kept=None)))
     whole = dataclasses.replace(probe, inputs=_document_inputs(config, tokens), kept=None)
-    alternatives = functools.partial(_of_wrongly_packed, whole, documents)
-    return LogitsRequest(f"rows of {length} tokens", whole, tuple(parts), (tokens, documents), {}, alternatives)
+    begins = np.diff(documents, axis=1, prepend=0) != 0
+    starts = np.maximum.accumulate(np.where(begins, np.arange(length), 0), axis=1)
+
+    def simulate(fault: SimulatedFault) -> np.ndarray:
+        return fault.simulate(config, whole.exact, documents=documents, starts=starts, **whole.inputs)
+
+    return LogitsRequest(f"rows of {length} tokens", whole, tuple(parts), (tokens, documents), {}, simulate)
 
 
 SAME = "(documents[:, None, :, None] == documents[:, None, None, :])"
 SIGNATURE = ("    tap: Tap = identity,", "    tap: Tap = identity,\n    documents: Any = 0,\n    starts: Any = 0,")
-PACKED_FAULTS = {
-    "documents in a row see each other": (("Context(mask, positions,", "Context(mask, positions - starts,"),),
-    "positions continue from one document to the next": (("Context(mask,", f"Context(mask & {SAME},"),),
-    "documents in a row see each other, and positions continue from one document to the next": (),
-}
+PACKED_FAULTS = [
+    SimulatedFault("documents-mixed", says, Edited((SIGNATURE, *edits), "transformer.transformer", ()))
+    for says, edits in {
+        "the state of a recurrence continues from one document to the next": (
+            ("Context(mask, positions,", f"Context(mask & {SAME}, positions - starts,"),
+        ),
+        "documents in a row see each other": (("Context(mask, positions,", "Context(mask, positions - starts,"),),
+        "positions continue from one document to the next": (("Context(mask,", f"Context(mask & {SAME},"),),
+        "documents in a row see each other, and positions continue from one document to the next": (),
+    }.items()
+]
 """Edits of the reference, after which it takes packed rows. Each key is the sentence about the fault."""
-
-RECURRENT_FAULTS = {
-    "the state of a recurrence continues from one document to the next": (
-        ("Context(mask, positions,", f"Context(mask & {SAME}, positions - starts,"),
-    ),
-    "each document influences the later documents in its row": (),
-}
-"""The edits for a model with a recurrence. In each of them, the state continues from one document to the next."""
-
-
-def _of_wrongly_packed(whole: Probe, documents: np.ndarray) -> Iterator[tuple[Cause, np.ndarray]]:
-    begins = np.diff(documents, axis=1, prepend=0) != 0
-    starts = np.maximum.accumulate(np.where(begins, np.arange(documents.shape[1]), 0), axis=1)
-    for says, edits in (RECURRENT_FAULTS if whole.config.is_recurrent else PACKED_FAULTS).items():
-        run = edited((SIGNATURE, *edits), "transformer.transformer")
-        yield (
-            Cause("documents-mixed", says),
-            run(whole.config, whole.exact, documents=documents, starts=starts, **whole.inputs),
-        )
 
 
 def _packed_requests(probes: Probes) -> Requests:
@@ -225,7 +195,7 @@ PACKED = Capability(
     signature="packed(tokens, documents) → logits (batch, length, vocab)",
     purpose="the logits of rows that contain several documents. `documents` has the number of each token's document. A "
     "document has the same logits as in a row of its own",
-    ways=(Way("packed", _packed_requests, further=_packed_further),),
+    ways=(Way("packed", _packed_requests, PACKED_FAULTS, further=_packed_further),),
     ask=functools.partial(ask_for_logits, "packed"),
     shapes=lambda key, request: {f"{key}/logits": request.shape},
     judge=judge_logits,
@@ -267,30 +237,27 @@ def _merged(probe: Probe, scale: float) -> Arrays:
 
 @kept_in(0)
 def _adapted(probe: Probe, rank_stabilized: bool) -> LogitsRequest:
-    scale = ALPHA / math.sqrt(RANK) if rank_stabilized else ALPHA / RANK
+    scale = SCALES["α / √rank" if rank_stabilized else "α / rank"]
     merged = dataclasses.replace(probe, parameters=_merged(probe, scale), kept=None)
     part = Part(np.arange(len(next(iter(probe.inputs.values())))), slice(None), merged)
     named = {**probe.inputs, "rank_stabilized": True} if rank_stabilized else probe.inputs
-    name, alternatives = "with adapters", functools.partial(_of_wrongly_scaled, probe, scale)
-    return LogitsRequest(name, probe, (part,), (adapters_of(probe), ALPHA), named, alternatives)
+
+    def simulate(fault: SimulatedFault) -> np.ndarray:
+        return transformer(probe.config, _merged(probe, fault.simulate()), **dict(probe.inputs))  # type: ignore[arg-type]
+
+    return LogitsRequest("with adapters", probe, (part,), (adapters_of(probe), ALPHA), named, simulate)
 
 
 SCALES = {"α": ALPHA, "α / √rank": ALPHA / math.sqrt(RANK), "α / rank": ALPHA / RANK, "1": 1.0, "0": 0.0}
 
 
-def _of_wrongly_scaled(probe: Probe, right: float) -> Iterator[tuple[Cause, np.ndarray]]:
-    (of_right,) = (says for says, scale in SCALES.items() if scale == right)
-    for says, scale in SCALES.items():
-        if scale != right:
-            cause = Cause("adapter-scale", f"the adapters are scaled by {says} instead of {of_right}", scale)
-            yield cause, transformer(probe.config, _merged(probe, scale), **dict(probe.inputs))  # type: ignore[arg-type]
-
-
-def _way_of_adapters(claim: str, *, rank_stabilized: bool) -> Way:
+def _way_of_adapters(claim: str, right: str, *, rank_stabilized: bool) -> Way:
     def requests(probes: Probes) -> Requests:
         return {f"{claim}.0": _adapted(first_of(probes)[1], rank_stabilized)}
 
-    return Way(claim, requests, keywords=("rank_stabilized",) * rank_stabilized)
+    wrong = {says: f"the adapters are scaled by {says} instead of {right}" for says in SCALES if says != right}
+    faults = [SimulatedFault("adapter-scale", wrong[each], functools.partial(SCALES.get, each)) for each in wrong]
+    return Way(claim, requests, faults, keywords=("rank_stabilized",) * rank_stabilized)
 
 
 ADAPTERS = Capability(
@@ -300,8 +267,8 @@ ADAPTERS = Capability(
     purpose="the logits of the first probe, with scale · B A added to each weight that has adapters. The scale is "
     "alpha / rank, or alpha / √rank if rank_stabilized is true",
     ways=(
-        _way_of_adapters("adapted", rank_stabilized=False),
-        _way_of_adapters("adapted.rank_stabilized", rank_stabilized=True),
+        _way_of_adapters("adapted", "α / rank", rank_stabilized=False),
+        _way_of_adapters("adapted.rank_stabilized", "α / √rank", rank_stabilized=True),
     ),
     ask=functools.partial(ask_for_logits, "adapted"),
     shapes=lambda key, request: {f"{key}/logits": request.shape},

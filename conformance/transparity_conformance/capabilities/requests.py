@@ -32,9 +32,6 @@ SEARCHED = 6
 """The largest number of new tokens in a beam search."""
 
 BEAMS = 4
-COMPETING = 0.7
-"""Requests for beam search raise the end token's bias by this number of standard deviations of the logits. Some
-continuations then end early, and compete with longer continuations."""
 
 # With these settings, each option changes the sampled tokens. The order in which a port applies the options also
 # changes the tokens, because `top_k` often keeps more tokens than `top_p`.
@@ -47,7 +44,7 @@ EXTREMES = (0.0, 2**-24, 0.9995, 1 - 2**-24)
 """Random numbers that select the first or the last token that can be sampled."""
 
 # Powers of the length penalty, so large that a port that does not penalize ended continuations returns other beams.
-PENALTIES = (2.0, 4.0)
+PENALTIES = (2.0, 8.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,17 +151,6 @@ def _across(probe: ReachProbe) -> Request:
     return _asked(probe, f"prompts of {prompt.shape[1]} tokens", prompt, 3)
 
 
-def _ending(beyond: Request) -> tuple[Request, ...]:
-    parameters, end = beyond.parameters, beyond.config.eos_id
-    if end is None:
-        return (beyond,)
-    if "head.bias" not in parameters:
-        return _ending_without_bias(beyond)
-    never = replace(beyond, parameters=_pushed(parameters, end, -100.0))
-    ending = _pushed(parameters, end, _push(never, end, parameters))
-    return never, replace(never, name="rows with an end token", parameters=ending)
-
-
 @kept_in(0)
 def given_requests(probe: Probe) -> Asked:
     """Return a request to the probe's own model. All its rows together have about as many tokens as the probe."""
@@ -227,12 +213,8 @@ def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray
 @kept_in(0)
 def beam_requests(probe: Probe) -> Asked:
     """Return a beam search in which some continuations end early. Further requests have a single row or one beam."""
-    config, parameters = probe.config, drawing_requests(probe).first[0].parameters
-    if config.eos_id is not None and "head.bias" in parameters:
-        spread = float(probe.oracle.expected["logits"].std())
-        parameters = _pushed(parameters, config.eos_id, COMPETING * spread)
-    elif config.eos_id is not None:
-        config = replace(config, eos_id=_likeliest(probe))
+    ending = greedy_requests(probe).first[-1]
+    config, parameters = ending.config, ending.parameters
     asked = _asked(probe, "beams", _prompt(config, 10, BATCH, PROMPT), SEARCHED)
     request = replace(asked, config=config, parameters=parameters, beams=BEAMS)
     prompt = _prompt(config, 13, 2, min(PROMPT + 1, config.max_length))
@@ -278,18 +260,12 @@ def _with_changed_signs(probe: Probe) -> Arrays:
     return turned | {"head.bias": (turned["head.bias"] - usual).astype(np.float32)}
 
 
-def _likeliest(probe: Probe) -> int:
-    """Return the token with the largest average logit, other than padding and the start token."""
-    usual = probe.oracle.expected["logits"].mean(axis=(0, 1)).copy()
-    special = [token for token in (probe.config.pad_id, probe.config.bos_id) if token is not None]
-    usual[special] = -np.inf
-    return int(usual.argmax())
-
-
-def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
-    """Return the requests of `_ending` for a head without bias. The first has an end token that never occurs. The end
-    token of the second occurs at as many different steps as possible."""
+def _ending(beyond: Request) -> tuple[Request, ...]:
+    """Return two requests if the model has an end token. The first has an end token that never occurs. The end token of
+    the second occurs at as many different steps as possible."""
     config, begin = beyond.config, beyond.prompt.shape[1]
+    if config.eos_id is None:
+        return (beyond,)
     endless = replace(config, eos_id=None)
     tokens = generate(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
     # For each token, the step of its first occurrence in each row with this token.
@@ -304,27 +280,3 @@ def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
         replace(beyond, config=replace(config, eos_id=never)),
         replace(beyond, name="rows with an end token", config=replace(config, eos_id=ending)),
     )
-
-
-def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
-    bias = parameters["head.bias"].copy()
-    bias[token] += push
-    return parameters | {"head.bias": bias}
-
-
-def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
-    """Choose the end token's bias for which rows end at as many different steps as possible. The tokens before a row's
-    end do not change."""
-    tokens = generate(never.config, never.parameters, never.prompt, never.steps, source=never.source)
-    logits = following(never, parameters, tokens, never.steps)
-    margins = np.delete(logits, eos_id, axis=-1).max(axis=-1) - logits[..., eos_id].astype(np.float64)
-    ordered = np.unique(margins)
-    between = (ordered[1:] + ordered[:-1]) / 2
-
-    def steps(push: float) -> tuple[bool, int, int]:
-        """Return (whether all rows end before the last step, number of different last steps, earliest last step)."""
-        ended = [int(np.argmax(row < push)) for row in margins if (row < push).any()]
-        in_time = len(ended) == len(margins) and max(ended) + 1 < margins.shape[1]
-        return in_time, len(set(ended)), min(ended, default=0)
-
-    return float(max(between, key=steps))

@@ -11,11 +11,12 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.capability import Capability, Probes, Requests, Way, first_of, kept_in
+from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.other_logits import LogitsRequest, Part, ask_for_logits, judge_logits
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.report.report import DIVERGES, Cause
+from transparity_conformance.report.report import DIVERGES
 from transparity_numpy.transformer import transformer
 
 ROWS, TABLE = 2, "encoder.position_embedding.weight"
@@ -59,16 +60,31 @@ def without_aliasing(new: int, old: int) -> np.ndarray:
     return matrix / matrix.sum(axis=1, keepdims=True)
 
 
-OTHERS: dict[str, Resampling] = {
-    "positions are interpolated bilinearly, not bicubically": functools.partial(resampling, linear, False),
+Grid = tuple[int, int]
+
+
+def _square(grid: Grid) -> tuple[Grid, Resampling]:
+    side = math.isqrt(math.prod(grid))
+    return (side, side), BICUBIC
+
+
+def _by(kernel: Callable[[np.ndarray], np.ndarray], corners: bool, grid: Grid) -> tuple[Grid, Resampling]:
+    return grid, functools.partial(resampling, kernel, corners)
+
+
+_others: dict[str, Callable[[Grid], tuple[Grid, Resampling]]] = {
+    "positions are interpolated bilinearly, not bicubically": functools.partial(_by, linear, False),
     "positions are interpolated with the cubic kernel for a = −0.5, not a = −0.75": functools.partial(
-        resampling, functools.partial(cubic, -0.5), False
+        _by, functools.partial(cubic, -0.5), False
     ),
     "positions are interpolated bicubically between the centers of the corner patches, not between their edges": (
-        functools.partial(resampling, functools.partial(cubic, -0.75), True)
+        functools.partial(_by, functools.partial(cubic, -0.75), True)
     ),
+    "height and width are swapped when positions are interpolated": lambda grid: (grid[::-1], BICUBIC),
+    "positions are interpolated for a square image with the same number of patches": _square,
 }
-"""Other interpolations that a port may compute. Each key is the sentence about the fault."""
+FAULTS = [SimulatedFault("positions-resized", says, simulate) for says, simulate in _others.items()]
+"""A fault's function returns the grid and the interpolation of a faulty port, given the right grid."""
 
 
 def _interpolated(probe: Probe, grid: tuple[int, int], matrix: Resampling = BICUBIC) -> Arrays:
@@ -98,16 +114,9 @@ def _resized(probe: Probe, grid: tuple[int, int]) -> LogitsRequest:
     config = dataclasses.replace(probe.config, max_length=math.prod(grid) + probe.config.class_token)
     parameters = _interpolated(probe, grid)
     whole = dataclasses.replace(probe, config=config, parameters=parameters, inputs={"pixels": pixels}, kept=None)
-    wrong = {says: _interpolated(probe, grid, matrix) for says, matrix in OTHERS.items()}
-    wrong["height and width are swapped when positions are interpolated"] = _interpolated(probe, grid[::-1])
-    side = math.isqrt(math.prod(grid))
-    wrong["positions are interpolated for a square image with the same number of patches"] = _interpolated(
-        probe, (side, side)
-    )
 
-    def alternatives() -> Iterator[tuple[Cause, np.ndarray]]:
-        for says, parameters in wrong.items():
-            yield Cause("positions-resized", says), transformer(config, parameters, pixels=pixels)
+    def simulate(fault: SimulatedFault) -> np.ndarray:
+        return transformer(config, _interpolated(probe, *fault.simulate(grid)), pixels=pixels)
 
     def conventions() -> Iterator[np.ndarray]:
         if math.prod(grid) < probe.config.max_length - probe.config.class_token:
@@ -115,7 +124,7 @@ def _resized(probe: Probe, grid: tuple[int, int]) -> LogitsRequest:
 
     part = Part(np.arange(ROWS), slice(None), whole)
     says = f"images of {height} × {width} pixels"
-    return LogitsRequest(says, whole, (part,), (pixels,), {}, alternatives, conventions)
+    return LogitsRequest(says, whole, (part,), (pixels,), {}, simulate, conventions)
 
 
 def _requests(probes: Probes) -> Requests:
@@ -137,7 +146,7 @@ RESIZED = Capability(
     signature="resized(pixels) → the output of the model",
     purpose="the output for images of other sizes. The table of positions is interpolated bicubically (a = −0.75), "
     "with aligned outer edges",
-    ways=(Way("resized", _requests),),
+    ways=(Way("resized", _requests, FAULTS),),
     ask=functools.partial(ask_for_logits, "resized"),
     shapes=lambda key, request: {f"{key}/logits": request.shape},
     judge=judge_logits,

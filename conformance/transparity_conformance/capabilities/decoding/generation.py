@@ -13,6 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import check_parameters
 from transparity_conformance.capabilities import requests as asked
 from transparity_conformance.capabilities.capability import (
+    Answered,
     Answers,
     BuiltPort,
     Capability,
@@ -22,10 +23,9 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
-    cause_of,
     first_of,
+    judging,
     kept_in,
-    result,
 )
 from transparity_conformance.capabilities.decoding.teacher_forcing import judged, judged_beams, true_scores
 from transparity_conformance.capabilities.faults import (
@@ -43,7 +43,7 @@ from transparity_conformance.oracle.probes import Probe, is_large
 from transparity_conformance.oracle.reach.models import crossing_calls
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.formatting import count
-from transparity_conformance.report.report import DIVERGES, CapabilityResult, Cause
+from transparity_conformance.report.report import DIVERGES
 
 TOKENS_DIVERGE = f"{DIVERGES}, so the generated tokens diverge, too"
 
@@ -91,35 +91,26 @@ def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     return {f"{key}/tokens": _as_tokens(tokens)}
 
 
-@np.errstate(all="ignore")  # a port may return numbers that overflow
-def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    given = [(request, answers[f"{key}/tokens"], answers.get(f"{key}/scores")) for key, request in requests.items()]
-    dtype = forward.dtype
-    found = [_judged(*each, dtype) for each in given]
-    notes = tuple(f"{way.claim}: {near}" for item in found for near in item.near)
-    worst = next((item for item in found if item.share > 1), max(found, key=lambda item: item.share))
-
-    def explain() -> list[Cause]:
-        faults = [each for each in way.faults if all(_explains(each, *answer, dtype) for answer in given)]
-        return [cause_of(fault, worst.error) for fault in faults]
-
-    return result(way.claim, worst, explain, probe=first_of(forward.probes)[1].name, notes=notes)
-
-
-def _judged(request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str) -> Judged:
+def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
     """Judge generated tokens. If they are wrong, and the model has no table of positions, accept the tokens of a port
     that reads more than `max_length` tokens."""
+    request, dtype = answered.request, answered.forward.dtype
+    tokens, scores = (answered.answers.get(f"{answered.key}/{name}") for name in ("tokens", "scores"))
+    assert tokens is not None
+    if fault is not None:
+        return Judged(0.0 if _explains(fault, request, tokens, scores, dtype) else np.inf, 0.0, request.name)
 
     def judge(request: Request) -> Judged:
-        return judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)
+        found = judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)
+        return dataclasses.replace(found, probe=first_of(answered.forward.probes)[1].name)
 
     found, length = judge(request), tokens.shape[-1]
-    if found.share <= 1 or length <= request.config.max_length or not _is_unlimited(request.config):
+    if not found.is_wrong or length <= request.config.max_length or not _is_unlimited(request.config):
         return found
     longer: TransformerConfig = dataclasses.replace(request.config, max_length=length)
     whole = judge(dataclasses.replace(request, config=longer))
     read = f"{request.name}: the port reads more than max_length tokens"
-    return dataclasses.replace(whole, near=(*whole.near, read)) if whole.share <= 1 else found
+    return found if whole.is_wrong else dataclasses.replace(whole, near=(*whole.near, read))
 
 
 def _is_unlimited(config: TransformerConfig) -> bool:
@@ -237,7 +228,7 @@ GENERATION = Capability(
     ),
     ask=_ask,
     shapes=_token_shapes,
-    judge=_judge,
+    judge=judging(_judged),
     why_not=_why_not_generated,
     if_forward_diverges=TOKENS_DIVERGE,
     describe=_describe,

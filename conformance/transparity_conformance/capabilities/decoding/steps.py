@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -13,19 +12,18 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity_conformance.capabilities.capability import (
+    Answered,
     Answers,
     BuiltPort,
     Capability,
     ForwardPass,
     Judged,
     Probes,
-    Requests,
     Shapes,
     Way,
-    cause_of,
     first_of,
+    judging,
     kept_in,
-    result,
 )
 from transparity_conformance.capabilities.decoding.generation import why_no_decoder
 from transparity_conformance.capabilities.faults import CACHE_FAULTS, SimulatedFault
@@ -34,8 +32,8 @@ from transparity_conformance.oracle.probes import Probe, as_given, sees_somethin
 from transparity_conformance.oracle.reach.models import GIVEN_A_MASK, ReachProbe, crossing_calls
 from transparity_conformance.oracle.reach.thresholds import thresholds
 from transparity_conformance.oracle.undetermined import undetermined_positions
-from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.report import DIVERGES, CapabilityResult, Cause
+from transparity_conformance.report.comparison import as_numbers, gap
+from transparity_conformance.report.report import DIVERGES
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,57 +179,27 @@ def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.nda
     return result
 
 
-@np.errstate(all="ignore")  # a port may return any number
-def judge_steps(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    logits = {
-        request: np.concatenate([answers[name].astype(np.float64) for name in _shapes(key, request)], axis=1)
-        for key, request in requests.items()
-    }
-    budgets = {request: request.probe.budget(forward.dtype) for request in logits}
-
-    def beyond(request: StepRequest, expected: np.ndarray) -> float:
-        where = is_judged(request.probe, request.rows, logits[request], forward.dtype)
-        return gap(logits[request][where], expected[request.rows][where])
-
-    found = {
-        request: Judged(beyond(request, request.probe.oracle.expected["logits"]), budgets[request], request.name)
-        for request in logits
-    }
-    wrong = [request for request in found if found[request].share > 1]
-    worst = wrong[0] if wrong else max(found, key=lambda request: found[request].share)
-    error, budget = found[worst].error, budgets[worst]
-
-    def left(fault: SimulatedFault) -> float:
-        """Return the largest error that remains with a fault; infinity if the fault fails to explain a request."""
-        most = 0.0
-        for request in sorted(logits, key=lambda request: request is not worst):
-            remains = beyond(request, _simulated(request.probe, request.sizes, fault))
-            most = max(most, remains * budget / budgets[request])
-            if share(remains, budgets[request]) > 1:
-                return math.inf
-        return most
-
-    def explain() -> list[Cause]:
-        # The budget is measured for the right logits; a faulty port's logits are about as large.
-        remaining = {fault: left(fault) for fault in CACHE_FAULTS}
-        return [cause_of(fault, error, rest) for fault, rest in remaining.items() if math.isfinite(rest)]
-
-    notes = (*[_boundary(found)] * bool(wrong), *_limits(logits))
-    return result("step", found[worst], explain, probe=worst.probe.name, notes=notes)
+def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
+    # The budget is measured for the right logits; a faulty port's logits are about as large.
+    request, dtype = answered.request, answered.forward.dtype
+    probe, rows = request.probe, request.rows
+    steps = [answered.answers[name].astype(np.float64) for name in _shapes(answered.key, request)]
+    logits = np.concatenate(steps, axis=1)
+    expected = probe.oracle.expected["logits"] if fault is None else _simulated(probe, request.sizes, fault)
+    where = is_judged(probe, rows, logits, dtype)
+    return Judged(gap(logits[where], expected[rows][where]), probe.budget(dtype), request.name, probe=probe.name)
 
 
-def _limits(requests: Iterable[StepRequest]) -> list[str]:
-    """If rotary angles change at some lengths, return a note: across these lengths, no cache can be right."""
-    limits = sorted({limit for request in requests for limit in request.probe.config.angle_limits})
-    says = f"step: not compared across {' or '.join(map(str, limits))} tokens, where rotary angles change"
-    return [says] * bool(limits)
-
-
-def _boundary(found: Mapping[StepRequest, Judged]) -> str:
-    says = {request: f"{request.name} ({request.probe.name})" for request in found}
-    wrong = [says[request] for request in found if found[request].share > 1]
-    right = [says[request] for request in found if found[request].share <= 1]
-    return f"step: wrong in these calls: {'; '.join(wrong)}; right in these: {'; '.join(right) or 'none'}"
+def _notes(found: Mapping[Answered, Judged]) -> list[str]:
+    """Return where steps are wrong. If rotary angles change at some lengths, add that no cache can be right there."""
+    says: dict[bool, list[str]] = {True: [], False: []}
+    for answered, judged in found.items():
+        says[judged.is_wrong].append(f"{answered.request.name} ({judged.probe})")
+    right, wrong = ("; ".join(says[is_wrong]) for is_wrong in (False, True))
+    boundary = f"step: wrong in these calls: {wrong}; right in these: {right or 'none'}"
+    limits = sorted({limit for each in found for limit in each.request.probe.config.angle_limits})
+    across = f"step: not compared across {' or '.join(map(str, limits))} tokens, where rotary angles change"
+    return [*[boundary] * bool(wrong), *[across] * bool(limits)]
 
 
 def is_judged(probe: Probe, rows: np.ndarray | slice, logits: np.ndarray, dtype: str) -> np.ndarray:
@@ -258,7 +226,7 @@ STEPS = Capability(
     ways=(Way("step", step_requests, CACHE_FAULTS, further=_further_requests),),
     ask=ask_steps,
     shapes=_shapes,
-    judge=judge_steps,
+    judge=judging(_judged, notes=_notes),
     why_not=_why_no_steps,
     stays=1,
     if_forward_diverges=f"{DIVERGES}, so cached steps diverge, too",

@@ -213,6 +213,9 @@ def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: i
     return cross_entropy(np.concatenate([logits, more], axis=-1), targets, pad_id)
 
 
+OF_RANKS = "clip-norm-of-ranks"
+
+
 def optimizer_faults(sharding: Sharding) -> list[SimulatedFault]:
     """Return the known faults of gradient clipping. On one rank, or without sharded parameters, there are none."""
     kinds = {placement.kind for placement in sharding.placements.values()}
@@ -221,7 +224,7 @@ def optimizer_faults(sharding: Sharding) -> list[SimulatedFault]:
     counts = f"the norm for clipping counts each replicated gradient on every rank ({sharding.ranks} ×)"
     misses = "each rank clips by the norm of its own shards, without the shards of the other ranks"
     return [
-        SimulatedFault("clip-norm-of-ranks", says, partial(_train_clipped, partial(clip, sharding)))
+        SimulatedFault(OF_RANKS, says, partial(_train_clipped, partial(clip, sharding)))
         for says, clip in ((counts, _counted), (misses, _by_rank))
     ]
 

@@ -12,7 +12,7 @@ import numpy as np
 from transparity_conformance.capabilities.capability import Judged, result
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.report.comparison import gap
+from transparity_conformance.report.comparison import SHARE, gap
 from transparity_conformance.report.formatting import some
 from transparity_conformance.report.report import CapabilityResult, Cause
 
@@ -41,21 +41,22 @@ def judge_dropout(
     expected = {each: value for each, value in ours.expected.items() if each not in unknown}
     if missing := [each for each in expected if any(each not in gradients for gradients in found.values())]:
         says = f"with a seed, the port returns no gradient of the parameter's shape for {some(missing)}"
-        return result(CLAIM, Judged(np.inf, 0.0, missing[0]), lambda: [Cause("gradient-missing", says)], probe=name)
+        worst = Judged(np.inf, 0.0, missing[0], probe=name)
+        return result(CLAIM, worst, [Cause("gradient-missing", says)])
 
     def compared(each: str, other: Mapping[str, np.ndarray]) -> Judged:
         size = float(np.abs(found[FIRST][each]).max() / (np.abs(expected[each]).max() or np.inf))
-        return Judged(gap(found[FIRST][each], other[each]), 2 * max(1.0, size) * ours.budget(each, dtype), each)
+        budget = 2 * max(1.0, size) * ours.budget(each, dtype)
+        return Judged(gap(found[FIRST][each], other[each]), budget, each, probe=name)
 
     def off(other: Mapping[str, np.ndarray]) -> Judged:
-        return max((compared(each, other) for each in expected), key=lambda judged: judged.share)
+        return max((compared(each, other) for each in expected), key=SHARE)
 
-    if off(expected).share <= 1:
+    if not off(expected).is_wrong:
         says = "with a seed, the gradients equal the gradients without dropout"
-        return result(CLAIM, Judged(np.inf, 0.0, name), lambda: [Cause("dropout-inactive", says)], probe=name)
+        return result(CLAIM, Judged(np.inf, 0.0, name, probe=name), [Cause("dropout-inactive", says)])
     again, recomputed = off(found[AGAIN]), off(found[RECOMPUTED])
     says = "recomputation draws another dropout mask than the first forward pass"
-    if again.share > 1:
+    if again.is_wrong:
         says = "two runs with the same seed draw different dropout masks"
-    worst = max(again, recomputed, key=lambda judged: judged.share)
-    return result(CLAIM, worst, lambda: [Cause("dropout-redrawn", says)], probe=name)
+    return result(CLAIM, max(again, recomputed, key=SHARE), [Cause("dropout-redrawn", says)])

@@ -26,7 +26,6 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
-    cause_of,
     first_of,
     kept_in,
 )
@@ -313,7 +312,7 @@ def _judge_one(
     of_gradients = judged(rule or loss or cross_entropy)
     for first in (each for each in of_gradients.faults if not each.causes):
         explaining = (fault for fault in way.faults if not judged(fault.simulate).faults)
-        causes = tuple(cause_of(fault, 1.0) for fault in explaining)[:1]
+        causes = tuple(Cause(fault.id, fault.says) for fault in explaining)[:1]
         of_gradients = dataclasses.replace(of_gradients, faults=(dataclasses.replace(first, causes=causes),))
     return found + of_gradients
 

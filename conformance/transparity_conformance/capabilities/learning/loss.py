@@ -16,15 +16,14 @@ from transparity_conformance.capabilities.capability import (
     ForwardPass,
     Judged,
     Way,
-    cause_of,
-    result,
+    compare_answers,
 )
 from transparity_conformance.capabilities.faults import LOSS_FAULTS, SimulatedFault, loss_faults
 from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import Probe, as_given
-from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.comparison import as_numbers, gap
 from transparity_conformance.report.report import CapabilityResult, Cause, not_compared
 from transparity_numpy.training.loss import cross_entropy
 
@@ -76,34 +75,26 @@ def judge_losses(
     given = {key: np.float64(loss) for key, loss in losses.items()}
     budgets = {key: _budget(probes[key], logits[key], forward.dtype) for key in given}
 
-    def exact(loss: Loss) -> dict[str, np.float64]:
-        inputs = ((key, logits[key].astype(np.float64), loss_inputs(probes[key])[0]) for key in given)
-        return {key: np.float64(loss(wide, targets, probes[key].config.pad_id)) for key, wide, targets in inputs}
+    def exact(key: str, loss: Loss) -> np.float64:
+        wide, targets = logits[key].astype(np.float64), loss_inputs(probes[key])[0]
+        return np.float64(loss(wide, targets, probes[key].config.pad_id))
 
-    def errors(loss: Loss) -> dict[str, float]:
-        return {key: gap(np.array(given[key]), np.array(value)) for key, value in exact(loss).items()}
+    right = {key: exact(key, cross_entropy) for key in given}
 
-    off = errors(cross_entropy)
-    worst = max(given, key=lambda key: share(off[key], budgets[key]))
-    known: list[Loss] = [cross_entropy] if share(off[worst], budgets[worst]) <= 1 else []
+    def judged(key: str, fault: SimulatedFault | None) -> Judged:
+        value, size = right[key] if fault is None else exact(key, fault.simulate), abs(float(given[key] / right[key]))
+        # If a loss is too large, such as a sum instead of a mean, its rounding errors are, too.
+        grown = 1.0 if fault is None or not math.isfinite(size) else max(1.0, size)
+        return Judged(gap(np.array(given[key]), np.array(value)), grown * budgets[key], key, probe=key)
 
-    def explain() -> list[Cause]:
-        right = exact(cross_entropy)
-        left = {fault: errors(fault.simulate) for fault in (*likely, *loss_faults(forward.sharding), *LOSS_FAULTS)}
-        grown = _grown(given, right, budgets)
-        explaining = [each for each in left if all(share(left[each][key], grown[key]) <= 1 for key in given)]
-        known.extend(fault.simulate for fault in explaining[:1])
-        fitted = _fitted(given, right, exact(functools.partial(cross_entropy, label_smoothing=1.0)), budgets, worst)
-        return [cause_of(fault, off[worst], left[fault][worst]) for fault in explaining] or list(fitted)[:1]
+    def fitted(worst: str) -> Iterator[Cause]:
+        even = {key: exact(key, functools.partial(cross_entropy, label_smoothing=1.0)) for key in given}
+        return _fitted(given, right, even, budgets, worst)
 
-    found = result(name, Judged(off[worst], budgets[worst], worst), explain, probe=worst)
+    faults = (*likely, *loss_faults(forward.sharding), *LOSS_FAULTS)
+    found, explaining = compare_answers(name, list(given), judged, faults, fitted=fitted)
+    known: list[Loss] = [fault.simulate for fault in explaining] if found.faults else [cross_entropy]
     return found, next(iter(known), None)
-
-
-def _grown(given: Numbers, right: Numbers, budgets: Mapping[str, float]) -> dict[str, float]:
-    """Return the tolerances, which grow in proportion to a loss that is too large, such as a sum instead of a mean."""
-    sizes = {key: abs(float(given[key] / right[key])) for key in given}
-    return {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
 
 
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:

@@ -16,14 +16,14 @@ import numpy as np
 from transparity.config.probe_sizes import most_experts
 from transparity.taps import Tap
 from transparity.text import describe_error
-from transparity_conformance.capabilities.capability import Judged, kept_in, result
+from transparity_conformance.capabilities.capability import Judged, compare_answers, kept_in
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.learning.loss import as_loss
 from transparity_conformance.oracle.differentiation.derivatives import RouterLoss, of_routers, targets_of
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
-from transparity_conformance.report.report import CapabilityResult, Cause, not_compared
+from transparity_conformance.report.report import CapabilityResult, not_compared
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.experts import highest
@@ -64,7 +64,7 @@ def no_loss(layers: Layers, count: int) -> np.ndarray:
     return np.zeros(())
 
 
-OTHERS: dict[str, Rule] = {
+_others: dict[str, Rule] = {
     "the auxiliary loss is missing": no_loss,
     "the auxiliary loss is the sum of one loss per layer": functools.partial(_by_layer, np.sum),
     "the auxiliary loss is the mean of one loss per layer": functools.partial(_by_layer, np.mean),
@@ -73,7 +73,8 @@ OTHERS: dict[str, Rule] = {
         _divided, lambda layers, count: layers[0].shape[-1]
     ),
 }
-"""Other auxiliary losses that a port may compute. Each key is the sentence about the fault."""
+OTHERS = [SimulatedFault("router-loss", says, rule) for says, rule in _others.items()]
+"""Other auxiliary losses that a port may compute."""
 
 WITHOUT_GRADIENTS = (SimulatedFault("router-loss", "the gradients do not contain the auxiliary loss", no_loss),)
 
@@ -141,11 +142,10 @@ def judge_router_loss(probe: Probe, loss: np.ndarray | None, dtype: str) -> tupl
 
     def judged(rule: Rule) -> Judged:
         oracle = _oracle(probe, rule)
-        return Judged(gap(number, oracle.expected["loss"]), oracle.budget("loss", dtype), probe.name)
+        return Judged(gap(number, oracle.expected["loss"]), oracle.budget("loss", dtype), probe.name, probe=probe.name)
 
-    worst = judged(load_balancing_loss)
-    fitting = [rule for rule in ACCEPTED if judged(rule).share <= 1]
-    others = {} if fitting else {says: rule for says, rule in OTHERS.items() if judged(rule).share <= 1}
-    causes = [Cause("router-loss", says) for says in others]
-    found = result(claim, judged(fitting[0]) if fitting else worst, lambda: causes)
-    return found, [*fitting, *others.values(), load_balancing_loss][0]
+    right = next((rule for rule in ACCEPTED if not judged(rule).is_wrong), load_balancing_loss)
+    found, explaining = compare_answers(
+        claim, [probe], lambda _, fault: judged(fault.simulate if fault else right), OTHERS
+    )
+    return found, explaining[0].simulate if explaining else right

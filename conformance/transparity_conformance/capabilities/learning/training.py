@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import check_parameters, is_learned
 from transparity.training import Training
 from transparity_conformance.capabilities.capability import (
+    Answered,
     Answers,
     BuiltPort,
     Capability,
@@ -24,29 +25,24 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
-    cause_of,
     first_of,
+    judging,
     kept_in,
-    result,
 )
-from transparity_conformance.capabilities.faults import OPTIMIZER_FAULTS, SimulatedFault, optimizer_faults
+from transparity_conformance.capabilities.faults import OF_RANKS, OPTIMIZER_FAULTS, SimulatedFault, optimizer_faults
 from transparity_conformance.capabilities.learning.loss import why_no_loss
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.differentiation.derivatives import training_oracle
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, as_given, frame_inputs, further_inputs, probe_parameters
-from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.comparison import SHARE, as_numbers, gap
 from transparity_conformance.report.formatting import some
-from transparity_conformance.report.report import DIVERGES, CapabilityResult, Cause
+from transparity_conformance.report.report import DIVERGES
 
 STEPS, ROWS, TOKENS = 3, 3, 6
 
 KEPT_CONFIGURATIONS = 16
 """The number of cached configurations. This number exceeds the number of presets."""
-
-NEAREST_FAULTS = 3
-"""If no fault explains all errors, this number of faults is tried again, each with its own tolerances. Faults that make
-the optimizer's steps larger also make rounding errors larger."""
 
 # Only the first training clips gradients. `eps` is large, so that a port without `eps` fails. The last step is the
 # first after the warm-up: further steps would take longer, and increase the rounding errors of Adam.
@@ -158,55 +154,17 @@ def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answe
     return {f"{key}/{name}": value for name, value in answers.items()}
 
 
-@np.errstate(all="ignore")  # a port may return any number
-def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    became = {
-        request: {name.removeprefix(f"{key}/"): answers[name].astype(np.float64) for name in _shapes(key, request)}
-        for key, request in requests.items()
-    }
-    dtype = forward.dtype
-    found = {request: _off(became[request], request, dtype) for request in became}
-    worst = max(found, key=lambda request: found[request].share)
-
-    def explain() -> list[Cause]:
-        at, once = worst, {request: tensors for request, tensors in became.items() if request.name == ONE_STEP}
-        if explaining := _explaining(once, dtype, optimizer_faults(forward.sharding)) if once else []:
-            (at,) = once
-        explaining = explaining or _explaining(became, dtype, OPTIMIZER_FAULTS)
-        return [cause_of(fault, found[at].error, _off(became[at], at, dtype, fault).error) for fault in explaining]
-
-    return result("train", found[worst], explain)
-
-
-def _explaining(
-    became: Mapping[TrainingRequest, Arrays], dtype: str, faults: Sequence[SimulatedFault]
-) -> list[SimulatedFault]:
-    def beyond(fault: SimulatedFault) -> int:
-        """Return how many tensors differ by more than rounding from a reference with this fault."""
-        return sum(
-            share(gap(became[request][name], expected), request.oracle().budget(name, dtype)) > 1
-            for request in became
-            for name, expected in request.oracle(fault).expected.items()
-        )
-
-    left = {fault: beyond(fault) for fault in faults}
-    if explaining := [fault for fault in faults if not left[fault]]:
-        return explaining
-    nearest = sorted(faults, key=lambda fault: left[fault])[:NEAREST_FAULTS]
-    by_their_own = [
-        fault for fault in nearest if all(_off(became[request], request, dtype, fault).share <= 1 for request in became)
-    ]
-    return by_their_own[:1]
-
-
-def _off(became: Arrays, request: TrainingRequest, dtype: str, fault: SimulatedFault | None = None) -> Judged:
-    oracle = request.oracle(fault)
+def _judged(answered: Answered, fault: SimulatedFault | None) -> Judged:
+    request, dtype = answered.request, answered.forward.dtype
+    if fault is not None and fault.id == OF_RANKS and request.name != ONE_STEP:
+        return Judged(0.0, 0.0, request.name)
+    oracle = request.oracle(fault)  # faults that make steps larger also make rounding errors larger
     return max(
         (
-            Judged(gap(became[name], expected), oracle.budget(name, dtype), f"{name}, {request.name}")
+            Judged(gap(answered.value(name), expected), oracle.budget(name, dtype), f"{name}, {request.name}")
             for name, expected in oracle.expected.items()
         ),
-        key=lambda item: item.share,
+        key=SHARE,
     )
 
 
@@ -232,10 +190,18 @@ TRAINING = Capability(
     attribute="train",
     signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
     purpose="the learned parameters of a tiny model, trained one step on each batch, and the loss before each step",
-    ways=(Way("train", lambda probes: training_requests(first_of(probes)[1].config), OPTIMIZER_FAULTS, here=_here),),
+    ways=(
+        Way(
+            "train",
+            lambda probes: training_requests(first_of(probes)[1].config),
+            OPTIMIZER_FAULTS,
+            optimizer_faults,
+            here=_here,
+        ),
+    ),
     ask=_ask,
     shapes=_shapes,
-    judge=_judge,
+    judge=judging(_judged),
     why_not=why_no_loss,
     dtypes=WIDE,
     not_in="training is compared in float32 and float64, not in {}",

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
+from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Requests, Way, first_of
 from transparity_conformance.capabilities.decoding.generation import what_is_generated
 from transparity_conformance.capabilities.port_calls import PortError, call_port, has_method, signature_of
 from transparity_conformance.capabilities.table import CAPABILITIES, OF_GIVEN, compare_capabilities, offered_by
@@ -25,7 +24,7 @@ from transparity_conformance.diagnosis.reach.coverage import CALLS
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probes_left_out, single_row, twin
 from transparity_conformance.oracle.reach.models import GIVEN_A_MASK, ReachProbe
 from transparity_conformance.oracle.undetermined import judged_gap
-from transparity_conformance.report.comparison import share
+from transparity_conformance.report.comparison import SHARE
 from transparity_conformance.report.report import (
     CapabilityResult,
     Cause,
@@ -109,107 +108,86 @@ def _of_given(port: BuiltPort, forward: ForwardPass, verdict: Verdict) -> Capabi
     return found
 
 
-@dataclass(frozen=True)
-class _Request:
-    """A capability's claim that agreed, with the requests that the history repeats."""
-
-    row: Capability
-    way: Way
-    requests: Mapping[str, Any]
-    wrong: frozenset[str]
-    """The `where` of each fault that is already reported, which the history does not report again."""
-
-
 def compare_history(
     port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability] = ()
 ) -> CapabilityResult:
     """Call one object many times, and compare every result with the logits in `forward`. Some calls repeat the requests
     of capabilities that agreed in `first`. `rows` are the capabilities that were compared; empty means all."""
-    random = np.random.default_rng(0)
     is_large = any(probe.is_large for probe in forward.probes.values())
     requests = [] if is_large else _requests(port, forward, first, rows or CAPABILITIES.values())
+    count = CALLS_OF_LARGE if is_large else CALLS
     if not is_large:  # other tokens of the same shape detect results that a port caches by shape
         added = twin(next(iter(forward.probes.values())))
         logits = {**forward.logits, added.name: added.oracle.expected["logits"]}
         forward = dataclasses.replace(forward, probes={**forward.probes, added.name: added}, logits=logits)
-    keys = sorted(forward.probes)
-    order: list[Any] = [keys[index] for index in random.integers(len(keys), size=CALLS_OF_LARGE if is_large else CALLS)]
-    for each in requests:
-        order.insert(int(random.integers(1, len(order))), each)
-    return _afterwards(port, forward) or _followed(port, forward, order)
+    worst = ClaimResult(CLAIM, "agrees", 0.0, 0.0, "logits")
+    for number, (says, fault) in enumerate(_calls(port, forward, requests, count)):
+        where = f"call {number} ({fault.probe})" if fault.where == "logits" else fault.where
+        claim = ClaimResult.of(CLAIM, fault.error, fault.budget, where)
+        if claim.verdict == "diverges":
+            cause = Cause("history", f"{says}: the port keeps state between calls", explained=0.0)
+            return CapabilityResult((claim,), (dataclasses.replace(fault, causes=(cause,), indistinguishable=()),))
+        worst = max(worst, claim, key=SHARE)
+    return CapabilityResult((worst,), calls=count)
 
 
-def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | None:
-    for (config, _), (parameters, built) in port.built.items():
-        inputs = mixed_inputs(config, 0, min(5, config.max_length), min(4, config.max_length))
-        probe = Probe("history", "afterwards", "a model after training or generation", config, parameters, inputs)
-        used = _error_and_budget(built, probe, probe.oracle.expected["logits"], forward)
-        if share(*used) > 1:
-            return _diverges(used, probe.name, probe, "the forward pass changes after training or generation")
-    return None
+Again = Callable[[], Divergence]
+"""Repeats the requests of a claim that agreed; returns an unknown fault, or an error of 0."""
 
 
 def _requests(
     port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability]
-) -> list[_Request]:
+) -> list[tuple[str, Again]]:
+    """Return the methods whose claims agreed, and a function that repeats each claim's requests."""
     agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
     offered = {row.attribute for row in offered_by(port.forward)}
-    ways = ((row, way) for row in rows if row.attribute in offered for way in row.ways if way.claim in agreeing)
     short = dataclasses.replace(forward, reached=())  # do not repeat calls of other sizes
-    comparable = ((row, way, way.all_requests(short)) for row, way in ways)
-    wrong = frozenset(fault.where for fault in first.faults)
-    return [_Request(row, way, requests, wrong) for row, way, requests in comparable if requests]
+    known = {fault.where for fault in first.faults}
+    return [
+        (row.attribute, functools.partial(_ask_again, port, forward, row, way, requests, known))
+        for row in rows
+        if row.attribute in offered
+        for way in row.ways
+        if way.claim in agreeing and (requests := way.all_requests(short))
+    ]
 
 
-def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> CapabilityResult:
-    worst, calls, after = ClaimResult(CLAIM, "agrees", 0.0, 0.0, "logits"), 0, ""
+def _calls(
+    port: BuiltPort, forward: ForwardPass, requests: Sequence[tuple[str, Again]], count: int
+) -> Iterator[tuple[str, Divergence]]:
+    """Make the calls of a history; yield what a wrong result means, and the result's error."""
+    for (config, _), (parameters, built) in port.built.items():
+        inputs = mixed_inputs(config, 0, min(5, config.max_length), min(4, config.max_length))
+        probe = Probe("history", "afterwards", "a model after training or generation", config, parameters, inputs)
+        found = _logits(built, probe, probe.oracle.expected["logits"], forward.dtype)
+        yield "the forward pass changes after training or generation", found
+    random, keys, after = np.random.default_rng(0), sorted(forward.probes), ""
+    order: list[Any] = [keys[index] for index in random.integers(len(keys), size=count)]
+    for each in requests:
+        order.insert(int(random.integers(1, len(order))), each)
     for each in order:
-        if isinstance(each, _Request):
-            after = f", after {each.row.attribute}"
-            if wrong := _ask_again(port, forward, each):
-                return wrong
-            continue
-        calls += 1
-        probe = forward.probes[each]
-        used = _error_and_budget(port.forward, probe, forward.logits[each], forward)
-        if share(*used) > 1:
-            says = f"a later call of the same model is wrong ({probe.name}{after})"
-            return _diverges(used, f"call {calls} ({probe.name})", probe, says)
-        if share(*used) > worst.share:
-            worst = ClaimResult.of(CLAIM, *used, f"call {calls} ({probe.name})")
-    return CapabilityResult((worst,), calls=calls)
+        if isinstance(each, str):
+            says = f"a later call of the same model is wrong ({forward.probes[each].name}{after})"
+            yield says, _logits(port.forward, forward.probes[each], forward.logits[each], forward.dtype)
+        else:
+            after = f", after {each[0]}"
+            yield "the first result is right, but a later result of the same model is wrong", each[1]()
 
 
-def _error_and_budget(
-    function: Callable[..., Any], probe: Probe, expected: np.ndarray, forward: ForwardPass
-) -> tuple[float, float]:
+def _logits(function: Callable[..., Any], probe: Probe, expected: np.ndarray, dtype: str) -> Divergence:
     answer = answer_or_error(lambda: run(function, probe, logits_only=True)["logits"])
     error = np.inf if isinstance(answer, PortError) else judged_gap(probe, "logits", answer, expected)
-    return error, probe.oracle.budget("logits", forward.dtype)
+    return Divergence("logits", error, probe.oracle.budget("logits", dtype), (), probe=probe.name)
 
 
-def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) -> CapabilityResult:
-    cause = Cause("history", f"{says}: the port keeps state between calls", explained=0.0)
-    return _wrong(Divergence("logits", *used, (cause,), probe=probe.name), where)
-
-
-def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
-    says = (
-        "the first result is right, but a later result of the same model is wrong: the port keeps state between calls"
-    )
-    cause = Cause("history", says, explained=0.0)
+def _ask_again(
+    port: BuiltPort, forward: ForwardPass, row: Capability, way: Way, requests: Requests, known: Collection[str]
+) -> Divergence:
     answers: dict[str, Any] = {}
-    for key, tokens in request.requests.items():
-        answer = answer_or_error(functools.partial(call_port, request.row.ask, port, request.way, key, tokens))
+    for key, request in requests.items():
+        answer = answer_or_error(functools.partial(call_port, row.ask, port, way, key, request))
         if isinstance(answer, PortError):
-            return _wrong(Divergence(request.way.claim, np.inf, 0.0, (cause,)))
+            return Divergence(way.claim, np.inf, 0.0, ())
         answers |= answer
-    found = request.row.judge(request.way, request.requests, answers, forward).faults
-    wrong = next((fault for fault in found if fault.where not in request.wrong), None)
-    return None if wrong is None else _wrong(dataclasses.replace(wrong, causes=(cause,), indistinguishable=()))
-
-
-def _wrong(fault: Divergence, where: str = "") -> CapabilityResult:
-    return CapabilityResult(
-        (ClaimResult(CLAIM, "diverges", fault.error, fault.budget, where or fault.where),), (fault,)
-    )
+    found = row.judge(way, requests, answers, forward).faults
+    return next((fault for fault in found if fault.where not in known), Divergence(way.claim, 0.0, 0.0, ()))

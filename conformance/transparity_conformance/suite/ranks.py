@@ -48,8 +48,8 @@ class State:
     objects: dict[Any, Any] = field(default_factory=dict)
 
 
-STATE: State
-"""The state of this process, if this process is a rank."""
+STATES: list[State] = []
+"""The state of this process, if this process is a rank; otherwise empty."""
 
 
 class RanksError(RuntimeError):
@@ -109,13 +109,12 @@ class Ranks:
 
 
 def _start(state: State, variables: dict[str, str]) -> None:
-    global STATE
-    STATE = state
+    STATES[:] = [state]
     os.environ.update(variables)
 
 
 def _run(task: Task, given: tuple[Any, ...]) -> Any:
-    return task(STATE, *given)
+    return task(*STATES, *given)
 
 
 def _process(state: State) -> int:

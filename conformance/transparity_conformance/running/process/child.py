@@ -115,7 +115,15 @@ class PortProcess:
             ) from None
         except (OSError, Closed):
             raise self._died(what) from None
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError) as error:
+        except (
+            ValueError,
+            TypeError,
+            AttributeError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+            MemoryError,
+        ) as error:
             self.stop()
             raise PortProcessError(f"{self.name} sent a malformed reply during {what}: {error}.") from None
         if kind == "returned":

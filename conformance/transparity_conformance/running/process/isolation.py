@@ -21,12 +21,13 @@ from transparity_conformance.capabilities.port_calls import PortCallError, PortE
 from transparity_conformance.capabilities.sharding import Sharding
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.exporting import Edit
+from transparity_conformance.listening.backward import Backward
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.inputs import shapes_of
 from transparity_conformance.running.process.child import checked_timeout
 from transparity_conformance.running.process.ranks import ProcessGroup
-from transparity_conformance.running.process.wire import MISSHAPEN, Handle, received, received_backward
+from transparity_conformance.running.process.wire import MISSHAPEN, Handle, Recorded
 
 
 def isolated_build(
@@ -98,8 +99,7 @@ class RemotePort(_Described):
         return self._process.offers(self, name)
 
     def asked(self, name: str, *args: Any, **named: Any) -> Any:
-        value = _called(self._process, self.handle, name, *args, **named)
-        return self._process.decoded(received_backward, value) if name == "backward" else value
+        return _called(self._process, self.handle, name, *args, **named)
 
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
@@ -109,10 +109,9 @@ class RemotePort(_Described):
         Operations are left out if all values together would have more than half the bytes of the largest answer.
         """
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
-        answer = self._process.answer(method or "forward", "listen", *request)
-        result, operations = self._process.decoded(lambda sent: (sent[0], received(sent[1])), answer)
-        _keep_track(self._process, result)
-        return result, operations
+        recorded: Recorded = self._process.answer(method or "forward", "listen", *request, kind=Recorded)
+        _keep_track(self._process, recorded.result)
+        return recorded
 
     def sharding(self) -> Sharding:
         return self._process.sharding_of(self.handle)
@@ -230,7 +229,8 @@ def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **name
 
     This is not a method: Python would free a `RemotePort` late if it referred to itself by a bound method.
     """
-    value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
+    kind = Backward if name == "backward" else object
+    value = process.answer(name, "call", handle.number, name, args, named, _stays(name), kind=kind)
     _keep_track(process, value)
     return value
 

@@ -255,6 +255,3 @@ ANSWERS: dict[str, Row] = {
 def test_answers_that_are_none_are_refused_in_one_sentence(sectioned: Path, tmp_path: Path) -> None:
     bundle = read_bundle(sectioned)
     assert not not_refused(ANSWERS, sectioned, tmp_path, lambda folder: read_actual(folder / ACTUAL, bundle))
-    rows = {name: (change, "") for name, (change, _) in ANSWERS.items()}
-    cut = not_refused(rows, sectioned, tmp_path / "cut", lambda folder: read_actual(folder / ACTUAL, bundle, cut=True))
-    assert not cut

@@ -85,7 +85,7 @@ def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) ->
         ended = f"The command {shown(command)} exited normally" if failure is None else failure.removesuffix(".")
         raise BundleError(f"{ended}, but wrote no {actual.name}.")
     try:
-        return read_actual(actual, bundle, cut=failure is not None)
+        return read_actual(actual, bundle)
     except BundleError as error:
         if failure is None:
             raise

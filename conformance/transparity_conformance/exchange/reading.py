@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +35,7 @@ from transparity_conformance.exchange.manifest import (
     SectionFields,
     read_manifest,
 )
-from transparity_conformance.exchange.tensors import FLOATS, filled, read_tensors
+from transparity_conformance.exchange.tensors import FLOATS, read_tensors
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.storage.paths import is_folder
@@ -70,26 +69,22 @@ def read_config(path: Path) -> TransformerConfig:
         raise BundleError(f"{path} is not JSON: it is not UTF-8.") from None
 
 
-def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actual:
+def read_actual(path: str | Path, bundle: Bundle) -> Actual:
     """Read the tensors that a port wrote. For a bundle of a checkpoint, each tensor is loaded when it is used.
 
-    If `cut`, the port was stopped and the file may be truncated; read only complete tensors. Raise `BundleError` for an
-    unknown name, a wrong shape or a wrong dtype.
+    Raise `BundleError` for an unreadable file, an unknown name, a wrong shape or a wrong dtype.
     """
     path, expected = Path(path), {**bundle.shapes, **bundle.asked}
     if is_folder(path):
         raise BundleError(f"{path} is a folder; expected one safetensors file with the results for all probes.")
     tokens = {name for name in bundle.asked if name.endswith("/tokens")}
-    with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
-        copy = Path(folder, "actual.safetensors")
-        whole = filled(path, copy, expected) if cut else None
-        tensors = read_tensors(copy if cut else path, expected, FLOATS, optional=True, integers=tokens)
-        groups: dict[str, list[str]] = {}
-        for name in tensors if whole is None else whole:
-            groups.setdefault(name.partition("/")[0], []).append(name.partition("/")[2])
-        read = lambda group, name: tensors[f"{group}/{name}"]
-        lazy = {group: Lazy(names, partial(read, group)) for group, names in groups.items()}
-        return {group: dict(of) for group, of in lazy.items()} if bundle.has_weights else lazy
+    tensors = read_tensors(path, expected, FLOATS, optional=True, integers=tokens)
+    groups: dict[str, list[str]] = {}
+    for name in tensors:
+        groups.setdefault(name.partition("/")[0], []).append(name.partition("/")[2])
+    read = lambda group, name: tensors[f"{group}/{name}"]
+    lazy = {group: Lazy(names, partial(read, group)) for group, names in groups.items()}
+    return {group: dict(of) for group, of in lazy.items()} if bundle.has_weights else lazy
 
 
 def _parameters(

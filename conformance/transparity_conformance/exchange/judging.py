@@ -194,18 +194,13 @@ def _trimmed(name: str, value: np.ndarray) -> np.ndarray:
 def _not_written(
     way: Way, requests: Requests, names: dict[str, list[str]], missing: dict[str, list[str]]
 ) -> CapabilityResult:
-    lacking = [key for key in requests if missing[key]]
-    written = [key for key in requests if len(missing[key]) < len(names[key])]
     says = f"{way.claim}: the port did not write"
-    if all(len(names[key]) == 1 for key in requests):
-        some = f" for {', '.join(repr(requests[key].name) for key in lacking)}" if written else ""
-        return not_compared(*[f"{says} the tensor{some}"][: len(lacking)])
-    if not written:
-        return not_compared(f"{says} any tensor")
-    whose = {key: f" for {requests[key].name!r}" if len(requests) > 1 else "" for key in lacking}
+    if missing == names:
+        return not_compared(*[f"{says} any tensor"] * bool(names))
     reasons = []
-    for key in lacking:
+    for key in [key for key in requests if missing[key]]:
         listed = ", ".join(name.partition("/")[2] for name in missing[key][:3]) + (", …" if missing[key][3:] else "")
-        some = f"{len(missing[key])} of {len(names[key])} tensors ({listed})"
-        reasons.append(f"{says} {some if key in written else 'any tensor'}{whose[key]}")
+        is_part = len(missing[key]) < len(names[key])
+        some = f"{len(missing[key])} of {len(names[key])} tensors ({listed})" if is_part else "any tensor"
+        reasons.append(f"{says} {some}" + (f" for {requests[key].name!r}" if len(requests) > 1 else ""))
     return not_compared(*reasons)

@@ -49,7 +49,7 @@ def probe() -> Probe:
 
 
 def test_operations_of_another_process_are_those_of_this_one(spec: str, probe: Probe) -> None:
-    taps, here = run_listening(built(load_port(spec), probe), probe, "pytorch")
+    taps, here = run_listening(built(load_port(spec), probe), probe)
     with contextlib.closing(isolated_build(spec)) as build:
         forward = built(build, probe)
         far_taps, there = run_listening(forward, probe)

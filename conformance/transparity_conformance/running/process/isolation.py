@@ -6,12 +6,14 @@ process and its descendants if an answer is late, and at the end of the check.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -149,11 +151,13 @@ class IsolatedModel(RemotePort):
         self.asked("narrow")
 
 
+@dataclass(frozen=True, eq=False)
 class IsolatedBuild(_Described):
     """The `build` of a port in another process. With a `model_type`, the port is a loader of this family's folders."""
 
-    def __init__(self, process: ProcessGroup, model_type: str | None = None, edit: Edit | None = None) -> None:
-        self.process, self.model_type, self.edit = process, model_type, edit
+    process: ProcessGroup
+    model_type: str | None = None
+    edit: Edit | None = None
 
     @property
     def _described(self) -> Any:
@@ -163,16 +167,8 @@ class IsolatedBuild(_Described):
     def has_own_weights(self) -> bool:
         return runtime_of(self.process.spec) is not None
 
-    def loading(self, model_type: str | None) -> IsolatedBuild:
-        """Return a copy of this port that loads folders of the family `model_type`. Without a `model_type`, the copy is
-        a `build`."""
-        return IsolatedBuild(self.process, model_type)
-
-    def on(self, process: ProcessGroup) -> IsolatedBuild:
-        return IsolatedBuild(process, self.model_type, self.edit)
-
     def edited(self, edit: Edit) -> IsolatedBuild:
-        return IsolatedBuild(self.process, self.model_type, edit)
+        return dataclasses.replace(self, edit=edit)
 
     def reported(self, folder: str, names: Sequence[str]) -> list[str]:
         given = self.process.loaded()[0], self.model_type, self.process.folder(), folder, list(names)

@@ -26,7 +26,6 @@ from transparity_conformance.exchange.judging import judge_bundle
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.oracle.cases import AUDIO, IMAGES
-from transparity_conformance.oracle.probes import probes
 from transparity_conformance.report.fields import parameters_table
 from transparity_conformance.running.process.child import run_together
 
@@ -115,10 +114,6 @@ def test_a_bundle_needs_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 def test_probes_of_other_models_do_not_fit(tmp_path: Path) -> None:
-    with refused(BundleError, "The probe 'tiny' has a different model"):
-        export_bundle(preset("translation").resized(), tmp_path, probes("translation"))
-    with refused(BundleError, "A bundle needs at least one probe"):
-        export_bundle(SMALL, tmp_path, {})
     with refused(BundleError, "A vocabulary is too small for a bundle; expected at least 3 tokens"):
         export_bundle(dataclasses.replace(SMALL, source_vocab_size=2), tmp_path)
     with refused(BundleError, "The bundle is named 'walkthrough', but"):

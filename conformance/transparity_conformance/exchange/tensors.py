@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import safe_open
 
 from transparity.errors import shown
-from transparity.limits.files import LARGEST_HEADER, read_header
+from transparity.limits.files import read_header
 from transparity.limits.lazy import Lazy
 from transparity.text import reason
 from transparity_conformance.checkpoints.files import BundleError
@@ -24,13 +24,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I32", "I64")
 
-HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
-"""The bytes that a header may use for metadata, and for each expected tensor besides its name."""
-
-
-def largest_header(expected: Shapes) -> int:
-    return HEADER_SPARE + sum(len(name) + HEADER_OF_ONE for name in expected)
-
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     """The entry of a tensor in the header. The safetensors library checks the values."""
@@ -40,9 +33,9 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     shape: Any = None
 
 
-def opened(path: Path, most: int = LARGEST_HEADER) -> Any:
+def opened(path: Path) -> Any:
     """Open a file with the safetensors library, which compares the header with the size of the file."""
-    _, entries = read_header(path, BundleError, most)
+    _, entries = read_header(path, BundleError)
     try:
         msgspec.convert(entries, dict[str, _Entry])
         return safe_open(path, framework="numpy")
@@ -62,7 +55,7 @@ def read_tensors(
         optional: Whether tensors may be missing.
         integers: The names of tensors that must have a dtype in `INTEGERS` instead.
     """
-    file = opened(path, largest_header(expected))
+    file = opened(path)
     found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     for name, tensor in found.items():
         _check(path, name, tensor, expected, INTEGERS if name in integers else dtypes)

@@ -29,7 +29,7 @@ from transparity_conformance.matching.recorded import layouts
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters, probes_of
 from transparity_conformance.report.report import Cause, Divergence
-from transparity_conformance.running.process.wire import described, received
+from transparity_conformance.running.process.wire import operations_of, table_of
 from transparity_numpy.transformer import transformer
 
 HEADS, LENGTH = 3, 9
@@ -189,9 +189,10 @@ def test_another_expression_of_the_same_line_is_not_the_operation_elsewhere() ->
 
 def test_callers_are_kept_on_the_wire_though_the_line_is_the_same() -> None:
     operations = [shared(10, 20), shared(11, 20), shared(10, 20)]
-    answer = described(operations)
-    assert len(answer["stacks"]) == 2
-    assert [each.stack for each in received(answer)] == [each.stack for each in operations]
+    table = table_of(operations)
+    assert len(table["stacks"]) == 2
+    received = operations_of(table, [each.value for each in operations])
+    assert [each.stack for each in received] == [each.stack for each in operations]
 
 
 WRITTEN = {"qwen3-next": {"decoder.layers.0.recurrence.context"}}

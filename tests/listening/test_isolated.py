@@ -17,7 +17,7 @@ from transparity_conformance.oracle.probes import Probe, probes
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import built, run, run_listening
-from transparity_conformance.running.process.wire import described, described_backward, received, received_backward
+from transparity_conformance.running.process.wire import operations_of, recorded, table_of
 
 PORT = """
 import torch
@@ -49,7 +49,7 @@ def probe() -> Probe:
 
 
 def test_operations_of_another_process_are_those_of_this_one(spec: str, probe: Probe) -> None:
-    taps, here = run_listening(built(load_port(spec), probe), probe, "pytorch")
+    taps, here = run_listening(built(load_port(spec), probe), probe)
     with contextlib.closing(isolated_build(spec)) as build:
         forward = built(build, probe)
         far_taps, there = run_listening(forward, probe)
@@ -67,61 +67,61 @@ def test_operations_of_another_process_are_those_of_this_one(spec: str, probe: P
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("inputs", np.array([0, 1])),
-        ("name", np.array([0, 7])),
-        ("value", [np.ones(2), np.ones(0)]),
-        ("value", [np.ones(2)]),
+        ("rows", [[0, 0, []], [0, 0, [1]]]),
+        ("rows", [[0, 0, []], [7, 0, [0]]]),
+        ("rows", [[0, 0, []], [0, 1, [0]]]),
+        ("rows", [[0, 0, []], [0, -1, [0]]]),
+        ("rows", [[0, 0, []]]),
+        ("rows", [[0, 0, [], 0], [0, 0, [0]]]),
         ("sources", [["file.py"]]),
-        ("stack", np.array([0, 1])),
-        ("stack", np.array([0, -1])),
         ("stacks", [[0]]),
+        ("names", 7),
     ],
 )
 def test_what_describes_no_operations_is_refused(field: str, value: Any) -> None:
-    answer = described([]) | {
-        "name": np.array([0, 0]),
-        "names": ["aten.mm.default"],
-        "stack": np.array([0, 0]),
-        "stacks": [[]],
-        "inputs": np.array([0]),
-        "counts": np.array([0, 1]),
-        "value": [np.ones(2), np.ones(2)],
-    }
-    assert [each.inputs for each in received(answer)] == [(), (0,)]
-    with pytest.raises((ValueError, LookupError, TypeError)):
-        received(answer | {field: value})
+    table = {"names": ["aten.mm.default"], "sources": [], "stacks": [[]], "rows": [[0, 0, []], [0, 0, [0]]]}
+    assert [each.inputs for each in operations_of(table, [np.ones(2), np.ones(2)])] == [(), (0,)]
+    with pytest.raises((ValueError, LookupError)):
+        operations_of(table | {field: value}, [np.ones(2), np.ones(2)])
+    for values in ([np.ones(2)], [np.ones(2), np.ones(0)], [np.ones(2), "a"]):
+        with pytest.raises(ValueError, match=r"shorter|no value|could not"):
+            operations_of(table, values)
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    "rest",
     [
-        ("operations", {}),
-        ("operations", 7),
-        ("gradients", [np.ones(2)]),
-        ("gradients", [np.ones(3), None]),
-        ("gradients", [np.ones(0), None]),
-        ("gradients", ["a", None]),
-        ("passes", [True]),
-        ("passes", None),
+        ([np.ones(2)], [True, False]),
+        ([np.ones(3), None], [True, False]),
+        ([np.ones(0), None], [True, False]),
+        (["a", None], [True, False]),
+        ([np.zeros(2), None], [True]),
+        ([np.zeros(2), None], None),
+        (),
     ],
 )
-def test_what_describes_no_backward_pass_is_refused(field: str, value: Any) -> None:
+def test_what_describes_no_backward_pass_is_refused(rest: Any) -> None:
     operations = [Operation("mm", np.ones(2), (), ()), Operation("\x1b[31m", np.ones(2), (0,), ())]
-    answer = described_backward(Backward(operations, [np.zeros(2), None], [True, False]))
-    right = received_backward(answer)
+    given = operations_of(table_of(operations), [each.value for each in operations])
+    assert given[1].name.isprintable()
+    right = recorded(given, [np.zeros(2), None], [True, False])
+    assert isinstance(right, Backward)
     assert [each.inputs for each in right.operations] == [(), (0,)] and right.passes == [True, False]
-    assert right.operations[1].name.isprintable()
     with pytest.raises((ValueError, LookupError, TypeError)):
-        received_backward(answer | {field: value})
+        recorded(given, *rest)
 
 
-@pytest.mark.parametrize("answer", [None, {"names": 7}, described([]) | {"counts": np.array(["a"])}])
-def test_a_malformed_record_is_an_error_of_the_port(spec: str, answer: Any) -> None:
-    group = isolated_build(spec).process
-    assert group.decoded(received, described([])) == []
+@pytest.mark.parametrize("answer", ["None", "[1, []]", "type('Table', (dict,), {})()"])
+def test_a_malformed_record_is_an_error_of_the_port(spec: str, probe: Probe, answer: str) -> None:
+    file = Path(spec.removesuffix(":build"))
+    worker = "transparity_conformance.running.process.worker"
+    file.write_text(
+        f"from {worker} import Worker\nimport __main__\n__main__.Worker.listen = lambda *_: {answer}\n{PORT}"
+    )
+    build = isolated_build(spec)
     with pytest.raises(PortProcessError, match="sent a malformed record of its operations"):
-        group.decoded(received, answer)
-    assert not group.is_running
+        run_listening(built(build, probe), probe)
+    assert not build.process.is_running
 
 
 @pytest.mark.parametrize("framework", PORTS_OF)

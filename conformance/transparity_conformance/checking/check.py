@@ -6,10 +6,10 @@ A check runs `STAGES` in order. Each stage adds its results to one `Evidence`, w
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 from transparity.config import TransformerConfig
@@ -130,7 +130,7 @@ def _report(evidence: Evidence) -> Report:
             if all(is_met(evidence) for is_met in conditions):
                 with evidence.stopwatch.timed(run.__name__.replace("_", " ")):
                     run(evidence)
-    return dataclasses.replace(evidence.report, timing=evidence.stopwatch.stages)
+    return replace(evidence.report, timing=evidence.stopwatch.stages)
 
 
 def _system(
@@ -149,7 +149,7 @@ def _built_by(
 ) -> contextlib.AbstractContextManager[Port]:
     if isolated or ranks > 1 or isinstance(build, str):
         started = isolated_build(spec_of(build), timeout, ranks=ranks, is_small=is_small)
-        return contextlib.closing(started.loading(family))
+        return contextlib.closing(replace(started, model_type=family))
     assert not isinstance(build, str)
     return contextlib.nullcontext(build) if family is None else loaded_here(build, family)
 

@@ -86,7 +86,7 @@ class PortCheck:
         # Only the first report includes the time since the command started.
         starts, self.starts = {name: now.since(began) for name, began in self.starts.items()}, {}
         report = self.check(
-            self.build.loading(system.model_type),
+            replace(self.build, model_type=system.model_type),
             system.name,
             config=config,
             parameters=system.parameters,

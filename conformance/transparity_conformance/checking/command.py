@@ -24,7 +24,7 @@ from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.parts import RanksComparison
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.process.child import TIMEOUT, Completed, run_together
+from transparity_conformance.running.process.child import TIMEOUT, run_together
 from transparity_conformance.running.process.joining import Differing
 from transparity_conformance.running.process.ranks import environments
 
@@ -57,60 +57,62 @@ def check_command(
         bundle = export_bundle(config, Path(folder, "bundle"), name=name, dtype=dtype, sections=sections)
         progress("running the program", 0, 1)
         run = functools.partial(_run, command, Path(folder), timeout)
-        completed = run(environments(ranks) if ranks > 1 else [{}])
-        failure = next((each.failure for each in completed if each.failure), None)
-        outputs = _outputs(command, completed[0].actual, failure, bundle)
-        beside = _beside_one(run, completed, outputs, bundle) if ranks > 1 else None
+        written, failure = run(environments(ranks) if ranks > 1 else [{}])
+        outputs = _outputs(command, written[0], failure, bundle)
+        beside = _beside_one(run, written, outputs, bundle) if ranks > 1 else None
     known, of_ranks = LastReport(located), ranks if beside and beside[0].one_rank != "agrees" else 1
     how: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget, "ranks": of_ranks}
     with known.kept():
-        report = judge_bundle(bundle, outputs, stopped=failure is not None, located=known, port=command, **how)
+        report = judge_bundle(bundle, outputs, stopped=bool(failure), located=known, port=command, **how)
         if beside is not None:
             report = adding_ranks(report, *beside[:2], bundle.probes).adding(not_compared=beside[2])
     verdict = "inconclusive" if failure and report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(*filter(None, [failure]), *report.notes))
 
 
-def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapping[str, str]]) -> list[Completed]:
+def _run(
+    command: str, folder: Path, timeout: float, environments: Sequence[Mapping[str, str]]
+) -> tuple[list[Path], str]:
+    """Run one copy of a program in each environment. Return the output files, and the reason of a failure."""
     copies = []
     for rank, environment in enumerate(environments):
         own = folder / f"{rank}-of-{len(environments)}"
         own.mkdir()
         copies.append((own / ACTUAL, environment))
-    return run_together(command, folder / "bundle", copies, timeout)
+    return [actual for actual, _ in copies], run_together(command, folder / "bundle", copies, timeout)
 
 
-def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) -> Actual:
+def _outputs(command: str, actual: Path, failure: str, bundle: Bundle) -> Actual:
     if not os.path.lexists(actual):
-        ended = f"The command {shown(command)} exited normally" if failure is None else failure.removesuffix(".")
+        ended = failure.removesuffix(".") or f"The command {shown(command)} exited normally"
         raise BundleError(f"{ended}, but wrote no {actual.name}.")
     try:
-        return read_actual(actual, bundle, cut=failure is not None)
+        return read_actual(actual, bundle)
     except BundleError as error:
-        if failure is None:
+        if not failure:
             raise
         raise BundleError(f"{failure.removesuffix('.')}; {error}") from None
 
 
 def _beside_one(
-    run: Callable[[Sequence[Mapping[str, str]]], list[Completed]],
-    completed: Sequence[Completed],
+    run: Callable[[Sequence[Mapping[str, str]]], tuple[list[Path], str]],
+    written: Sequence[Path],
     outputs: Actual,
     bundle: Bundle,
 ) -> tuple[RanksComparison, Differing, list[str]]:
     """Compare the first rank's outputs with a run on one rank, and with the other ranks. Return both comparisons, and a
     line for the report if some ranks wrote no file."""
-    count, differing, probes = len(completed), Differing(), bundle.probes
-    silent = [str(rank) for rank, each in enumerate(completed) if not os.path.lexists(each.actual)]
+    count, differing, probes = len(written), Differing(), bundle.probes
+    silent = [str(rank) for rank, actual in enumerate(written) if not os.path.lexists(actual)]
     absent = [f"output of rank {', '.join(silent)}: not compared, because no file was written"] if silent else []
-    for rank, each in enumerate(completed):
-        if rank and os.path.lexists(each.actual):
-            _note(differing, outputs, read_actual(each.actual, bundle), rank)
-    (one,) = run(environments(1))
+    for rank, actual in enumerate(written):
+        if rank and os.path.lexists(actual):
+            _note(differing, outputs, read_actual(actual, bundle), rank)
+    (one,), failure = run(environments(1))
     try:
-        if one.failure is not None:
-            raise TransparityError(one.failure)
-        alone = read_actual(one.actual, bundle)
+        if failure:
+            raise TransparityError(failure)
+        alone = read_actual(one, bundle)
     except (TransparityError, OSError) as error:
         return RanksComparison(count, "inconclusive", reason=str(error)), differing, absent
     both = {key: probe for key, probe in probes.items() if key in alone and key in outputs}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from transparity_conformance.exchange.manifest import MANIFEST, Several, read_ma
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.oracle.probes import lean
 from transparity_conformance.oracle.reach.vocabulary import unseen_tokens
+from transparity_conformance.report.formatting import ranges, some
 from transparity_conformance.report.report import CapabilityResult, Report, Verdict, not_compared, with_capabilities
 from transparity_conformance.storage.paths import is_file, is_folder
 
@@ -130,19 +130,16 @@ def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
 
 def in_ranges(names: Collection[str]) -> Iterator[str]:
     """Yield one line for each range of layers with the same activations, and a line for all other names."""
-    by_layer: dict[tuple[str, int], list[str]] = {}
-    rest = []
+    taps: dict[tuple[str, int], list[str]] = {}
+    layers: dict[tuple[str, ...], list[int]] = {}
     for name in names:
         if place := in_layer(name):
-            by_layer.setdefault(place[:2], []).append(place[2])
-        else:
-            rest.append(name)
-    rows = enumerate((stack, layer, taps) for (stack, layer), taps in by_layer.items())
-    for (stack, _, taps), run in groupby(rows, key=lambda row: (row[1][0], row[1][1] - row[0], row[1][2])):
-        layers = [layer for _, (_, layer, _) in run]
-        numbers = f"{layers[0]}" if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
-        yield f"{stack}.layers.{numbers}: {', '.join(taps)}"
-    if rest:
+            taps.setdefault(place[:2], []).append(place[2])
+    for (stack, layer), of_layer in taps.items():
+        layers.setdefault((stack, *of_layer), []).append(layer)
+    for (stack, *of_layer), numbers in layers.items():
+        yield f"{stack}.layers.{', '.join(ranges(numbers, ' to '))}: {', '.join(of_layer)}"
+    if rest := [name for name in names if not in_layer(name)]:
         yield ", ".join(rest)
 
 
@@ -194,18 +191,13 @@ def _trimmed(name: str, value: np.ndarray) -> np.ndarray:
 def _not_written(
     way: Way, requests: Requests, names: dict[str, list[str]], missing: dict[str, list[str]]
 ) -> CapabilityResult:
-    lacking = [key for key in requests if missing[key]]
-    written = [key for key in requests if len(missing[key]) < len(names[key])]
     says = f"{way.claim}: the port did not write"
-    if all(len(names[key]) == 1 for key in requests):
-        some = f" for {', '.join(repr(requests[key].name) for key in lacking)}" if written else ""
-        return not_compared(*[f"{says} the tensor{some}"][: len(lacking)])
-    if not written:
-        return not_compared(f"{says} any tensor")
-    whose = {key: f" for {requests[key].name!r}" if len(requests) > 1 else "" for key in lacking}
+    if missing == names:
+        return not_compared(*[f"{says} any tensor"] * bool(names))
     reasons = []
-    for key in lacking:
-        listed = ", ".join(name.partition("/")[2] for name in missing[key][:3]) + (", …" if missing[key][3:] else "")
-        some = f"{len(missing[key])} of {len(names[key])} tensors ({listed})"
-        reasons.append(f"{says} {some if key in written else 'any tensor'}{whose[key]}")
+    for key in [key for key in requests if missing[key]]:
+        which, lacking = "any tensor", [name.partition("/")[2] for name in missing[key]]
+        if len(lacking) < len(names[key]):
+            which = f"{len(lacking)} of {len(names[key])} tensors ({some(lacking, 3)})"
+        reasons.append(f"{says} {which}" + (f" for {requests[key].name!r}" if len(requests) > 1 else ""))
     return not_compared(*reasons)

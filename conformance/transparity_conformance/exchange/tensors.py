@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ import numpy as np
 from safetensors import safe_open
 
 from transparity.errors import shown
-from transparity.limits.files import LARGEST_HEADER, read_header
+from transparity.limits.files import read_header
 from transparity.limits.lazy import Lazy
 from transparity.text import reason
-from transparity_conformance.checkpoints.files import BundleError, read_bytes
+from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.checkpoints.reading import UNREADABLE
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -25,37 +24,23 @@ Shapes = Mapping[str, tuple[int, ...]]
 FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I32", "I64")
 
-HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
-"""The bytes that a header may use for metadata, and for each expected tensor besides its name."""
-
-
-def largest_header(expected: Shapes) -> int:
-    return HEADER_SPARE + sum(len(name) + HEADER_OF_ONE for name in expected)
-
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """The entry of a tensor in the header. The safetensors library checks the dtype and the shape."""
+    """The entry of a tensor in the header. The safetensors library checks the values."""
 
-    data_offsets: tuple[int, int] = (0, 0)
+    data_offsets: Any = None
     dtype: Any = None
     shape: Any = None
 
 
-def _entries(path: Path, most: int) -> tuple[int, dict[str, _Entry]]:
-    length, entries = read_header(path, BundleError, most)
-    try:
-        return length, msgspec.convert(entries, dict[str, _Entry])
-    except msgspec.ValidationError as error:
-        raise _unreadable(path, reason(error)) from None
-
-
-def opened(path: Path, most: int = LARGEST_HEADER) -> Any:
+def opened(path: Path) -> Any:
     """Open a file with the safetensors library, which compares the header with the size of the file."""
-    _entries(path, most)
+    _, entries = read_header(path, BundleError)
     try:
+        msgspec.convert(entries, dict[str, _Entry])
         return safe_open(path, framework="numpy")
-    except UNREADABLE as error:
-        raise _unreadable(path, reason(error)) from None
+    except (msgspec.ValidationError, *UNREADABLE) as error:
+        raise BundleError(f"{path} cannot be read as a safetensors file: {reason(error)}.") from None
 
 
 def read_tensors(
@@ -70,7 +55,7 @@ def read_tensors(
         optional: Whether tensors may be missing.
         integers: The names of tensors that must have a dtype in `INTEGERS` instead.
     """
-    file = opened(path, largest_header(expected))
+    file = opened(path)
     found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     for name, tensor in found.items():
         _check(path, name, tensor, expected, INTEGERS if name in integers else dtypes)
@@ -94,21 +79,3 @@ def _check(path: Path, name: str, tensor: Any, expected: Shapes, dtypes: Collect
         raise BundleError(f"{name!r} of {path} has the dtype {shown(dtype)}; expected {' or '.join(dtypes)}.")
     if tuple(shape := tensor.get_shape()) != tuple(expected[name]):
         raise BundleError(f"{name!r} of {path} has the shape {shown(shape)}; expected {list(expected[name])}.")
-
-
-def filled(path: Path, copy: Path, expected: Shapes) -> list[str]:
-    """Copy a file that may be truncated, with zeros for the missing data; return the names of complete tensors. Raise
-    `BundleError` if the header is unreadable, or if the file is larger than the `expected` tensors in float64."""
-    most = largest_header(expected) + 8 * sum(1 + math.prod(shape) for shape in expected.values())
-    begin, entries = _entries(path, largest_header(expected))
-    data = read_bytes(path, most)
-    ends = {name: begin + entry.data_offsets[1] for name, entry in entries.items()}
-    end = max(ends.values(), default=begin)
-    if end > most:
-        raise _unreadable(path, f"its header describes {shown(end)} bytes; expected at most {most}")
-    copy.write_bytes(data.ljust(end, b"\0"))
-    return [name for name, end in ends.items() if end <= len(data)]
-
-
-def _unreadable(path: Path, reason: str) -> BundleError:
-    return BundleError(f"{path} cannot be read as a safetensors file: {reason}.")

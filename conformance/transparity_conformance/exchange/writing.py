@@ -49,17 +49,9 @@ def export_bundle(
     """Write a bundle that contains the model's weights; raise `BundleError` if the folder contains other files."""
     check_name(name, config)
     check_dtype(dtype)
-    chosen = dict(bundle_probes(name, config) if probes is None else probes)
-    if not chosen:
-        raise BundleError("A bundle needs at least one probe; none was given.")
-    first = next(iter(chosen.values())).parameters
-    for key, probe in chosen.items():
-        if probe.config != config or probe.parameters is not first:
-            raise BundleError(
-                f"The probe {key!r} has a different model from the first probe; expected one model for all probes."
-            )
-    of_capabilities = {section: section_of(section, chosen, dtype) for section in in_order(sections)}
-    bundle = Bundle(name, dtype, config, chosen, of_capabilities)
+    probes = dict(bundle_probes(name, config) if probes is None else probes)
+    of_capabilities = {section: section_of(section, probes, dtype) for section in in_order(sections)}
+    bundle = Bundle(name, dtype, config, probes, of_capabilities)
     _write(bundle, Path(folder))
     return bundle
 

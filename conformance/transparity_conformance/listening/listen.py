@@ -66,7 +66,6 @@ def listen_once(
     function: Callable[..., Any],
     args: Sequence[Any],
     named: Mapping[str, Any],
-    framework: str | None = None,
     *,
     largest: float,
     whole_numbers: bool,
@@ -75,7 +74,6 @@ def listen_once(
     args_copy, named_copy = copy.deepcopy((args, dict(named)))
     return listen(
         lambda: function(*args, **named),
-        framework,
         largest=largest,
         whole_numbers=whole_numbers,
         rehearsal=lambda: function(*args_copy, **named_copy),

@@ -49,7 +49,7 @@ class AuditedField(Compared):
 @dataclass(frozen=True)
 class AuditedTensor(Compared):
     name: str
-    outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
+    outcome: Literal["read", "never read", "may be missing", "not exercised", "not ignored"]
     """`may be missing`: a file without the tensor is accepted; `not ignored`: an unused tensor changes the result."""
     says: str = ""
     """A clause with the values that the port uses in place of the tensor."""
@@ -80,7 +80,7 @@ FIELD_OUTCOMES: dict[Outcome, str] = {
 ACCIDENTS = ("AttributeError", "IndexError", "KeyError", "TypeError")
 """Exceptions with which a port seldom refuses a value on purpose."""
 
-TENSOR_OUTCOMES = ("never read", "may be missing", "not ignored", "not exercised", "not tried")
+TENSOR_OUTCOMES = ("never read", "may be missing", "not ignored", "not exercised")
 FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing", "not ignored"}
 
 

@@ -79,7 +79,6 @@ def _not_compared(audit: Audit) -> Iterator[str]:
     fields, tensors = audit.files
     for file, names in ((fields, audit.fields_with("not exercised")), (tensors, audit.tensors_with("not exercised"))):
         yield from (f"{file} {name}: no call of the audit depends on it" for name in names)
-    yield from (f"{tensors} {each.name}: {each.says}" for each in audit.tensors if each.outcome == "not tried")
     for each in audit.fields:
         if each.counted == "refused":
             yield f"{fields} {each.name} {each.value}: {each.says}"

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import re
 import tempfile
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,13 +44,6 @@ class TensorFile:
 
     def logits(self, port: Audited, edit: Edit) -> np.ndarray | PortError:
         return port.logits(edit, self.probe, self.folder)
-
-    @property
-    def ends(self) -> set[str]:
-        """The first and the last tensor of each kind, such as the query weights of the first and the last layer."""
-        first = {kind_of(name): name for name in reversed(list(self.parameters))}
-        last = {kind_of(name): name for name in self.parameters}
-        return {*first.values(), *last.values()}
 
     def is_same(self, one: np.ndarray | PortError, other: np.ndarray) -> bool:
         return not isinstance(one, PortError) and share(gap(one, other), self.probe.allowed) <= 1
@@ -151,10 +143,6 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
             yield f"{other} transposed (read twice)", {first: value.T}
 
 
-SECONDS = 30.0
-"""After this time, only tensors of the first and last layer are left out. In PyTorch, all tensors take 1 or 2 s."""
-
-
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
@@ -165,16 +153,12 @@ def audited_tensors(
 
 def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[AuditedTensor]:
     yield from _strays(port, file)
-    unread, began, ends = _never_read(port, file, progress), time.monotonic(), file.ends
+    unread = _never_read(port, file, progress)
     required = file.needed - unread.keys() - _reported(port, file)
-    for done, name in enumerate(sorted(file.parameters, key=lambda name: name not in ends)):
+    for done, name in enumerate(file.parameters):
         progress("leaving out tensors", done, len(file.parameters))
         if name in unread:
             yield unread[name]
-        elif name in required and name not in ends and time.monotonic() - began > SECONDS:
-            yield AuditedTensor(
-                name, "not tried", "loading the port takes too long; the same tensor of other layers was tried"
-            )
         elif (found := _without(port, file, name) if name in required else None) is not None:
             yield found
         else:

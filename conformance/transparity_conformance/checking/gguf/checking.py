@@ -12,7 +12,6 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
 from transparity.limits.memory import check_fits
-from transparity.taps import recording
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.gguf.metadata import metadata_faults, read_gguf
 from transparity_conformance.checking.gguf.tensors import (
@@ -34,6 +33,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes_with
 from transparity_conformance.report.report import ClaimResult, Divergence, Report, Verdict
 from transparity_conformance.running.loading import LoadError
+from transparity_numpy.port import build as build_numpy
 from transparity_numpy.transformer import transformer
 
 NOT_RUN = "llama.cpp itself: the checker compares the file with its checkpoint, but does not run llama.cpp"
@@ -103,15 +103,8 @@ class GgufCheck:
         if all(fault.causes for fault in report.faults):
             return report
 
-        def build(config: TransformerConfig, parameters: Arrays) -> Any:
-            def forward(**inputs: Any) -> Arrays:
-                taps: Arrays = {}
-                transformer(*wrong, tap=recording(taps), **inputs)
-                return taps
-
-            return forward
-
         how = self.options.named("dtype", "budget", "located", "quick")
+        build = lambda *_: build_numpy(*wrong)
         found = check(build, system.name, config=config, parameters=right[1], progress=progress, **how).faults
         return replace(report, faults=(*report.faults, *(fault for fault in found if fault.causes)))
 

@@ -55,7 +55,7 @@ def against_one(
     many = run_all(build, probes, progress, logits_only=logits_only)
     declared = next(iter(group.shardings.values())).placements
     placements = {name: str(placement) for name, placement in declared.items()}
-    one = in_precision(isolated_of(build).on(group.alone), dtype)
+    one = in_precision(dataclasses.replace(isolated_of(build), process=group.alone), dtype)
     try:
         alone = run_all(one, many.probes, progress, logits_only=logits_only)
     except (PortError, LoadError) as error:

@@ -15,7 +15,6 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -115,7 +114,15 @@ class PortProcess:
             ) from None
         except (OSError, Closed):
             raise self._died(what) from None
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError) as error:
+        except (
+            ValueError,
+            TypeError,
+            AttributeError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+            MemoryError,
+        ) as error:
             self.stop()
             raise PortProcessError(f"{self.name} sent a malformed reply during {what}: {error}.") from None
         if kind == "returned":
@@ -177,19 +184,9 @@ TAIL = 2000
 """The number of bytes to keep from the end of a program's standard error."""
 
 
-@dataclass(frozen=True)
-class Completed:
-    actual: Path
-    """The file that the program should write."""
-    failure: str | None
-    """A sentence with the reason of a failure; None if the program's exit code is 0."""
-
-
-def run_together(
-    command: str, bundle: Path, copies: Sequence[tuple[Path, Mapping[str, str]]], timeout: float
-) -> list[Completed]:
+def run_together(command: str, bundle: Path, copies: Sequence[tuple[Path, Mapping[str, str]]], timeout: float) -> str:
     """Run a program on a bundle, with several copies in parallel. If one copy fails, stop the others, because they may
-    wait for the failed copy.
+    wait for the failed copy. Return a sentence with the reason of the failure; empty if every exit code is 0.
 
     Args:
         command: The program and its arguments, split as by a shell, but run without a shell. `{bundle}` and `{actual}`
@@ -200,60 +197,39 @@ def run_together(
 
     Raises `BundleError` if the program cannot be started.
     """
-    programs: list[_Program] = []
+    programs: list[tuple[subprocess.Popen[bytes], _Tail]] = []
+    deadline = time.monotonic() + timeout
     try:
-        for number, (actual, environment) in enumerate(copies):
-            who = f"Rank {number} of the command" if len(copies) > 1 else "The command"
-            programs.append(_Program(command, bundle, actual, environment, who))
-        deadline = time.monotonic() + timeout
-        while any(program.is_running for program in programs) and not any(program.failed for program in programs):
-            if time.monotonic() > deadline:
-                break
+        for actual, environment in copies:
+            programs.append(_started(command, bundle, actual, environment))
+        codes: list[int | None] = [None]
+        while None in codes and not any(codes) and time.monotonic() < deadline:
             time.sleep(PATIENCE)
-        first = next((program for program in programs if program.failed), None)
-        return [program.completed(timeout, first) for program in programs]
+            codes = [process.poll() for process, _ in programs]
+        failed = next((number for number, code in enumerate(codes) if code), codes.index(None) if None in codes else -1)
+        if failed < 0:
+            return ""
+        how, last = f"was stopped after {timeout:g} s", ""
+        if (code := codes[failed]) is not None:
+            how, last = _how_ended(code), programs[failed][1].last_line()
+        who = f"Rank {failed} of the command" if len(copies) > 1 else "The command"
+        return f"{who} {shown(command)} {how}{f', with the message: {last}' if last else ''}."
     finally:
-        for program in programs:
-            stop_group(program.process)
+        for process, _ in programs:
+            stop_group(process)
 
 
-class _Program:
-    def __init__(self, command: str, bundle: Path, actual: Path, environment: Mapping[str, str], who: str) -> None:
-        self.command, self.actual, self.who = command, actual, who
-        arguments = command_line(command, bundle, actual)
-        try:
-            self.process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                env=os.environ | environment,
-            )
-        except (OSError, ValueError) as error:
-            raise BundleError(f"The command {shown(command)} cannot be started: {reason(error)}.") from None
-        assert self.process.stderr is not None
-        self.tail = _Tail(self.process.stderr)
-
-    @property
-    def is_running(self) -> bool:
-        return self.process.poll() is None
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.process.poll())
-
-    def completed(self, timeout: float, first: _Program | None) -> Completed:
-        """Return the result; if this program was stopped because the program `first` failed, return that failure."""
-        code, named = self.process.poll(), f"{self.who} {shown(self.command)}"
-        if code == 0:
-            return Completed(self.actual, None)
-        if code is None and first is not None:
-            return Completed(self.actual, first.completed(timeout, None).failure)
-        if code is None:
-            return Completed(self.actual, f"{named} was stopped after {timeout:g} s.")
-        last = self.tail.last_line()
-        return Completed(self.actual, f"{named} {_how_ended(code)}{f', with the message: {last}' if last else ''}.")
+def _started(
+    command: str, bundle: Path, actual: Path, environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], _Tail]:
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    arguments, variables = command_line(command, bundle, actual), os.environ | environment
+    try:
+        process = subprocess.Popen(arguments, **pipes, start_new_session=True, env=variables)
+    except (OSError, ValueError) as error:
+        raise BundleError(f"The command {shown(command)} cannot be started: {reason(error)}.") from None
+    assert process.stderr is not None
+    return process, _Tail(process.stderr)
 
 
 def command_line(command: str, bundle: Path, actual: Path) -> list[str]:

@@ -6,12 +6,14 @@ process and its descendants if an answer is late, and at the end of the check.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,12 +23,13 @@ from transparity_conformance.capabilities.port_calls import PortCallError, PortE
 from transparity_conformance.capabilities.sharding import Sharding
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.exporting import Edit
+from transparity_conformance.listening.backward import Backward
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.inputs import shapes_of
 from transparity_conformance.running.process.child import checked_timeout
 from transparity_conformance.running.process.ranks import ProcessGroup
-from transparity_conformance.running.process.wire import MISSHAPEN, Handle, received, received_backward
+from transparity_conformance.running.process.wire import MISSHAPEN, Handle, Recorded
 
 
 def isolated_build(
@@ -98,8 +101,7 @@ class RemotePort(_Described):
         return self._process.offers(self, name)
 
     def asked(self, name: str, *args: Any, **named: Any) -> Any:
-        value = _called(self._process, self.handle, name, *args, **named)
-        return self._process.decoded(received_backward, value) if name == "backward" else value
+        return _called(self._process, self.handle, name, *args, **named)
 
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
@@ -109,10 +111,9 @@ class RemotePort(_Described):
         Operations are left out if all values together would have more than half the bytes of the largest answer.
         """
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
-        answer = self._process.answer(method or "forward", "listen", *request)
-        result, operations = self._process.decoded(lambda sent: (sent[0], received(sent[1])), answer)
-        _keep_track(self._process, result)
-        return result, operations
+        recorded: Recorded = self._process.answer(method or "forward", "listen", *request, kind=Recorded)
+        _keep_track(self._process, recorded.result)
+        return recorded
 
     def sharding(self) -> Sharding:
         return self._process.sharding_of(self.handle)
@@ -150,11 +151,13 @@ class IsolatedModel(RemotePort):
         self.asked("narrow")
 
 
+@dataclass(frozen=True, eq=False)
 class IsolatedBuild(_Described):
     """The `build` of a port in another process. With a `model_type`, the port is a loader of this family's folders."""
 
-    def __init__(self, process: ProcessGroup, model_type: str | None = None, edit: Edit | None = None) -> None:
-        self.process, self.model_type, self.edit = process, model_type, edit
+    process: ProcessGroup
+    model_type: str | None = None
+    edit: Edit | None = None
 
     @property
     def _described(self) -> Any:
@@ -164,16 +167,8 @@ class IsolatedBuild(_Described):
     def has_own_weights(self) -> bool:
         return runtime_of(self.process.spec) is not None
 
-    def loading(self, model_type: str | None) -> IsolatedBuild:
-        """Return a copy of this port that loads folders of the family `model_type`. Without a `model_type`, the copy is
-        a `build`."""
-        return IsolatedBuild(self.process, model_type)
-
-    def on(self, process: ProcessGroup) -> IsolatedBuild:
-        return IsolatedBuild(process, self.model_type, self.edit)
-
     def edited(self, edit: Edit) -> IsolatedBuild:
-        return IsolatedBuild(self.process, self.model_type, edit)
+        return dataclasses.replace(self, edit=edit)
 
     def reported(self, folder: str, names: Sequence[str]) -> list[str]:
         given = self.process.loaded()[0], self.model_type, self.process.folder(), folder, list(names)
@@ -230,7 +225,8 @@ def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **name
 
     This is not a method: Python would free a `RemotePort` late if it referred to itself by a bound method.
     """
-    value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
+    kind = Backward if name == "backward" else object
+    value = process.answer(name, "call", handle.number, name, args, named, _stays(name), kind=kind)
     _keep_track(process, value)
     return value
 

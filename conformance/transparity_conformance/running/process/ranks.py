@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,7 @@ from transparity_conformance.running.inputs import shapes_of
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.child import PortProcess, PortTimeoutError
 from transparity_conformance.running.process.joining import Differing, RankHandle, Shapes, Whole, joined
-from transparity_conformance.running.process.wire import MALFORMED, Handle, described, received, with_handles
-
-Decoded = TypeVar("Decoded")
+from transparity_conformance.running.process.wire import Handle, Recorded, with_handles
 
 
 class ProcessGroup:
@@ -101,28 +99,23 @@ class ProcessGroup:
             self._loaded = answers[0][0], answers[0][1]
         return self._loaded
 
-    def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
-        """Send a request, called `what` in messages, to all ranks. The joined answer has at most `largest` bytes."""
+    def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None, kind: type = object) -> Any:
+        """Send a request, called `what` in messages, to all ranks. The joined answer has at most `largest` bytes. If an
+        answer is not of the right `kind`, stop the processes and raise `PortProcessError`."""
         self.loaded()
         self.differing.last = {}
         answers = self._asked(what, name, *arguments, largest=largest)
+        if not all(isinstance(each, kind) for each in answers):
+            self.stop()
+            raise PortProcessError("The port's process sent a malformed record of its operations.")
         if not self.is_launched:
             return answers[0]
         if name == "build":
             return self._built(answers, arguments)
         if name == "listen":
-            by_rank = self.decoded(lambda sent: [(each[0], received(each[1])) for each in sent], answers)
-            operations = self.whole.of(int(arguments[0]), [each[1] for each in by_rank])
-            return [self._joined(what, [each[0] for each in by_rank], arguments), described(operations)]
+            result = self._joined(what, [each.result for each in answers], arguments)
+            return Recorded(result, self.whole.of(int(arguments[0]), [each.operations for each in answers]))
         return self._joined(what, answers, arguments) if name == "call" else answers[0]
-
-    def decoded(self, decode: Callable[[Any], Decoded], answer: Any) -> Decoded:
-        """Return `decode(answer)`; if the answer is malformed, stop the processes and raise `PortProcessError`."""
-        try:
-            return decode(answer)
-        except MALFORMED as error:
-            self.stop()
-            raise PortProcessError(f"The port's process sent a malformed record of its operations: {error}.") from None
 
     def _built(self, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
         numbers = [answer[0] for answer in answers]

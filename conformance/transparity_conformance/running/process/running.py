@@ -99,16 +99,15 @@ def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False)
 
 
 def run_listening(
-    forward: Callable[..., Any], probe: Probe, framework: str | None = None, *, whole_numbers: bool = False
+    forward: Callable[..., Any], probe: Probe, *, whole_numbers: bool = False
 ) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
     """Run a port on a probe; return its activations, and its operations in order, on request also on integers.
 
-    `framework` limits the recording of a port in this process to one framework. Operations are left out if all values
-    together would exceed `largest_answer() / 2` bytes. Recording disables compilers (`jit`, `torch.compile`), so the
-    activations may differ by rounding from the result of `run`. The values of preallocated buffers are cut to the
-    sequence length.
+    Operations are left out if all values together would exceed `largest_answer() / 2` bytes. Recording disables
+    compilers (`jit`, `torch.compile`), so the activations may differ by rounding from the result of `run`. The values
+    of preallocated buffers are cut to the sequence length.
     """
-    listened = functools.partial(_listened, forward, "", framework=framework, whole_numbers=whole_numbers)
+    listened = functools.partial(_listened, forward, "", whole_numbers=whole_numbers)
     returned, operations = _returned(listened, forward, probe)
     lengths = lengths_of(probe.config, probe.inputs).values()
     return _known(returned, probe, logits_only=False), within_sequence(operations, lengths)
@@ -131,13 +130,12 @@ def ask(forward: Any, method: str, *args: Any, **named: Any) -> Any:
 
 
 def _listened(
-    forward: Any, method: str, /, *args: Any, framework: str | None = None, whole_numbers: bool = False, **named: Any
+    forward: Any, method: str, /, *args: Any, whole_numbers: bool = False, **named: Any
 ) -> tuple[Any, list[Operation]]:
     if isinstance(forward, RemotePort):
         return forward.listened(method, *args, whole_numbers=whole_numbers, **named)
     function = getattr(forward, method) if method else forward
-    largest = largest_answer() // 2
-    return listen_once(function, args, named, framework, largest=largest, whole_numbers=whole_numbers)
+    return listen_once(function, args, named, largest=largest_answer() // 2, whole_numbers=whole_numbers)
 
 
 def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:

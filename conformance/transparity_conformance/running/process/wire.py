@@ -16,9 +16,11 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from transparity.text import VALUE, safe
 from transparity_conformance.listening.backward import Backward
@@ -55,6 +57,13 @@ class Kept:
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+class Recorded(NamedTuple):
+    """The result of a recorded call, with the recorded operations."""
+
+    result: Any
+    operations: list[Operation]
 
 
 class Handle:
@@ -101,6 +110,11 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
         nonlocal taken
         if value is None or isinstance(value, bool | str | int):
             return {"value": value}
+        if isinstance(value, Recorded | Backward):
+            rest = [value.result] if isinstance(value, Recorded) else [value.gradients, value.passes]
+            return {
+                "recorded": [table_of(value.operations), node([each.value for each in value.operations]), node(rest)]
+            }
         if isinstance(value, float):
             return {"value": value} if math.isfinite(value) else {"number": repr(value)}
         if depth < DEPTH and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -213,80 +227,64 @@ def _decoded(node: Any, fill: Fill, store: Callable[[], Any] = dict, depth: int 
         return _read_array(fill, *content)
     if kind == "handle":
         return Handle(*content)
+    if kind == "recorded":
+        table, values, rest = content
+        return recorded(operations_of(table, _decoded(values, fill)), *_decoded(rest, fill, store))
     raise ValueError(f"a value has the unknown kind {kind!r}")
 
 
-def described(operations: Sequence[Operation]) -> dict[str, Any]:
-    """Encode operations as tables of names, sources and inputs, because many operations have the same source line."""
+Index = Annotated[int, Meta(ge=0)]
+
+
+class Table(msgspec.Struct):
+    """Recorded operations without their values. Many operations have the same name and stack."""
+
+    names: list[str]
+    sources: list[tuple[str, int, str, tuple[int, int] | None]]
+    stacks: list[list[Index]]
+    """For each stack, the indices of its sources."""
+    rows: list[tuple[Index, Index, list[Index]]]
+    """For each operation, the indices of its name, of its stack, and of the operations that computed its inputs."""
+
+
+def table_of(operations: Sequence[Operation]) -> dict[str, list[Any]]:
     names: dict[Hashable, int] = {}
-    sources: dict[tuple[Source, Any], int] = {}
-    stacks: dict[tuple[int, ...], int] = {}
-    of_each: list[int] = []
+    sources: dict[Hashable, int] = {}
+    stacks: dict[Hashable, int] = {}
+    index_of: Callable[[Any, dict[Hashable, int]], int] = lambda key, table: table.setdefault(key, len(table))
+    rows = []
     for each in operations:
-        stack = tuple(sources.setdefault((source, source.columns), len(sources)) for source in each.stack)
-        of_each.append(stacks.setdefault(stack, len(stacks)))
-    return {
-        "name": np.array([names.setdefault(each.name, len(names)) for each in operations], np.int64),
-        "stack": np.array(of_each, np.int64),
-        "inputs": np.array([index for each in operations for index in each.inputs], np.int64),
-        "counts": np.array([len(each.inputs) for each in operations], np.int64),
-        "value": [each.value for each in operations],
-        "names": list(names),
-        "sources": [[each.file, each.line, each.code, columns] for each, columns in sources],
-        "stacks": [list(stack) for stack in stacks],
-    }
+        lines = ((line.file, line.line, line.code, line.columns) for line in each.stack)
+        stack = tuple([index_of(line, sources) for line in lines])
+        rows.append((index_of(each.name, names), index_of(stack, stacks), each.inputs))
+    return {"names": list(names), "sources": list(sources), "stacks": list(stacks), "rows": rows}
 
 
-MALFORMED = (ValueError, TypeError, LookupError, OverflowError)
-"""The exceptions that `received` and `received_backward` raise for a malformed description."""
-
-
-def received(answer: Any) -> list[Operation]:
+def operations_of(table: Any, values: Sequence[Any]) -> list[Operation]:
     """Decode the operations that a port's process has sent; check everything, because the process is not trusted."""
-    names = [safe(str(name), VALUE) for name in answer["names"]]
+    told = msgspec.convert(table, Table)
+    names = [safe(name, VALUE) for name in told.names]
     sources = [
-        Source(safe(file, LONGEST_PATH), int(line), safe(code), _pair(columns))
-        for file, line, code, columns in answer["sources"]
+        Source(safe(file, LONGEST_PATH), line, safe(code), columns) for file, line, code, columns in told.sources
     ]
-    stacks = [tuple(_item(sources, index) for index in stack) for stack in answer["stacks"]]
-    inputs = np.split(np.asarray(answer["inputs"], np.int64), np.cumsum(answer["counts"])[:-1])[: len(answer["name"])]
-    rows = zip(answer["name"], map(_value, answer["value"]), inputs, answer["stack"], strict=True)
-    return [
-        Operation(names[name], value, _before(i, given), _item(stacks, stack))
-        for i, (name, value, given, stack) in enumerate(rows)
-    ]
+    stacks = [tuple(sources[index] for index in stack) for stack in told.stacks]
+    found: list[Operation] = []
+    for (name, stack, inputs), value in zip(told.rows, values, strict=True):
+        if any(index >= len(found) for index in inputs):
+            raise ValueError(f"operation {len(found)} has the inputs {inputs}")
+        found.append(Operation(names[name], _value(value), tuple(inputs), stacks[stack]))
+    return found
 
 
-def described_backward(found: Backward) -> dict[str, Any]:
-    return {"operations": described(found.operations), "gradients": found.gradients, "passes": found.passes}
-
-
-def received_backward(answer: Any) -> Backward:
-    """Decode the backward pass that a port's process has sent; check everything, because the process is not trusted."""
-    operations = received(answer["operations"])
-    rows = zip(operations, answer["gradients"], answer["passes"], strict=True)
-    kept = [(None if gradient is None else _gradient(each, gradient), bool(passes)) for each, gradient, passes in rows]
-    return Backward(operations, [gradient for gradient, _ in kept], [passes for _, passes in kept])
-
-
-def _gradient(operation: Operation, gradient: Any) -> np.ndarray:
-    array = _value(gradient)
-    if array.shape != operation.value.shape:
-        raise ValueError(f"a gradient has the shape {array.shape}; its value has {operation.value.shape}")
-    return array
-
-
-def _pair(columns: Any) -> tuple[int, int] | None:
-    if columns is None:
-        return None
-    start, end = columns
-    return int(start), int(end)
-
-
-def _item(items: Sequence[Any], index: Any) -> Any:
-    if int(index) < 0:
-        raise IndexError(f"an index is {index}")
-    return items[int(index)]
+def recorded(operations: list[Operation], *rest: Any) -> Recorded | Backward:
+    """Return operations with the result of the recorded call or, for a backward pass, with gradients."""
+    if len(rest) == 1:
+        return Recorded(rest[0], operations)
+    gradients = [None if each is None else _value(each) for each in rest[0]]
+    for each, gradient, _ in zip(operations, gradients, rest[1], strict=True):
+        if gradient is not None and gradient.shape != each.value.shape:
+            raise ValueError(f"a gradient has the shape {gradient.shape}; its value has {each.value.shape}")
+    return Backward(operations, gradients, [bool(each) for each in rest[1]])
 
 
 def _value(value: Any) -> np.ndarray:
@@ -294,9 +292,3 @@ def _value(value: Any) -> np.ndarray:
     if array.size == 0:
         raise ValueError("an operation has no value")
     return array
-
-
-def _before(index: int, inputs: np.ndarray) -> tuple[int, ...]:
-    if not ((inputs >= 0) & (inputs < index)).all():
-        raise ValueError(f"operation {index} has the inputs {inputs.tolist()}")
-    return tuple(inputs.tolist())

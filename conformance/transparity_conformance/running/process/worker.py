@@ -20,7 +20,6 @@ import numpy as np
 
 from transparity.text import safe, shown
 from transparity_conformance.capabilities import port_calls
-from transparity_conformance.listening.backward import Backward
 from transparity_conformance.listening.listen import listen_once
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.adapters.adapter import read_adapter
@@ -76,8 +75,6 @@ class Worker:
         args, named = self._given(args), self._given(named)
         with port_calls.tokens_kept(args, named):
             result = (getattr(function, attribute) if attribute else function)(*args, **named)
-        if isinstance(result, Backward):
-            return wire.described_backward(result)
         config = self.configs.get(number)
         if not attribute and config is not None:  # the result may contain more than the activations
             return taps_in(result, config)
@@ -92,7 +89,9 @@ class Worker:
     def offers(self, number: int, name: str) -> bool:
         return port_calls.has_method(self.objects[number], name)
 
-    def listen(self, number: int, attribute: str, args: Any, named: Any, stays: int | None, whole_numbers: bool) -> Any:
+    def listen(
+        self, number: int, attribute: str, args: Any, named: Any, stays: int | None, whole_numbers: bool
+    ) -> wire.Recorded:
         """Call an object or its method, as `call` does; return the result and the recorded operations.
 
         With `whole_numbers`, record operations on integers and bools, too. An exported model records its operations
@@ -108,7 +107,7 @@ class Worker:
         else:
             result, operations = function.listened(largest, **named)
             result = taps_in(result, self.configs[number])
-        return [result, wire.described(operations)]
+        return wire.Recorded(result, operations)
 
     def build(
         self, number: int, args: Any, named: Any, attributes: list[str], family: tuple[Any, ...] | None = None

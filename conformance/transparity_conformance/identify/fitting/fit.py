@@ -18,7 +18,7 @@ from transparity_conformance.identify.fitting.answer import SIZES, Fit, changed,
 from transparity_conformance.identify.fitting.configuration import configuration_of
 from transparity_conformance.identify.fitting.masks import is_causal
 from transparity_conformance.identify.fitting.parts import parts_of
-from transparity_conformance.identify.fitting.structure import before, softmaxes
+from transparity_conformance.identify.fitting.structure import softmaxes
 from transparity_conformance.identify.fitting.subject import (
     FitError,
     FittedModel,
@@ -168,7 +168,7 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
         raise FitError("No operation is a softmax over the tokens; expected attention.")
     if not own:
         return True
-    hidden = [scores_of(each, heard.operations, before(found, each)).masked for each in own]
+    hidden = [scores_of(each, heard.operations).masked for each in own]
     is_blind = all(is_causal(each.swapaxes(1, 2)) for each in hidden)
     return all(map(is_causal, hidden)) and not (is_blind and "token_types" in heard.inputs)
 

@@ -10,7 +10,7 @@ import numpy as np
 from transparity.config import MaskOrder
 from transparity_conformance.checkpoints.tables.kinds import FULL, SLIDING, repeating
 from transparity_conformance.identify.fitting.parts import Parts
-from transparity_conformance.identify.fitting.structure import Attention, before, softmaxes
+from transparity_conformance.identify.fitting.structure import Attention, softmaxes
 from transparity_conformance.identify.fitting.subject import FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.numbers import SAME, difference, digits, is_same
@@ -24,11 +24,8 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
     """Add the fields of masks, given a plain call, a call with padding and, if possible, a call with a mask."""
     every = [each for stack in parts.stacks.values() for each in stack.sublayers]
     named = [name for name, each in every if isinstance(each, Attention)]
-    scores: list[dict[str, Scores]] = []
-    for call in calls:
-        weights = softmaxes(call)
-        pairs = zip(named, weights, strict=False)
-        scores.append({name: scores_of(each, call.operations, before(weights, each)) for name, each in pairs})
+    weights = ((call, zip(named, softmaxes(call), strict=False)) for call in calls)
+    scores = [{name: scores_of(each, call.operations) for name, each in pairs} for call, pairs in weights]
     plain, padded = scores[:2]
     _read_windows(found, parts, plain)
     values = [each.masked_value for call in scores for each in call.values()]

@@ -42,8 +42,6 @@ class Recurrence:
     convolutions: Sequence[Convolution]
     maps: Sequence[Linear]
     output: Linear
-    begins: int
-    """The index of the first operation that may belong to the recurrence."""
 
     @property
     def given(self) -> np.ndarray:
@@ -103,7 +101,7 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
     Args:
         found: the known fields, including the eps of norms.
     """
-    own = operations[one.begins : one.output.at]
+    own = operations[min(each.at for each in one.maps) : one.output.at]
     left = {name: value for name, value in values.items() if name not in found.used}
     given = np.concatenate([each.given for each in one.convolutions], axis=2)
     rows = given.reshape(-1, given.shape[2])

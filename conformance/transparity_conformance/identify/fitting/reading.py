@@ -87,7 +87,7 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
     name, attention = next(
         (name, each) for name, each in stack.sublayers if isinstance(each, Attention) and "self" in name
     )
-    scores = scores_of(attention.softmax, parts.heard.operations, attention.begins)
+    scores = scores_of(attention.softmax, parts.heard.operations)
     query, key = normed[f"{name}.query"], normed[f"{name}.key"]
     raw, own = (np.diagonal(each, 0, -2, -1) for each in (raw_scores(query, key), scores.values))
     shown = np.broadcast_to(~np.diagonal(scores.masked, 0, -2, -1)[:, None], raw.shape)
@@ -150,7 +150,7 @@ def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stac
     if is_left(-alibi_slopes(heads.attention.heads)[:, None, None] * np.abs(distances)):
         found.fields["positions"] = "alibi"
         return
-    between = parts.heard.operations[heads.attention.begins : heads.attention.softmax.at]
+    between = parts.heard.operations[heads.attention.softmax.begins : heads.attention.softmax.at]
     made = next(filter(None, (rotary(heads.query, turned) for turned in rotated_among(heads.query, between))), None)
     if made is None:
         raise FitError(

@@ -19,6 +19,8 @@ LEAST, MOST = 1e-9, 1e3
 class Softmax:
     """The weights of an attention (batch, heads, queries, keys), and the index of their operation (`at`)."""
 
+    begins: int
+    """The index of the first operation after the previous attention's weights."""
     at: int
     weights: np.ndarray
 
@@ -33,9 +35,9 @@ class Scores:
     """The number that replaces masked scores; None if no score is masked."""
 
 
-def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) -> Scores:
-    """Return the first value, starting at operation `begins`, whose softmax equals the attention weights."""
-    for operation in operations[max(begins, 0) : softmax.at]:
+def scores_of(softmax: Softmax, operations: Sequence[Operation]) -> Scores:
+    """Return the first value whose softmax equals the attention weights."""
+    for operation in operations[softmax.begins : softmax.at]:
         if operation.value.size == softmax.weights.size:
             values = operation.value.reshape(softmax.weights.shape)
             with np.errstate(invalid="ignore", over="ignore"):

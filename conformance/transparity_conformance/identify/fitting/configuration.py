@@ -13,22 +13,19 @@ from transparity_conformance.identify.fitting.parts import Parts, Stack
 from transparity_conformance.identify.fitting.reading import read_attention
 from transparity_conformance.identify.fitting.structure import Attention, FeedForward
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
-from transparity_conformance.identify.fitting.values.embedding import Embedding
 from transparity_conformance.identify.fitting.values.experts import Experts, read_experts
 from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.head import (
     activation_of,
-    final_softcap,
     pooled_states,
     pooling_fields,
+    scale_of_logits,
 )
 from transparity_conformance.identify.fitting.values.norms import Norm, eps_besides, factor_behind, kind_and_eps
-from transparity_conformance.identify.fitting.values.numbers import digits, factor_between, is_same, settled
+from transparity_conformance.identify.fitting.values.numbers import is_same, settled
+from transparity_conformance.identify.fitting.values.scores import Scale
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads import HEADS
-
-FEW = 3
-"""A report names an equivalent pair (scale, multiplier) only if the multiplier has at most this number of digits."""
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
@@ -153,25 +150,16 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) -> tuple[str, float]:
-    """Return the kind and the eps of all norms.
-
-    Also record the factor after the final norm, and a remark for each norm with another eps.
-    """
+    """Return the kind and the eps of all norms, and record a remark for each norm with another eps."""
     final = f"{last.name}.final_norm"
     kind, eps = kind_and_eps([norm for name, norm in named.items() if name != final] or list(named.values()))
-    factor = factor_behind(named[final], kind, eps) if final in named else 1.0
-    scaled = _scaled(settled(factor * last.stream.head_factor), last.stream.output.shape[1] ** -0.5)
-    found.fields["head_scale"], found.fields["head_multiplier"] = next(iter(scaled.items()))
-    plain = {name: norm.times(1 / factor) if name == final else norm for name, norm in named.items()}
-    others = eps_besides(plain, kind, eps)
+    if final in named:
+        factor = factor_behind(named[final], kind, eps)
+        last.stream.head_factor *= factor
+        named = {**named, final: named[final].times(1 / factor)}
+    others = eps_besides(named, kind, eps)
     found.remarks += [f"{name} has eps {each:g}; the others {eps:g}" for name, each in others.items()]
     return kind, eps
-
-
-def _scaled(factor: float, root: float) -> dict[str, float]:
-    """Return the two forms of a factor, as a plain number and as a multiple of `root`; the simpler form first."""
-    options = {"none": factor, "embed_dim": settled(factor / root)}
-    return dict(sorted(options.items(), key=lambda each: (each[1] != 1, digits(each[1]))))
 
 
 def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
@@ -190,18 +178,9 @@ def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         if each.position_table is not None:
             table = subject.values[each.position_table]
             found.parameters[f"{name}.position_embedding.weight"] = table.reshape(-1, table.shape[-1])
-    _token_scale(found, parts.last.embedding)
+    last = parts.last.embedding
+    found.put_factor("embedding", last.scale, {"none": 1.0, "embed_dim": last.value.shape[1] ** 0.5})
     _positions(found, subject, parts)
-
-
-def _token_scale(found: FoundFields, last: Embedding) -> None:
-    """Express the factor of token embeddings by fields: the simpler one of two equivalent pairs (scale, multiplier)."""
-    options = _scaled(last.scale, last.value.shape[1] ** 0.5)
-    (name, multiplier), (other, another) = options.items()
-    found.fields |= {"embedding_scale": name, "embedding_multiplier": multiplier}
-    if digits(another) <= FEW and last.scale != 1:
-        found.untold["embedding_scale"] = f'"{other}" with the multiplier {another:g} has the same effect'
-        found.untold["embedding_multiplier"] = "the value depends on embedding_scale"
 
 
 def _positions(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
@@ -232,7 +211,11 @@ def _positions(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 def _head(found: FoundFields, parts: Parts) -> None:
     head, stream = parts.head, parts.last.stream
-    found.fields |= {"head": head.kind, "residual_multiplier": stream.multiplier}
+    scale = scale_of_logits(head.linear.made, parts.heard.output) if head.linear and head.kind == "logits" else Scale()
+    bases = {"none": 1.0, "embed_dim": stream.output.shape[1] ** -0.5}
+    found.put_factor("head", settled(stream.head_factor * scale.factor), bases)
+    fields = {"head": head.kind, "residual_multiplier": stream.multiplier, "final_softcap": scale.softcap}
+    found.fields |= fields
     if head.is_pooled:
         found.fields["pooler"] = head.activation
     if head.pooler is not None:
@@ -248,10 +231,6 @@ def _head(found: FoundFields, parts: Parts) -> None:
     found.fields |= {"tied_head": is_tied, "head_bias": linear.bias is not None}
     if head.kind == "classes":
         found.fields["num_classes"] = len(linear.weight)
-    else:
-        multiplier = factor_between(linear.made.reshape(parts.heard.output.shape), parts.heard.output)
-        found.fields["head_multiplier"] *= multiplier or 1
-        found.fields["final_softcap"] = None if multiplier else final_softcap(linear.made, parts.heard.output)
     found.put("head", linear, bias=linear.bias is not None)
     if is_tied:
         del found.parameters["head.weight"]

@@ -18,7 +18,7 @@ from transparity_conformance.identify.fitting.answer import SIZES, Fit, changed,
 from transparity_conformance.identify.fitting.configuration import configuration_of
 from transparity_conformance.identify.fitting.masks import is_causal
 from transparity_conformance.identify.fitting.parts import parts_of
-from transparity_conformance.identify.fitting.structure import before, softmaxes
+from transparity_conformance.identify.fitting.structure import softmaxes
 from transparity_conformance.identify.fitting.subject import (
     FitError,
     FittedModel,
@@ -78,11 +78,10 @@ def fitted(subject: FittedModel) -> Fit:
     made: list[Fit] = []
     for loops in get_args(Loops):
         subject.loops = loops
-        with _collected(errors):
-            for each in _readings(subject):
-                made.append(each)
-                if each.is_confirmed:
-                    return each
+        for each in _readings(subject, errors):
+            made.append(each)
+            if each.is_confirmed:
+                return each
         if made:
             return min(made, key=lambda each: each.share)
         if isinstance(errors[0], ForeignError):
@@ -91,55 +90,50 @@ def fitted(subject: FittedModel) -> Fit:
 
 
 @contextlib.contextmanager
-def _collected(errors: list[FitError]) -> Iterator[None]:
+def _collected(errors: list[FitError], known: Mapping[str, Any]) -> Iterator[None]:
     try:
         with under_hypothesis(PortError):
             yield
+        return
     except Impossible as failed:
-        errors.append(FitError("No configuration of the reference fits the module: its parts do not fit together."))
-        errors[-1].__cause__ = failed
-    except FitError as error:
-        errors.append(error)
+        error = FitError("No configuration of the reference fits the module: its parts do not fit together.")
+        error.__cause__ = failed
+    except FitError as failed:
+        error = failed
+    error.known = error.known or known
+    errors.append(error)
 
 
-def _readings(subject: FittedModel) -> Iterator[Fit]:
-    """Yield the fit that assumes that the module computes queries before keys, and then the fit with keys first.
-
-    At the end, if one of the fits failed, raise the error of the fit that found more fields.
-    """
-    sizes, plain = inputs.first_answer(subject)
-    if "pixels" in plain:
-        inputs.count_patches(subject, plain["pixels"])
-    subject.widen(plain)
-    heard = subject.hear(plain)
-    causal = _causal(subject, heard)
-    calls = [heard, subject.hear(inputs.with_further(subject, inputs.paddings(plain, sizes), sizes))]
-    if "attention_mask" in subject.names:
-        calls.append(subject.hear(inputs.masked(plain)))
-    longest, sizes_found = inputs.longest_taken(subject, plain), _sizes(subject, heard, sizes, causal)
-    errors: list[FitError] = []
-    for keys_first in (False, True):
-        found, made = FoundFields(dict(sizes_found)), None
-        with _collected(errors):
+def _readings(subject: FittedModel, errors: list[FitError]) -> Iterator[Fit]:
+    """Yield the fit that assumes that the module computes queries before keys, and then the fit with keys first."""
+    calls, sizes_found = list[RecordedCall](), dict[str, Any]()
+    with _collected(errors, sizes_found):
+        sizes, plain = inputs.first_answer(subject)
+        if "pixels" in plain:
+            inputs.count_patches(subject, plain["pixels"])
+        subject.widen(plain)
+        heard = subject.hear(plain)
+        causal, longest = _causal(subject, heard), inputs.longest_taken(subject, plain)
+        sizes_found |= _sizes(subject, heard, sizes, causal)
+        given = [inputs.with_further(subject, inputs.paddings(plain, sizes), sizes)]
+        given += [inputs.masked(plain)] if "attention_mask" in subject.names else []
+        calls = [heard, *map(subject.hear, given)]
+    for keys_first in (False, True) if calls else ():
+        found = FoundFields(dict(sizes_found))
+        with _collected(errors, found.fields):
             configuration_of(found, subject, parts_of(subject, heard, causal, keys_first=keys_first), calls)
             if "max_length" in found.untold:
                 found.fields["max_length"] = longest
             made = _confirmed(subject, found, calls)
-        if made is not None:
-            remarks = () if made.is_confirmed else tuple(found.remarks)
             used = found.used.union(
                 name
                 for name, value in subject.values.items()
                 if any(np.may_share_memory(value, each) for each in found.parameters.values())
             )
             unused = tuple(name for name in subject.values if name not in used)
-            yield dataclasses.replace(made, unused=unused, remarks=remarks)
-            continue
-        if isinstance(errors[-1], ForeignError) and not keys_first:
-            break
-        errors[-1].known = errors[-1].known or found.fields
-    if errors:
-        raise max(errors, key=lambda error: len(error.known))
+            yield dataclasses.replace(made, unused=unused)
+        if errors and isinstance(errors[-1], ForeignError):
+            return
 
 
 def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], causal: bool) -> dict[str, Any]:
@@ -168,7 +162,7 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
         raise FitError("No operation is a softmax over the tokens; expected attention.")
     if not own:
         return True
-    hidden = [scores_of(each, heard.operations, before(found, each)).masked for each in own]
+    hidden = [scores_of(each, heard.operations).masked for each in own]
     is_blind = all(is_causal(each.swapaxes(1, 2)) for each in hidden)
     return all(map(is_causal, hidden)) and not (is_blind and "token_types" in heard.inputs)
 
@@ -182,7 +176,7 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
     share = _share(_probes(config, found, calls), calls)
     name, differ = nearest(config, untold)
     if share > 1:
-        return Fit(config, share, name, differ, untold, found.parameters)
+        return Fit(config, share, name, differ, untold, found.parameters, remarks=tuple(found.remarks))
     usual = _as_usual(config, name, found, calls)
     proof = _proof(subject, usual, found)
     if proof.share > 1 and usual != config:
@@ -192,9 +186,9 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
         proof = _proof(subject, usual, found)
     unseen = exercised(usual, [*_probes(usual, found, calls), *proof.probes.values()])[1]
     untold |= {each: "no call depends on it" for each in unseen if each not in untold}
-    if proof.share > 1:
-        found.remarks.append(f"With the random weights of a check, the logits differ ({proof.difference})")
-    return Fit(usual, max(share, proof.share), *nearest(usual, untold), untold, found.parameters)
+    differs = f"With the random weights of a check, the logits differ ({proof.difference})"
+    remarks = (*found.remarks, differs) if proof.share > 1 else ()
+    return Fit(usual, max(share, proof.share), *nearest(usual, untold), untold, found.parameters, remarks=remarks)
 
 
 def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) -> Proof:

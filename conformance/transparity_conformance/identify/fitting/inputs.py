@@ -36,20 +36,14 @@ def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
         return {}, {"pixels": take_image(subject)}
     if subject.names.get("source") in FRAMES:
         return _with_frames(subject)
+    options: list[Callable[[FittedModel], tuple[dict[str, int], Arrays]]] = [_of_tokens]
+    if subject.values and "attention_mask" not in subject.names:  # the first input may be an image or audio
+        options += [_as_image if subject.inputs == ("tokens",) else _with_frames]
     try:
-        return _of_tokens(subject)
-    except FitError as error:
-        if not subject.values or "attention_mask" in subject.names:  # certainly a model of tokens
-            raise
-        # The first input may be an image or audio under an unknown name.
-        other = _as_image if subject.inputs == ("tokens",) else _with_frames
-        try:
-            return other(subject)
-        except FitError as instead:
-            what = "images" if other is _as_image else "frames of audio and tokens"
-            note = "" if str(instead) in (NO_IMAGES, NO_FRAMES) else f" A call with {what} also failed: {instead}"
+        return _first_taken(options, lambda answer: answer(subject))
+    except FitError:
         subject.positions = {}
-        raise FitError(f"{error}{note}") from error
+        raise
 
 
 def _as_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:

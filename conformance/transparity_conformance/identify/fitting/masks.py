@@ -10,7 +10,7 @@ import numpy as np
 from transparity.config import MaskOrder
 from transparity_conformance.checkpoints.tables.kinds import FULL, SLIDING, repeating
 from transparity_conformance.identify.fitting.parts import Parts
-from transparity_conformance.identify.fitting.structure import Attention, before, softmaxes
+from transparity_conformance.identify.fitting.structure import Attention, softmaxes
 from transparity_conformance.identify.fitting.subject import FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.numbers import SAME, difference, digits, is_same
@@ -24,11 +24,8 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
     """Add the fields of masks, given a plain call, a call with padding and, if possible, a call with a mask."""
     every = [each for stack in parts.stacks.values() for each in stack.sublayers]
     named = [name for name, each in every if isinstance(each, Attention)]
-    scores: list[dict[str, Scores]] = []
-    for call in calls:
-        weights = softmaxes(call)
-        pairs = zip(named, weights, strict=False)
-        scores.append({name: scores_of(each, call.operations, before(weights, each)) for name, each in pairs})
+    weights = ((call, zip(named, softmaxes(call), strict=False)) for call in calls)
+    scores = [{name: scores_of(each, call.operations) for name, each in pairs} for call, pairs in weights]
     plain, padded = scores[:2]
     _read_windows(found, parts, plain)
     values = [each.masked_value for call in scores for each in call.values()]
@@ -49,17 +46,23 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
 
 def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) -> None:
     for stack in parts.stacks:
-        own = [each.masked for name, each in plain.items() if name.startswith(stack) and "self" in name]
-        if windowed := layers_with([window_of(masked) for masked in own]):
-            found.fields |= windowed
-            size = windowed["sliding_window"]
-            if size > 1 and all(in_chunks(masked, size) for masked in own if window_of(masked) is not None):
-                found.fields["window_kind"] = "chunked"
-            if "layer_types" not in windowed:
-                found.untold["layer_types"] = (
-                    "every attention layer has the window, so no layer shows which kinds have the window"
-                )
-            return
+        own = {name: each.masked for name, each in plain.items() if name.startswith(stack) and "self" in name}
+        sizes = {name: window_of(masked) for name, masked in own.items()}
+        windowed = {name: size for name, size in sizes.items() if size is not None}
+        if not windowed:
+            continue
+        size = found.fields["sliding_window"] = next(iter(windowed.values()))
+        if size > 1 and all(in_chunks(own[name], size) for name in windowed):
+            found.fields["window_kind"] = "chunked"
+        if len(windowed) < len(own):
+            types = [FULL if each is None else SLIDING for each in sizes.values()]
+            kinds = {"layer_types": repeating(types), "layer_overrides": {FULL: {"sliding_window": None}}}
+            found.fields |= kinds
+        else:
+            found.untold["layer_types"] = (
+                "every attention layer has the window, so no layer shows which kinds have the window"
+            )
+        return
     longest = max(len(each.masked[0]) for each in plain.values())
     found.untold["sliding_window"] = f"no window of up to {longest} tokens was found"
 
@@ -121,21 +124,6 @@ def in_chunks(masked: np.ndarray, size: int) -> bool:
     """Return whether a mask (batch, queries, keys) hides all keys in other chunks of `size` positions."""
     chunk = np.arange(masked.shape[1]) // size
     return bool(masked[:, chunk[:, np.newaxis] != chunk].all())
-
-
-def layers_with(windows: Sequence[int | None]) -> dict[str, Any]:
-    """Return the fields of the window; if only some layers have a window, include fields of layer kinds."""
-    window = next((each for each in windows if each is not None), None)
-    if window is None:
-        return {}
-    if None not in windows:
-        return {"sliding_window": window}
-    types = [FULL if each is None else SLIDING for each in windows]
-    return {
-        "sliding_window": window,
-        "layer_types": repeating(types),
-        "layer_overrides": {FULL: {"sliding_window": None}},
-    }
 
 
 def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, axis: int) -> list[int]:

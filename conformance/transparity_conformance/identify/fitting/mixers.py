@@ -32,8 +32,6 @@ from transparity_numpy.state.context import Context
 USUAL = (("query", "key", "value"), ("value", "key", "query"))
 """The orders of query, key and value in Qwen3-Next and in Mamba-2, which are tried first."""
 
-NEITHER = "A layer with a convolution over time is neither a gated delta network (Qwen3-Next) nor Mamba-2: "
-
 
 @dataclass(frozen=True, eq=False)
 class Recurrence:
@@ -42,8 +40,6 @@ class Recurrence:
     convolutions: Sequence[Convolution]
     maps: Sequence[Linear]
     output: Linear
-    begins: int
-    """The index of the first operation that may belong to the recurrence."""
 
     @property
     def given(self) -> np.ndarray:
@@ -98,33 +94,29 @@ class Taken:
 
 
 def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operation], values: Arrays) -> Taken:
-    """Return the fields and parameters of a recurrence; raise a `ForeignError` that names the first missing part.
+    """Return the fields and parameters of a recurrence; raise a `ForeignError` if no assignment is right.
 
     Args:
         found: the known fields, including the eps of norms.
     """
-    own = operations[one.begins : one.output.at]
+    own = operations[min(each.at for each in one.maps) : one.output.at]
     left = {name: value for name, value in values.items() if name not in found.used}
     given = np.concatenate([each.given for each in one.convolutions], axis=2)
     rows = given.reshape(-1, given.shape[2])
-    read = ((columns, columns.matching(rows)) for columns in _readings(one.maps))  # the convolutions' inputs
-    layers = [_Layer(one, columns, convolved, own, left) for columns, convolved in read if convolved is not None]
-    if not layers:
-        raise ForeignError(
-            "In a recurrence, a convolution does not read the output of a linear map of the layer's input."
-        )
-    steps = [(layer, *each) for layer in layers for each in layer.time_steps()]
-    if not steps:
-        raise ForeignError(f"{NEITHER}no operation is a time step (softplus of a map's features plus a bias per head).")
-    every = [(layer, rates) for layer, features, bias in steps for rates in layer.rates(features, bias)]
-    if not every:
-        raise ForeignError(f"{NEITHER}no operation is a decay (the time step times −exp of a vector).")
-    for layer, rates in every:
-        expected = one.output.given.reshape(*rates.step.shape[:2], -1)
-        for taken in layer.ways(rates):
-            if all(is_same(taken.context(found, count), expected[:count]) for count in (1, len(expected))):
-                return taken
-    raise ForeignError(f"{NEITHER}neither recurrence, followed by a gated norm, computes the input of the output map.")
+    for columns in _readings(one.maps):
+        convolved = columns.matching(rows)
+        if convolved is None:
+            continue
+        layer = _Layer(one, columns, convolved, own, left)
+        for rates in (rates for features, bias in layer.time_steps() for rates in layer.rates(features, bias)):
+            expected = one.output.given.reshape(*rates.step.shape[:2], -1)
+            for taken in layer.ways(rates):
+                if all(is_same(taken.context(found, count), expected[:count]) for count in (1, len(expected))):
+                    return taken
+    raise ForeignError(
+        f"The recurrence with the convolution of {one.convolutions[0].names[0]} is neither a gated delta network "
+        "(Qwen3-Next) nor Mamba-2, each followed by a gated norm."
+    )
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
@@ -271,13 +263,6 @@ def read_recurrences(
         every.append((name, taken_apart(found, each, heard.operations, subject.values)))
         found.used |= every[-1][1].used
     first = every[0][1].fields
-    for name, taken in every[1:]:
-        differ = [field for field in first if field != "recurrent_bias" and taken.fields[field] != first[field]]
-        if differ:
-            raise FitError(
-                f"{name} has {differ[0]} {taken.fields[differ[0]]}, but the first recurrence has {first[differ[0]]}; "
-                "expected the same value in all recurrences."
-            )
     has_bias = any(taken.fields["recurrent_bias"] for _, taken in every)
     found.fields |= {**first, "recurrent_bias": has_bias, **_bounds(found, [taken for _, taken in every])}
     for name, taken in every:

@@ -89,7 +89,7 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
     head = _head(rest, heard.output, width, Norms(vectors, are_biasless=True))
     vectors = {name: value for name, value in vectors.items() if head.norm is None or name not in head.norm.names}
     names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)
-    split = _split(_of_width(found, width), lengths)
+    split = _split(found, lengths)
     named = {name: _named(name, subs) for name, subs in zip(names, split, strict=True)}
     end = End(head.given(heard.output, width))
     if head.is_pooled and len(end.value) == heard.batch:
@@ -105,17 +105,6 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
         for name, token in zip(names, tokens, strict=True)
     }
     return Parts(heard, stacks, head)
-
-
-def _of_width(found: Sequence[Sublayer], width: int) -> Sequence[Sublayer]:
-    for index, each in enumerate(found):
-        made = each.result[1].shape[-1]
-        if made != width:
-            raise FitError(
-                f"Sublayer {index} ({tensor_of(each)}) seems to return {made} features, but the residual has {width}; "
-                "expected attention, a gated delta network, Mamba-2 or a feed-forward."
-            )
-    return found
 
 
 def tensor_of(sublayer: Sublayer) -> str:

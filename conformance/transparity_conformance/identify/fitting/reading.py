@@ -11,7 +11,7 @@ from transparity_conformance.identify.fitting.parts import Parts, Stack
 from transparity_conformance.identify.fitting.structure import Attention
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.found import FoundFields
-from transparity_conformance.identify.fitting.values.numbers import DIGITS, SAME, difference, digits, is_same, settle
+from transparity_conformance.identify.fitting.values.numbers import SAME, difference, is_same
 from transparity_conformance.identify.fitting.values.rotary import rotary, rotated_among
 from transparity_conformance.identify.fitting.values.scores import Scale, Scores, raw_scores, scale_of, scores_of
 from transparity_conformance.oracle.oracle import Arrays
@@ -48,7 +48,7 @@ def read_attention(found: FoundFields, subject: FittedModel, parts: Parts) -> No
     normed = _normed(found, subject, parts)
     for stack in [each for each in parts.stacks.values() if each.attentions()]:
         heads = _heads(subject, parts, stack, normed)
-        read_scale(found, heads)
+        _read_scale(found, heads)
         _read_positions(found, subject, parts, stack, heads)
 
 
@@ -87,7 +87,7 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
     name, attention = next(
         (name, each) for name, each in stack.sublayers if isinstance(each, Attention) and "self" in name
     )
-    scores = scores_of(attention.softmax, parts.heard.operations, attention.begins)
+    scores = scores_of(attention.softmax, parts.heard.operations)
     query, key = normed[f"{name}.query"], normed[f"{name}.key"]
     raw, own = (np.diagonal(each, 0, -2, -1) for each in (raw_scores(query, key), scores.values))
     shown = np.broadcast_to(~np.diagonal(scores.masked, 0, -2, -1)[:, None], raw.shape)
@@ -108,31 +108,13 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
     return Heads(attention, query, key, scores, scale, raw[shown], without_bias, best)
 
 
-def read_scale(found: FoundFields, heads: Heads) -> None:
-    """Determine the factor of the scores; choose the field values with the simplest multiplier."""
-    fields, factor = found.fields, heads.scale.factor
-    options = []
-    bases = (("head_dim", heads.attention.head_dim**-0.5), ("embed_dim", fields["embed_dim"] ** -0.5), ("none", 1.0))
-    for index, (name, base) in enumerate(bases):
-        estimate = factor / base
+def _read_scale(found: FoundFields, heads: Heads) -> None:
+    def error(factor: float) -> float:
+        return difference(Scale(factor, heads.scale.softcap)(heads.raw), heads.own)
 
-        def error(multiplier: float, base: float = base) -> float:
-            return difference(Scale(multiplier * base, heads.scale.softcap)(heads.raw), heads.own)
-
-        under_root = max(1, round(estimate**-2))  # Gemma's query_pre_attn_scalar n means the factor 1 / √n
-        multiplier = settle(estimate, error, (1.0, under_root**-0.5))
-        length = min(digits(multiplier), 1 + digits(under_root) if multiplier == under_root**-0.5 else DIGITS)
-        options.append((multiplier != 1, length, index, name, multiplier))
-    *_, name, multiplier = min(options)
-    found.fields |= {
-        "attention_scale": name,
-        "attention_multiplier": multiplier,
-        "attention_softcap": heads.scale.softcap,
-    }
-    same = [f'"{each}" with the multiplier {m:g}' for *_, each, m in options if each != name and digits(m) <= 3]
-    if same:
-        found.untold["attention_scale"] = f"{' or '.join(same)} has the same effect"
-        found.untold["attention_multiplier"] = "the value depends on attention_scale"
+    sizes = {"head_dim": heads.attention.head_dim, "embed_dim": found.fields["embed_dim"], "none": 1}
+    found.put_factor("attention", heads.scale.factor, {name: size**-0.5 for name, size in sizes.items()}, error)
+    found.fields["attention_softcap"] = heads.scale.softcap
 
 
 def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stack: Stack, heads: Heads) -> None:
@@ -150,7 +132,7 @@ def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stac
     if is_left(-alibi_slopes(heads.attention.heads)[:, None, None] * np.abs(distances)):
         found.fields["positions"] = "alibi"
         return
-    between = parts.heard.operations[heads.attention.begins : heads.attention.softmax.at]
+    between = parts.heard.operations[heads.attention.softmax.begins : heads.attention.softmax.at]
     made = next(filter(None, (rotary(heads.query, turned) for turned in rotated_among(heads.query, between))), None)
     if made is None:
         raise FitError(

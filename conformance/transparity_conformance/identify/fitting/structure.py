@@ -29,8 +29,6 @@ class Attention:
     key: Linear
     value: Linear
     output: Linear
-    begins: int
-    """The index of the first operation that may belong to the attention."""
     gate: Linear | None = None
     """The linear map whose sigmoid multiplies the context."""
     packed: tuple[str, ...] = ()
@@ -97,14 +95,10 @@ def softmaxes(heard: RecordedCall) -> list[Softmax]:
         if np.abs(value.sum(-1) - 1).max() > SAME:
             continue
         if not seen & set(operation.inputs):
-            found.append(Softmax(index, value.reshape(batch, -1, *value.shape[-2:])))
+            begins = found[-1].at + 1 if found else 0
+            found.append(Softmax(begins, index, value.reshape(batch, -1, *value.shape[-2:])))
         seen.add(index)
     return found
-
-
-def before(found: Sequence[Softmax], one: Softmax) -> int:
-    place = found.index(one)
-    return found[place - 1].at + 1 if place else 0
 
 
 def sublayers(
@@ -134,15 +128,14 @@ def sublayers(
         if not rest or not projections:
             place = "before" if rest else "after"
             raise FitError(f"No linear map was found {place} the softmax of sublayer {len(found)}; {_FORMS}")
-        begins = min(one.at for one in projections)
         gates = [one for one in rest[:-1][:1] if is_same(one.given, projections[0].given)]
         output, *behind = rest[len(gates) :]
         if isinstance(anchor, Softmax):
-            attention, unread = _attention(anchor, [*projections, *gates], output, begins, keys_first=keys_first)
+            attention, unread = _attention(anchor, [*projections, *gates], output, keys_first=keys_first)
             found.append(attention)
             behind = [*unread, *behind]
         else:
-            found.append(Recurrence(*anchor, output, begins))
+            found.append(Recurrence(*anchor, output))
         feed, projections = _feed_forward(behind, width, routed, is_last=anchor is anchors[-1])
         found += feed
     return found, projections
@@ -180,7 +173,7 @@ def _feed_forward(
 
 
 def _attention(
-    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
+    softmax: Softmax, projections: Sequence[Linear], output: Linear, *, keys_first: bool
 ) -> tuple[Attention, list[Linear]]:
     """Return the attention with the weights `softmax`, and the part of a fused map that the attention does not read.
 
@@ -200,7 +193,7 @@ def _attention(
     rest = [one for one in every if one not in columns.maps]  # in cross-attention: the maps of the query
     own, wide = (Columns(rest), 0) if rest else (columns, width)
     names = tuple(each for one in every for each in (one.name, one.bias_name) if each is not None)
-    for value, gate in _values(softmax, columns, own, output, begins):
+    for value, gate in _values(softmax, columns, own, output):
         left = columns.without(value, () if rest else gate)
         groups = 1 if max(value) - min(value) < len(value) else len(value) * heads // width
         of_query, of_key = wide // groups, len(value) // groups
@@ -211,7 +204,7 @@ def _attention(
         key, unread = rows[:, ends[2] : ends[3]].ravel().tolist(), rows[:, of_query + of_key :].ravel().tolist()
         query = own.linear(own.without(gate) if rest else rows[:, ends[0] : ends[1]].ravel().tolist())
         linears = (query, columns.linear(key), columns.linear(value), output)
-        made = Attention(softmax, *linears, begins, own.linear(gate) if gate else None, names)
+        made = Attention(softmax, *linears, own.linear(gate) if gate else None, names)
         if gate or is_same(_context(made), output.given):
             return made, [columns.linear(unread)] if unread else []
     raise FitError(
@@ -220,9 +213,7 @@ def _attention(
     )
 
 
-def _values(
-    softmax: Softmax, columns: Columns, own: Columns, output: Linear, begins: int
-) -> Iterator[tuple[list[int], list[int]]]:
+def _values(softmax: Softmax, columns: Columns, own: Columns, output: Linear) -> Iterator[tuple[list[int], list[int]]]:
     """Yield features that are the value, and features whose sigmoid multiplies the context, if any.
 
     Without such a gate, weights · value is the input of the output map. With a gate, the value has its own linear map.
@@ -242,7 +233,7 @@ def _values(
     end = columns.made.shape[1]
     for value in reversed(columns.maps):
         begin = end - value.made.shape[1]
-        sums = _context(Attention(softmax, value, value, value, output, begins))
+        sums = _context(Attention(softmax, value, value, value, output))
         if sums.size == output.given.size:
             gate = own.matching(output.given, sigmoid, sums.reshape(output.given.shape))
             if gate is not None:

@@ -72,19 +72,15 @@ def embedding(
 ) -> Embedding:
     """Recognize the embedding of `tokens` among the operations."""
     table = table_of(operations, tokens, values)
-    if table is None:
-        raise FitError("No operation looks up rows of a table by the tokens; expected a token embedding.")
+    assert table is not None, "the tokens were drawn for this table"
     type_table = None if types is None else table_of(operations, types, {k: v for k, v in values.items() if k != table})
     looked_up = values[table][tokens]
     added = values[type_table][types] if type_table else np.zeros_like(looked_up)
     others = {name: each for name, each in values.items() if name not in (table, type_table)}
-    sums = list(sums_of(operations, looked_up, added))
-    if not sums:
-        raise FitError(f"No operation adds to the rows of {table} a term that depends only on positions.")
-    made = positioned(table, sums, others, type_table)
-    if made is not None:
-        return made
-    raise FitError("The term added to the token embeddings is neither a table of positions nor sinusoids.")
+    made = positioned(table, sums_of(operations, looked_up, added), others, type_table)
+    if made is None:
+        raise FitError(f"No operation adds rows of a position table, or sinusoids, to the rows of {table}.")
+    return made
 
 
 Sum = tuple[np.ndarray, float, np.ndarray]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,12 @@ from transparity.errors import ConfigError
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.values.linears import Linear
+from transparity_conformance.identify.fitting.values.numbers import DIGITS, digits, settle
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+
+FEW = 3
+"""A report names an equivalent pair (scale, multiplier) only if the multiplier has at most this number of digits."""
 
 
 @dataclass
@@ -48,6 +52,33 @@ class FoundFields:
         self.fields |= fields
         for name in fields:
             self.untold.pop(name, None)
+
+    def put_factor(
+        self, name: str, factor: float, bases: Mapping[str, float], error: Callable[[float], float] | None = None
+    ) -> None:
+        """Add the fields of a factor, `{name}_scale` and `{name}_multiplier`: the pair with the simplest multiplier.
+
+        Args:
+            bases: the factor of each scale if the multiplier is 1.
+            error: returns the relative error of another factor, in float64.
+        """
+        options = []
+        for index, (scale, base) in enumerate(bases.items()):
+
+            def wrong(multiplier: float, base: float = base) -> float:
+                return error(multiplier * base) if error else abs(multiplier * base / factor - 1)
+
+            under_root = max(1, round((factor / base) ** -2))  # Gemma's query_pre_attn_scalar n means 1 / √n
+            root = under_root**-0.5
+            multiplier = settle(factor / base, wrong, (1.0, root), "float64" if error else "float32")
+            length = min(digits(multiplier), 1 + digits(under_root) if multiplier == root else DIGITS)
+            options.append((multiplier != 1, length, index, scale, multiplier))
+        *_, scale, multiplier = min(options)
+        self.fields |= {f"{name}_scale": scale, f"{name}_multiplier": multiplier}
+        same = [f'"{each}" with the multiplier {m:g}' for *_, each, m in options if each != scale and digits(m) <= FEW]
+        if same and factor != 1:
+            self.untold[f"{name}_scale"] = f"{' or '.join(same)} has the same effect"
+            self.untold[f"{name}_multiplier"] = f"the value depends on {name}_scale"
 
     def put(self, name: str, linear: Linear, *, bias: bool) -> None:
         """Add the parameters of a linear map. If `bias` is set and the map has no bias, add zeros."""

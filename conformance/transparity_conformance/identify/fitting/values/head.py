@@ -12,8 +12,8 @@ from transparity.config import Activation, TransformerConfig
 from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.values.linears import Linear
 from transparity_conformance.identify.fitting.values.norms import Norm, Norms
-from transparity_conformance.identify.fitting.values.numbers import SAME, difference, is_same, settle
-from transparity_conformance.identify.fitting.values.scores import cap_of
+from transparity_conformance.identify.fitting.values.numbers import SAME, difference, is_same
+from transparity_conformance.identify.fitting.values.scores import Scale, scale_of
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.activations import ACTIVATIONS
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
@@ -38,22 +38,15 @@ def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activa
     return name, swapped  # type: ignore[return-value]
 
 
-def final_softcap(logits: np.ndarray, output: np.ndarray) -> float | None:
-    output = output.reshape(logits.shape)
-    plain = difference(logits, output)
-    if plain < SAME / 1e3:
-        return None
-
-    def error(cap: float) -> float:
-        return difference(cap * np.tanh(logits / cap), output)
-
-    cap = cap_of(error, output)
-    if error(cap) > SAME:
-        for name, function in (("softmax", softmax), ("log-softmax", log_softmax)):
-            if is_same(function(logits), output):
-                raise FitError(f"The output is the {name} of the last linear map; return the logits instead.")
-        raise FitError("The output is neither the result of the last linear map nor its softcap; expected logits.")
-    return settle(cap, error)
+def scale_of_logits(logits: np.ndarray, output: np.ndarray) -> Scale:
+    """Return the factor and the softcap that turn `logits`, the result of the last linear map, into the output."""
+    scale = scale_of(logits, output.reshape(logits.shape))
+    if is_same(scale(logits), output):
+        return scale
+    for name, function in (("softmax", softmax), ("log-softmax", log_softmax)):
+        if is_same(function(logits), output):
+            raise FitError(f"The output is the {name} of the last linear map; return the logits instead.")
+    raise FitError("The output is neither the result of the last linear map nor its softcap; expected logits.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,8 @@ LEAST, MOST = 1e-9, 1e3
 class Softmax:
     """The weights of an attention (batch, heads, queries, keys), and the index of their operation (`at`)."""
 
+    begins: int
+    """The index of the first operation after the previous attention's weights."""
     at: int
     weights: np.ndarray
 
@@ -33,9 +35,9 @@ class Scores:
     """The number that replaces masked scores; None if no score is masked."""
 
 
-def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) -> Scores:
-    """Return the first value, starting at operation `begins`, whose softmax equals the attention weights."""
-    for operation in operations[max(begins, 0) : softmax.at]:
+def scores_of(softmax: Softmax, operations: Sequence[Operation]) -> Scores:
+    """Return the first value whose softmax equals the attention weights."""
+    for operation in operations[softmax.begins : softmax.at]:
         if operation.value.size == softmax.weights.size:
             values = operation.value.reshape(softmax.weights.shape)
             with np.errstate(invalid="ignore", over="ignore"):
@@ -84,8 +86,8 @@ def is_pattern(masked: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Scale:
-    factor: float
-    softcap: float | None
+    factor: float = 1.0
+    softcap: float | None = None
 
     def __call__(self, raw: np.ndarray) -> np.ndarray:
         scaled: np.ndarray = raw * self.factor
@@ -96,6 +98,8 @@ def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
     """Return the scale and the softcap that turn `raw` into `scores`, which must be free of biases and masks."""
     plain = _factor(raw, scores, np.ones_like(raw))
     uncapped = difference(plain * raw, scores)
+    if uncapped < np.finfo(np.float32).eps:
+        return Scale(plain)
 
     def capped(cap: float) -> Scale:
         share = np.clip(scores / cap, -1, 1)
@@ -106,16 +110,9 @@ def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
     def error(cap: float) -> float:
         return difference(capped(cap)(raw), scores)
 
-    cap = cap_of(error, scores)
-    if uncapped <= 4 * error(cap) + np.finfo(float).eps or uncapped < np.finfo(np.float32).eps:
-        return Scale(plain, None)
-    return capped(settle(cap, error))
-
-
-def cap_of(error: Callable[[float], float], bounded: np.ndarray) -> float:
-    """Return the softcap with the least error; a softcap exceeds all `bounded` numbers."""
-    largest = float(np.abs(bounded).max())
-    return largest * (1 + minimize(lambda beyond: error(largest * (1 + beyond)), LEAST, MOST))
+    largest = float(np.abs(scores).max())  # a softcap exceeds all scores
+    cap = largest * (1 + minimize(lambda beyond: error(largest * (1 + beyond)), LEAST, MOST))
+    return Scale(plain) if uncapped <= 4 * error(cap) + np.finfo(float).eps else capped(settle(cap, error))
 
 
 def _factor(raw: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> float:

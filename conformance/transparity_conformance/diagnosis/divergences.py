@@ -22,10 +22,10 @@ from transparity_conformance.diagnosis.probe_result import (
     still_wrong,
 )
 from transparity_conformance.diagnosis.search.answer import Answer, by_id
-from transparity_conformance.diagnosis.search.clock import STAGES, Clock
-from transparity_conformance.diagnosis.search.fields import changed, departures, fewest_wrong
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.fields import fewest_wrong
 from transparity_conformance.diagnosis.segment import Combination, Segment, joined, layer_of, scope_of, segment_of
-from transparity_conformance.diagnosis.thresholds import BEAM, DEEPEST, NO_EXPLANATION, PAIR
+from transparity_conformance.diagnosis.thresholds import BEAM, DEEPEST, PAIR
 from transparity_conformance.diagnosis.walk import Impossible, dependents, walk
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import Cause, Divergence
@@ -292,29 +292,6 @@ def divergence_of(results: Results, tap: str, found: Explanation, *, with_profil
         profile = error_profile(worst.judged(tap, ours), ours)
     numbers = worst.errors[tap], worst.budgets[tap]
     return Divergence(tap, *numbers, found.causes, found.indistinguishable, worst.probe.name, profile, is_misshapen)
-
-
-def departures_note(results: Results, divergences: Sequence[Divergence], clock: Clock) -> list[str]:
-    """If only the logits are known and have no cause, return a note on fields that may differ."""
-    segment = segment_of(results, "logits")
-    is_told = any(divergence.causes or divergence.is_misshapen for divergence in divergences)
-    if is_told or not segment.probes or not segment.is_whole_model:
-        return []
-    probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
-    if probe.is_large:  # the search needs hundreds of slow runs
-        return []
-    clock.begin(STAGES)
-    fields, _ = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)), clock)
-    wrong = [each for each in segment.probes if segment.share(each, ()) > 1]
-    left = max((segment.rms(each, (changed(fields),)) / segment.rms(each, ()) for each in wrong), default=1.0)
-    if not left <= NO_EXPLANATION:
-        return []
-    says = (
-        f"no known fault explains the logits, so the model may not be {probe.case}. If the configuration had "
-        f"{' and '.join(f'{name} {value}' for name, value in fields.items())}, at most {left:.1%} of the difference "
-        "would remain on every probe. `transparity fit` finds the configuration of a PyTorch module"
-    )
-    return [says]
 
 
 def _remaining(segment: Segment, known: Combination) -> Divergence:

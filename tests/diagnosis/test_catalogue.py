@@ -22,7 +22,7 @@ from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.catalogue.parameters import of_layer
 from transparity_conformance.catalogue.rotary import rotated
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, walk
+from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.causes import meanings
@@ -128,16 +128,16 @@ def test_the_reference_runs_with_every_fault(case: str) -> None:
     config = dataclasses.replace(config, max_length=300) if config.positions == "rotary" else config
     first, square = next(iter(probes_of(config, case).values())), probes_called(case)["square"]
     for probe in (first, square):
-        base, taps = base_of(probe, {}), list(probe.oracle.expected)
+        taps = list(probe.oracle.expected)
         every = catalogue.widest([*catalogue.hypotheses(probe.config, taps), *catalogue.whole_model(probe.config)])
-        raised = {str(each): error for each in every if (error := raised_with(each, probe, base))}
+        raised = {str(each): error for each in every if (error := raised_with(each, probe))}
         assert not {name: error for name, error in raised.items() if probe is square or type(error) is not Impossible}
 
 
-def raised_with(fault: Hypothesis, probe: Probe, base: Base) -> BaseException | None:
+def raised_with(fault: Hypothesis, probe: Probe) -> BaseException | None:
     """Return the exception that made a fault impossible, or `Impossible` if the fault is impossible on purpose."""
     try:
-        logits = walk(probe, {}, (fault,), base=base)["logits"]
+        logits = walk(probe, {}, (fault,))["logits"]
     except Impossible as error:
         return error.__cause__ or error
     assert logits.dtype == np.float64 and logits.shape == probe.oracle.expected["logits"].shape, str(fault)
@@ -147,10 +147,9 @@ def raised_with(fault: Hypothesis, probe: Probe, base: Base) -> BaseException | 
 @pytest.mark.parametrize("case", ["gemma", "bloom"])
 def test_any_two_faults_of_a_formula_are_made_together_or_exclude_each_other(case: str) -> None:
     probe = next(iter(probes_of(CASES[case], case).values()))
-    base = base_of(probe, {})
     for site in ("decoder.layers.0.self_attention.scores", "decoder.layers.0.self_attention_norm", "logits"):
         made = [fault for fault in catalogue.faults_at(probe.config, site) if fault.formula is not None]
         for one, other in itertools.combinations(made, 2):
             with contextlib.suppress(Impossible):
                 pair = Hypothesis(one, (site,)), Hypothesis(other, (site,))
-                assert walk(probe, {}, pair, until=site, base=base)[site].shape == base.computed[site].shape
+                assert walk(probe, {}, pair, until=site)[site].shape == probe.oracle.expected[site].shape

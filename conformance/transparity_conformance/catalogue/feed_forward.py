@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from transparity_conformance.catalogue.fault import (
     made,
     row,
 )
+from transparity_conformance.catalogue.parameters import Rows, in_groups, repacked
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
@@ -40,13 +42,20 @@ BOUNDS = (
 """Wrong bounds of gate and up projection (swiglu_limit): functions (limit, gate, up) → (gate, up)."""
 
 
+CUTS: dict[str, Rows] = {
+    "halves": lambda config, gate, up: in_groups(len(gate), gate, up),
+    "alternating": lambda config, gate, up: np.argsort(in_groups(len(gate), gate, up)),
+}
+"""Rows that ports read for gate and up projection, if both are packed into one matrix in the other order."""
+
+
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
     yield from made(GATES, config, activated)
     yield from made(BOUNDS, config, activated)
     if config.gate_limit is not None:
         yield from LIMIT.usual(config)
-    for order in ("halves", "alternating"):
-        yield fault("packed-order", f"gate and up, {order}", alter=partial(_cut_as, order))
+    for name, order in CUTS.items():
+        yield fault("packed-order", f"gate and up, {name}", alter=partial(_cut_as, order))
     if offset := config.up_offset:
         other = partial(fault, "up-offset", words={"c": config}, formula=activated)
         yield other("missing", offset=0.0)
@@ -291,21 +300,11 @@ def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
     return change(x.reshape(*x.shape[:-1], -1, size)).reshape(x.shape)
 
 
-def _cut_as(order: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return gate and up projections, cut out of a packed matrix as `halves` or `alternating` rows by mistake."""
-    part, found = f"{split(site)[0]}.feed_forward", Arrays()
-    places = [f"{part}.experts.{expert}" for expert in range(own_config(config, site).num_experts)]
-    for place in places or [part]:
-        for kind in ("weight", "bias"):
-            names = f"{place}.gate.{kind}", f"{place}.up.{kind}"
-            if {*names} <= parameters.keys():
-                gate, up = (parameters[name] for name in names)
-                if order == "halves":
-                    cut = np.split(np.stack([gate, up], 1).reshape(-1, *gate.shape[1:]), 2)
-                else:
-                    cut = [np.concatenate([gate, up])[first::2] for first in (0, 1)]
-                found |= dict(zip(names, cut, strict=True))
-    return found
+def _cut_as(order: Rows, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    """Return gate and up projections, cut out of a packed matrix in a wrong order of rows."""
+    part = f"{split(site)[0]}.feed_forward"
+    places = [f"{part}.experts.{expert}" for expert in range(own_config(config, site).num_experts)] or [part]
+    return dict(ChainMap(*[repacked([f"{each}.gate", f"{each}.up"], order, config, parameters) for each in places]))
 
 
 def _of_other_experts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -220,38 +220,72 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if is_rotary and split(site)[2] in ("query", "key"):
         yield from (fault("rotary-rows", each, alter=partial(_with_rows, each)) for each in ("neighbours", "halves"))
     _, sublayer, tap = split(site)
-    if sublayer == "self_attention" and tap in (pair := _pair(config)):
-        words, alter = {"roles": " and ".join(pair.values())}, partial(_paired_otherwise, pair)
-        yield fault("packed-order", "pairs", words=words, alter=alter)
-    if sublayer == "self_attention" and config.kv_lora_rank and tap in pair:
-        yield fault("packed-order", "values first", alter=partial(_paired_otherwise, pair, by_head=True))
-    if _is_packed(config, site):
+    if sublayer != "self_attention":
+        return
+    if tap in (pair := _pair(config)):
+        words, maps = {"roles": " and ".join(pair.values())}, [*pair.values()]
+        yield fault("packed-order", "pairs", words=words, alter=partial(_packed, maps, _by_head))
+        if config.kv_lora_rank:
+            yield fault("packed-order", "values first", alter=partial(_packed, maps, _second_first))
+    if tap in PACKED and config.projection == "full" and not config.kv_lora_rank:  # packed into one matrix, as in GPT-2
         each = "head by head" if config.key_value_heads == config.num_heads else "group of heads by group"
         packed = partial(fault, "packed-order", words={"each": each})
-        yield packed("head by head", alter=partial(_packed_otherwise, by_group=True))
-        yield packed("one behind the other", alter=partial(_packed_otherwise, by_group=False))
-    if _is_packed(config, site) and config.key_value_heads == config.num_heads:
-        for order in (("key", "value", "query"), ("value", "query", "key")):
-            yield _cut_in_order(order)
+        yield packed("head by head", alter=partial(_packed, PACKED, _by_group))
+        yield packed("one behind the other", alter=partial(_packed, PACKED, _blocks))
+        if config.key_value_heads == config.num_heads:
+            for order in (("key", "value", "query"), ("value", "query", "key")):
+                yield _cut_in_order(order)
+
+
+Rows = Callable[..., np.ndarray]
+"""A function (configuration, numbers of the rows of each linear map) → the rows that a port reads for all maps."""
+
+
+def repacked(maps: Sequence[str], order: Rows, config: TransformerConfig, parameters: Arrays) -> Arrays:
+    """Return the parameters of linear maps if a port reads the rows of their packed matrix in another order."""
+    ends = np.cumsum([len(parameters[f"{name}.weight"]) for name in maps])
+    rows = order(config, *np.split(np.arange(ends[-1]), ends[:-1]))
+    changed: Arrays = {}
+    for kind in ("weight", "bias"):
+        if any(f"{name}.{kind}" in parameters for name in maps):
+            read = np.concatenate([_packed_part(parameters, name, kind) for name in maps])[rows]
+            changed |= {f"{name}.{kind}": part for name, part in zip(maps, np.split(read, ends[:-1]), strict=True)}
+    return changed
+
+
+def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
+    weight = parameters[f"{part}.weight"]
+    return weight if kind == "weight" else parameters.get(f"{part}.bias", np.zeros(len(weight), weight.dtype))
+
+
+def in_groups(count: int, *rows: np.ndarray) -> np.ndarray:
+    """Return the order of `count` groups, each with rows of all maps. `np.argsort` of this order undoes it."""
+    return np.concatenate([each.reshape(count, -1) for each in rows], axis=1).ravel()
+
+
+_by_head: Rows = lambda config, *rows: in_groups(config.num_heads, *rows)
+_by_group: Rows = lambda config, *rows: in_groups(config.key_value_heads, *rows)
+_blocks: Rows = lambda config, *rows: np.argsort(_by_group(config, *rows))
+
+
+def _second_first(config: TransformerConfig, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the rows that a port reads if it takes the second map of each head first."""
+    heads = in_groups(config.num_heads, first, second).reshape(config.num_heads, -1)
+    width = len(second) // config.num_heads
+    return np.concatenate([heads[:, width:].ravel(), heads[:, :width].ravel()])
 
 
 def _with_rows(layout: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     pairs = (2, -1) if layout == "neighbours" else (-1, 2)
     turned = np.arange(config.rotated_dim).reshape(pairs).T.ravel()
     order = [*turned, *range(config.rotated_dim, config.head_dim)]
-    kinds = [kind for kind in ("weight", "bias") if f"{site}.{kind}" in parameters]
-    changed = {}
-    for kind in kinds:
-        value = parameters[f"{site}.{kind}"]
-        changed[f"{site}.{kind}"] = value.reshape(-1, config.head_dim, *value.shape[1:])[:, order].reshape(value.shape)
-    return changed
+    return repacked([site], lambda _, rows: rows.reshape(-1, config.head_dim)[:, order].ravel(), config, parameters)
 
 
-def _is_packed(config: TransformerConfig, site: str) -> bool:
-    """Return whether a port may pack the weights of queries, keys and values into one matrix, as in GPT-2."""
-    _, sublayer, tap = split(site)
-    is_plain = config.projection == "full" and not config.kv_lora_rank
-    return sublayer == "self_attention" and tap in PACKED and is_plain
+def _packed(maps: Sequence[str], order: Rows, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    own, scope = _part(site), site.rpartition(".")[0]
+    changed = repacked([f"{scope}.{name}" for name in maps], order, config, parameters)
+    return {name: value for name, value in changed.items() if name.rpartition(".")[0] == own}
 
 
 PACKED = ("query", "key", "value")
@@ -264,61 +298,14 @@ def _pair(config: TransformerConfig) -> dict[str, str]:
     return {"query": "query", "gated_context": "gate"} if config.attention_gate else {}
 
 
-def _paired_otherwise(
-    pair: Mapping[str, str], config: TransformerConfig, parameters: Arrays, site: str, *, by_head: bool = False
-) -> Arrays:
-    """Return the weight and bias that a port reads for `site` if it cuts a packed matrix into halves. With `by_head`,
-    the port takes the second map of each head first. The right order is head by head, with both maps of each head."""
-    part, maps = _part(site), [f"{site.rpartition('.')[0]}.{name}" for name in pair.values()]
-    changed = {}
-    for kind in [kind for kind in ("weight", "bias") if f"{part}.{kind}" in parameters]:
-        rows = [parameters[f"{name}.{kind}"] for name in maps]
-        heads = [each.reshape(config.num_heads, -1, *each.shape[1:]) for each in rows]
-        packed = np.concatenate(heads, axis=1)
-        if by_head:
-            cut = np.split(packed, [heads[1].shape[1]], axis=1)[1 - maps.index(part)]
-        else:
-            cut = np.split(packed.reshape(-1, *rows[0].shape[1:]), [len(rows[0])])[maps.index(part)]
-        changed[f"{part}.{kind}"] = cut.reshape(-1, *rows[0].shape[1:])
-    return changed
-
-
 def _cut_in_order(order: tuple[str, ...]) -> Fault:
     source = dict(zip(order, PACKED, strict=True))
+    rows_of: Rows = lambda config, *rows: np.concatenate([rows[PACKED.index(source[role])] for role in PACKED])
     return fault(
         "packed-order",
         "{order}",
         words={"order": ", ".join(order)},
-        alter=partial(_from_role, source),
+        alter=partial(_packed, PACKED, rows_of),
         taken_from=lambda site: site_of(source[site.rpartition(".")[2]], site),
         is_mutual=True,
     )
-
-
-def _from_role(source: Mapping[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    scope, role = site.rpartition(".")[::2]
-    kinds = [kind for kind in ("weight", "bias") if any(f"{scope}.{name}.{kind}" in parameters for name in PACKED)]
-    return {f"{site}.{kind}": _packed_part(parameters, f"{scope}.{source[role]}", kind) for kind in kinds}
-
-
-def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
-    weight = parameters[f"{part}.weight"]
-    return weight if kind == "weight" else parameters.get(f"{part}.bias", np.zeros(len(weight), weight.dtype))
-
-
-def _packed_otherwise(config: TransformerConfig, parameters: Arrays, site: str, *, by_group: bool) -> Arrays:
-    """Return the weight and bias that a port reads for `site` if it assumes a wrong order of heads in a packed matrix.
-    With `by_group`, the matrix has groups of heads, and the port assumes blocks of all queries, keys and values.
-    Otherwise, the matrix has blocks, and the port assumes groups."""
-    counts = np.array([config.num_heads, config.key_value_heads, config.key_value_heads])
-    in_turn = np.split(np.arange(counts.sum()), ends := np.cumsum(counts)[:-1])
-    grouped = np.concatenate([heads.reshape(config.key_value_heads, -1) for heads in in_turn], axis=1).ravel()
-    scope, role = site.rpartition(".")[::2]
-    changed = {}
-    for kind in ("weight", "bias"):
-        if any(f"{scope}.{name}.{kind}" in parameters for name in PACKED):
-            right = np.concatenate([_packed_part(parameters, f"{scope}.{name}", kind) for name in PACKED])
-            heads = right.reshape(-1, config.head_dim, *right.shape[1:])
-            read = heads[grouped] if by_group else heads[np.argsort(grouped)]
-            changed[f"{site}.{kind}"] = np.split(read, ends)[PACKED.index(role)].reshape(-1, *right.shape[1:])
-    return changed

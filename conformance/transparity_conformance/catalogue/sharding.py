@@ -11,7 +11,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.catalogue.fault import Fault, Patch, WalkState, fault
 from transparity_conformance.catalogue.masks import layer_of, weighed
-from transparity_conformance.catalogue.parameters import of_layer, parts_at
+from transparity_conformance.catalogue.parameters import Rows, in_groups, of_layer, parts_at, repacked
 from transparity_conformance.catalogue.position_bias import bias_at, sloped
 from transparity_conformance.catalogue.sites import Value, parameters_of
 from transparity_conformance.oracle.oracle import Arrays
@@ -85,20 +85,10 @@ def _fused(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
 
 def _cut_across(roles: Sequence[str], ranks: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     scope, sublayer, tap = split(site)
-    changed: Arrays = {}
-    for kind in ("weight", "bias"):
-        names = [f"{scope}.{sublayer}.{role}.{kind}" for role in roles]
-        if all(name in parameters for name in names):
-            changed |= _recut(names, ranks, parameters)
+    by_rank: Rows = lambda _, *rows: np.argsort(in_groups(ranks, *rows))
+    changed = repacked([f"{scope}.{sublayer}.{role}" for role in roles], by_rank, config, parameters)
     own = roles if tap == "hidden" else (tap,)
     return {name: value for name, value in changed.items() if name.split(".")[-2] in own}
-
-
-def _recut(names: Sequence[str], ranks: int, parameters: Arrays) -> Arrays:
-    sizes = [len(parameters[name]) // ranks for name in names]
-    by_rank = np.split(np.concatenate([parameters[name] for name in names]), ranks)
-    own = [np.split(rows, np.cumsum(sizes)[:-1]) for rows in by_rank]
-    return {name: np.concatenate([rows[index] for rows in own]) for index, name in enumerate(names)}
 
 
 def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:

@@ -22,10 +22,10 @@ from transparity_conformance.diagnosis.probe_result import (
     still_wrong,
 )
 from transparity_conformance.diagnosis.search.answer import Answer, by_id
-from transparity_conformance.diagnosis.search.clock import STAGES, Clock
-from transparity_conformance.diagnosis.search.fields import changed, departures, fewest_wrong
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.fields import fewest_wrong
 from transparity_conformance.diagnosis.segment import Combination, Segment, joined, layer_of, scope_of, segment_of
-from transparity_conformance.diagnosis.thresholds import BEAM, DEEPEST, NO_EXPLANATION, PAIR
+from transparity_conformance.diagnosis.thresholds import BEAM, DEEPEST, PAIR
 from transparity_conformance.diagnosis.walk import Impossible, dependents, walk
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import Cause, Divergence
@@ -156,7 +156,6 @@ def _by_answer(
         return ()
     told, ranked = wrong[0][1], [each for _, each in wrong]
     answer.told, answer.contradicts = told, wrong[0][0]
-    probes = {result.probe.name: result.probe for result in results.values()}
     elsewhere = [each for each in told if not {*each.sites} & {*faulty}]
     divergences, explanations = list[Divergence](), dict[str, Explanation]()
     for tap in faulty:
@@ -169,7 +168,7 @@ def _by_answer(
             if kept and is_same and _sites(best) <= {*_sites(kept.chosen), *faulty}:
                 explanations[tap] = kept
             else:
-                explanations[tap] = explained_by(segment, (), [best, *_rivals(segment, best, ranked[1:])], probes)
+                explanations[tap] = explained_by(segment, (), [best, *_rivals(segment, best, ranked[1:])])
             divergences.append(divergence_of(results, tap, explanations[tap]))
         elif tap in _worst(results, tap).misshapen:
             divergences.append(divergence_of(results, tap, Explanation()))
@@ -177,7 +176,7 @@ def _by_answer(
     if not _ids(told) <= placed:  # the remaining faults act at taps that no operation matches
         known = tuple(each for each in told if each.fault.id in placed)
         rests = [tuple(one for one in each if one.fault.id not in placed) for each in ranked if placed <= _ids(each)]
-        explanations["logits"] = explained_by(answer.segment, known, rests, probes)
+        explanations["logits"] = explained_by(answer.segment, known, rests)
         divergences.append(divergence_of(results, "logits", explanations["logits"]))
     return _named(divergences, explanations)
 
@@ -212,7 +211,6 @@ class _BySegment:
 
     def __init__(self, results: Results, clock: Clock, ranks: int, answer: Answer | None) -> None:
         self.results, self.clock, self.ranks, self.answer = results, clock, ranks, answer
-        self.others = {result.probe.name: result.probe for result in results.values()}
         self.divergences: list[Divergence] = []
         self.explanations: dict[str, Explanation] = {}
         self.joint: dict[str, Explanation] = {}
@@ -252,7 +250,7 @@ class _BySegment:
     def _explain(self, tap: str, faulty: Sequence[str]) -> None:
         segment, scope = segment_of(self.results, tap, self.ranks), scope_of(tap)
         sites = candidate_sites(_worst(self.results, tap), tap)
-        found = explain(segment, sites, self.known, self.others, self.explanations, self.clock)
+        found = explain(segment, sites, self.known, self.explanations, self.clock)
         if self.answer and not found.chosen and scope not in self.joint:
             joint = self.joint[scope] = self._explain_jointly(tap, faulty, self.answer.found)
             if joint.chosen:
@@ -270,7 +268,7 @@ class _BySegment:
         if not end:
             return Explanation()
         segment, sites = segment_of(results, end, self.ranks), candidate_sites(_worst(results, end), end)
-        return explain(segment, sites, self._outside(scope_of(tap)), self.others, self.joint, self.clock, PAIR)
+        return explain(segment, sites, self._outside(scope_of(tap)), self.joint, self.clock, PAIR)
 
     def _outside(self, scope: str) -> Combination:
         return tuple(each for each in self.known if scope not in map(scope_of, each.sites))
@@ -293,31 +291,7 @@ def divergence_of(results: Results, tap: str, found: Explanation, *, with_profil
         ours = walk(worst.probe, worst.recorded, until=tap)[tap]
         profile = error_profile(worst.judged(tap, ours), ours)
     numbers = worst.errors[tap], worst.budgets[tap]
-    ties = found.indistinguishable, found.split_by
-    return Divergence(tap, *numbers, found.causes, *ties, worst.probe.name, profile, is_misshapen)
-
-
-def departures_note(results: Results, divergences: Sequence[Divergence], clock: Clock) -> list[str]:
-    """If only the logits are known and have no cause, return a note on fields that may differ."""
-    segment = segment_of(results, "logits")
-    is_told = any(divergence.causes or divergence.is_misshapen for divergence in divergences)
-    if is_told or not segment.probes or not segment.is_whole_model:
-        return []
-    probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
-    if probe.is_large:  # the search needs hundreds of slow runs
-        return []
-    clock.begin(STAGES)
-    fields, _ = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)), clock)
-    wrong = [each for each in segment.probes if segment.share(each, ()) > 1]
-    left = max((segment.rms(each, (changed(fields),)) / segment.rms(each, ()) for each in wrong), default=1.0)
-    if not left <= NO_EXPLANATION:
-        return []
-    says = (
-        f"no known fault explains the logits, so the model may not be {probe.case}. If the configuration had "
-        f"{' and '.join(f'{name} {value}' for name, value in fields.items())}, at most {left:.1%} of the difference "
-        "would remain on every probe. `transparity fit` finds the configuration of a PyTorch module"
-    )
-    return [says]
+    return Divergence(tap, *numbers, found.causes, found.indistinguishable, worst.probe.name, profile, is_misshapen)
 
 
 def _remaining(segment: Segment, known: Combination) -> Divergence:

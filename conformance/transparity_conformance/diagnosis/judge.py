@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from transparity_conformance.diagnosis.divergences import Progress, departures_note, divergence_of, explain_all
+from transparity_conformance.diagnosis.divergences import Progress, divergence_of, explain_all
 from transparity_conformance.diagnosis.explain import Explanation, tap_kind
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, compare_segments, error_profile
@@ -23,7 +23,7 @@ from transparity_conformance.diagnosis.reach.impact import with_impact
 from transparity_conformance.diagnosis.reduced_precision import declared_by, find_rounding, how_to_declare
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import STAGES, Clock
-from transparity_conformance.diagnosis.search.fields import several_fields
+from transparity_conformance.diagnosis.search.fields import other_fields
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged
@@ -212,8 +212,7 @@ def _explained(
         divergences = explain_all(results, places, search.progress, clock, search.ranks, search.answer)
         remarks = [clock.note] * (clock.ran_out and any(not each.causes for each in divergences))
         if not clock.is_interrupted and len(results) > 1:  # a single call does not determine the fields
-            remarks += departures_note(results, divergences, clock)
-            others = several_fields(results, places, divergences, clock)
+            others = other_fields(results, places, divergences, clock)
     return divergences, remarks, others
 
 

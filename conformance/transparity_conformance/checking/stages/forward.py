@@ -40,7 +40,6 @@ from transparity_conformance.identify.alignment.heard import (
 )
 from transparity_conformance.identify.alignment.reported import (
     hypothesis_of,
-    with_exchanges,
     with_first_line,
     with_lines,
 )
@@ -168,7 +167,7 @@ def _judged(
         )
     except Interrupted as ended:
         raise Interrupted(with_lines(ended.report, recorded, every)) from None
-    return with_lines(with_exchanges(report, recorded, every, actual), recorded, every)
+    return with_lines(report, recorded, every)
 
 
 def find_unsteady_line(evidence: Evidence) -> None:

@@ -1,4 +1,4 @@
-"""Find several fields of the configuration that together explain a difference if they have other values."""
+"""Find fields of the configuration that together explain a difference if they have other values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, get_args
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.probe_result import Results, still_wrong
-from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.clock import STAGES, Clock
+from transparity_conformance.diagnosis.segment import segment_of
 from transparity_conformance.diagnosis.thresholds import DEEPEST, WALKS
 from transparity_conformance.diagnosis.walk import Impossible
 from transparity_conformance.oracle.reach.features import is_choice, replaced
@@ -48,38 +49,48 @@ def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
     return [change for change in new if replaced(config, **besides, **change) is not None]
 
 
-def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
-    """Return changes of up to `DEEPEST` fields that leave the smallest difference, and the share that remains."""
-    before = left(changed({}))
-    found = beam = [(before, Fields())]
+def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> Fields:
+    """Return changes of up to `DEEPEST` fields that leave the smallest difference."""
+    found = beam = [(left(changed({})), Fields())]
     for _ in range(DEEPEST):
         more = [chosen | change for _, chosen in beam for change in single_changes(config, chosen)]
         distinct = {tuple(sorted(fields.items())): fields for fields in more}.values()
         tried = ((left(changed(fields)), fields) for fields in distinct if not clock.is_over)
         beam = sorted(tried, key=lambda each: each[0])[: WALKS // len(alternatives())]
         found = [*found, *beam]
-    least, fields = min(found, key=lambda each: each[0])
-    return fields, least / before if before else 1.0
+    return min(found, key=lambda each: each[0])[1]
 
 
-def several_fields(
+def other_fields(
     results: Results, places: Sequence[str], divergences: Sequence[Divergence], clock: Clock
 ) -> dict[str, tuple[Any, Any]]:
-    """Find two or more fields whose change makes all wrong taps (`places`) right; add one field at a time. Return
-    (configured value, value in the port) for each field. Do not search if one cause explains all divergences."""
+    """Find fields whose change makes all wrong taps (`places`) right, if no single cause explains all divergences.
+    Return (configured value, value in the port) for each field."""
     kinds = {divergence.causes[0].mistake if divergence.causes else divergence.where for divergence in divergences}
-    if len(places) < 2 or len(kinds) < 2 or any(each.probe.is_large for each in results.values()):
+    config, chosen = next(iter(results.values())).probe.config, Fields()
+    if any(each.probe.is_large for each in results.values()):
         return {}
-    chosen, left, config = Fields(), len(places), next(iter(results.values())).probe.config
+    if len(places) > 1 and len(kinds) > 1:
+        chosen = _one_by_one(config, results, len(places), clock)
+    elif kinds == {"logits"} and all(result.recorded.keys() == {"logits"} for result in results.values()):
+        segment = segment_of(results, "logits")
+        clock.begin(STAGES)
+        probe = max(segment.probes, key=lambda each: segment.share(each, ()))
+        chosen = departures(config, lambda hypothesis: segment.rms(probe, (hypothesis,)), clock)
+        chosen = chosen if segment.vanishes((changed(chosen),)) else {}
+    return {name: (getattr(config, name), value) for name, value in chosen.items()}
+
+
+def _one_by_one(config: TransformerConfig, results: Results, left: int, clock: Clock) -> Fields:
+    """Add one field at a time. Return two or more fields that leave no tap wrong, or no fields."""
+    chosen = Fields()
     while left and not clock.is_over:
         tried = [changed(chosen | change) for change in single_changes(config, chosen)]
         best, left = fewest_wrong(results, tried, left - 1)
         if best is None:
             break
         chosen = {**(best.fault.fields or {})}
-    if left or len(chosen.keys() - ONLY_FORMS) < 2:
-        return {}
-    return {name: (getattr(config, name), value) for name, value in chosen.items()}
+    return chosen if not left and len(chosen.keys() - ONLY_FORMS) > 1 else {}
 
 
 def fewest_wrong(results: Results, tried: Sequence[Hypothesis], most: int) -> tuple[Hypothesis | None, int]:

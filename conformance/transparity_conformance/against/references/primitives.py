@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 Meaning = Callable[..., Any]
 
@@ -84,18 +83,6 @@ def _dot(a: Any, b: Any, *, dimension_numbers: Any, **_: Any) -> Any:
     return torch.einsum(f"{''.join(left)},{''.join(right)}->{''.join(made)}", a, b)
 
 
-def _gather(x: Any, starts: Any, *, dimension_numbers: Any, slice_sizes: Sequence[int], **_: Any) -> Any:
-    """Look up whole rows by index. Raise `NotImplementedError` for other lookups, and for an index out of range."""
-    numbers, behind = dimension_numbers, tuple(range(starts.ndim - 1, starts.ndim + x.ndim - 2))
-    is_of_rows = tuple(numbers.start_index_map) == tuple(numbers.collapsed_slice_dims) == (0,)
-    is_whole = tuple(slice_sizes[1:]) == x.shape[1:] and tuple(numbers.offset_dims) == behind
-    with _disable_current_modes():  # do not record this check
-        is_inside = bool(((starts >= 0) & (starts < len(x))).all())
-    if not (is_of_rows and is_whole and is_inside):
-        raise NotImplementedError
-    return x[starts.select(-1, 0)]
-
-
 OPERATORS = ("add", "sub", "mul", "pow", "neg", "eq", "ne", "lt", "le", "gt", "ge", "xor", "abs")
 
 FUNCTIONS = (
@@ -124,7 +111,6 @@ MEANINGS: Mapping[str, Meaning] = {
     "squeeze": lambda x, *, dimensions, **_: x.squeeze(tuple(dimensions)),
     "slice": _slice,
     "concatenate": lambda *given, dimension, **_: torch.cat(given, dimension),
-    "gather": _gather,
     "reduce_sum": _reduced(torch.sum),
     "reduce_max": _reduced(torch.amax),
     "dot_general": _dot,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 Meaning = Callable[..., Any]
 
@@ -63,29 +62,8 @@ def _slice(
     return x
 
 
-def _dynamic_slice(x: Any, *starts: Any, slice_sizes: Sequence[int], **_: Any) -> Any:
-    """Return a slice. As in JAX, move its start if the slice would exceed the array."""
-    sizes = zip(starts, slice_sizes, x.shape, strict=True)
-    first = [min(max(int(start), 0), whole - size) for start, size, whole in sizes]
-    ends = list(map(operator.add, first, slice_sizes))
-    return _slice(x, start_indices=first, limit_indices=ends, strides=None)
-
-
-def _pad(x: Any, value: Any, *, padding_config: Sequence[tuple[int, int, int]], **_: Any) -> Any:
-    if any(inside for _, _, inside in padding_config):
-        raise NotImplementedError
-    number = value if not isinstance(value, torch.Tensor) else value.item()
-    return torch.nn.functional.pad(
-        x, [n for low, high, _ in reversed(padding_config) for n in (low, high)], value=number
-    )
-
-
 def _reduced(function: Meaning) -> Meaning:
     return lambda x, *, axes, **_: function(x, tuple(axes)) if axes else x
-
-
-def _cumsum(x: Any, *, axis: int, reverse: bool = False, **_: Any) -> Any:
-    return x.flip(axis).cumsum(axis).flip(axis) if reverse else x.cumsum(axis)
 
 
 def _dot(a: Any, b: Any, *, dimension_numbers: Any, **_: Any) -> Any:
@@ -105,18 +83,6 @@ def _dot(a: Any, b: Any, *, dimension_numbers: Any, **_: Any) -> Any:
     return torch.einsum(f"{''.join(left)},{''.join(right)}->{''.join(made)}", a, b)
 
 
-def _gather(x: Any, starts: Any, *, dimension_numbers: Any, slice_sizes: Sequence[int], **_: Any) -> Any:
-    """Look up whole rows by index. Raise `NotImplementedError` for other lookups, and for an index out of range."""
-    numbers, behind = dimension_numbers, tuple(range(starts.ndim - 1, starts.ndim + x.ndim - 2))
-    is_of_rows = tuple(numbers.start_index_map) == tuple(numbers.collapsed_slice_dims) == (0,)
-    is_whole = tuple(slice_sizes[1:]) == x.shape[1:] and tuple(numbers.offset_dims) == behind
-    with _disable_current_modes():  # do not record this check
-        is_inside = bool(((starts >= 0) & (starts < len(x))).all())
-    if not (is_of_rows and is_whole and is_inside):
-        raise NotImplementedError
-    return x[starts.select(-1, 0)]
-
-
 OPERATORS = ("add", "sub", "mul", "pow", "neg", "eq", "ne", "lt", "le", "gt", "ge", "xor", "abs")
 
 FUNCTIONS = (
@@ -133,36 +99,20 @@ MEANINGS: Mapping[str, Meaning] = {
     "or": _of_any(operator.or_),
     "not": _of_any(operator.invert),
     "div": _quotient,
-    "rem": _of_tensors(torch.fmod),
     "max": lambda a, b, **_: torch.maximum(tensor(a), tensor(b).to(tensor(a).dtype)),
     "min": lambda a, b, **_: torch.minimum(tensor(a), tensor(b).to(tensor(a).dtype)),
     "integer_pow": lambda x, *, y, **_: x**y,
     "logistic": _of_tensors(torch.sigmoid),
-    "clamp": lambda low, x, high, **_: torch.clamp(x, low, high),
     "convert_element_type": lambda x, *, new_dtype, **_: tensor(x).to(dtype_of(new_dtype)),
     "select_n": _of_any(_select),
     "reshape": lambda x, *, new_sizes, **_: tensor(x).reshape(tuple(new_sizes)),
     "broadcast_in_dim": _broadcast,
     "transpose": lambda x, *, permutation, **_: x.permute(tuple(permutation)),
     "squeeze": lambda x, *, dimensions, **_: x.squeeze(tuple(dimensions)),
-    "rev": lambda x, *, dimensions, **_: x.flip(tuple(dimensions)),
-    "iota": lambda *, shape, dimension, dtype, **_: _broadcast(
-        torch.arange(shape[dimension], dtype=dtype_of(dtype)), shape=shape, broadcast_dimensions=(dimension,)
-    ),
     "slice": _slice,
-    "dynamic_slice": _dynamic_slice,
     "concatenate": lambda *given, dimension, **_: torch.cat(given, dimension),
-    "stack": lambda *given, axis, **_: torch.stack(given, axis),
-    "pad": _pad,
-    "split": lambda x, *, sizes, axis, **_: list(torch.split(x, list(sizes), axis)),
-    "gather": _gather,
     "reduce_sum": _reduced(torch.sum),
     "reduce_max": _reduced(torch.amax),
-    "reduce_min": _reduced(torch.amin),
-    "argmax": lambda x, *, axes, **_: torch.argmax(x, axes[0]),
-    "argmin": lambda x, *, axes, **_: torch.argmin(x, axes[0]),
-    "cumsum": _cumsum,
-    "top_k": lambda x, *, k, axis=-1, **_: list(torch.topk(x, k, axis)),
     "dot_general": _dot,
 }
 """The PyTorch function for each primitive that an edit may change. If a primitive is missing or raises

@@ -16,7 +16,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity.inputs import check_inputs
+from transparity.inputs import check_inputs, input_form
 from transparity.limits.lazy import Lazy
 from transparity.parameters import check_parameters, parameter_shapes
 from transparity_conformance.checkpoints.exporting import explicit
@@ -25,15 +25,7 @@ from transparity_conformance.checkpoints.hashing import hashes, headers
 from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
 from transparity_conformance.checkpoints.reading import tensor_files
 from transparity_conformance.diagnosis.judge import Actual, Progress, ignore_progress
-from transparity_conformance.exchange.bundle import (
-    Bundle,
-    Section,
-    bundle_probes,
-    check_name,
-    check_section,
-    received,
-    section_of,
-)
+from transparity_conformance.exchange.bundle import Bundle, Section, check_name, check_section, received, section_of
 from transparity_conformance.exchange.manifest import (
     CHECKPOINT,
     LARGEST_CONFIG,
@@ -45,7 +37,7 @@ from transparity_conformance.exchange.manifest import (
 )
 from transparity_conformance.exchange.tensors import FLOATS, read_tensors
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import probes_with
+from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.storage.paths import is_folder
 
 
@@ -115,31 +107,30 @@ def _parameters(
 
 
 def _with_probes(folder: Path, manifest: Manifest, config: TransformerConfig, parameters: Arrays) -> Bundle:
-    """Return the bundle that `export` writes for these parameters, but with the inputs in the folder. Raise
-    `BundleError` if the probes in the manifest differ from the probes of this bundle."""
-    path, has_weights = folder / MANIFEST, manifest.checkpoint is None
-    known = bundle_probes(manifest.name, config) if has_weights else probes_with(config, parameters, manifest.name)
-    if strange := [key for key in manifest.probes if key not in known]:
-        raise BundleError(f"{path} is not valid: there is no probe {strange[0]}; export the bundle again.")
-    made = {key: known[key] for key in manifest.probes}
-    bundle = Bundle(manifest.name, manifest.dtype, config, made, has_weights=has_weights)
-    expected = {f"{key}/{name}": value for key, probe in made.items() for name, value in bundle.inputs(probe).items()}
-    inputs = _read_like(folder / "inputs.safetensors", expected)
+    path, read = folder / MANIFEST, (*config.input_names, *config.further_inputs)
+    forms = {name: input_form(config, name) for name in read}
+    shapes = {
+        f"{key}/{name}": tuple(shape) for key, said in manifest.probes.items() for name, shape in said.inputs.items()
+    }
+    integers = {name for name in shapes if not (form := forms.get(name.partition("/")[2])) or not form.is_float}
+    inputs = read_tensors(folder / "inputs.safetensors", shapes, ["F32"], integers=integers)
+    bundle = Bundle(manifest.name, manifest.dtype, config, {}, has_weights=manifest.checkpoint is None)
     for key, said in manifest.probes.items():
-        own = check_inputs(config, {name: inputs[f"{key}/{name}"] for name in made[key].inputs})
-        probe = made[key] = dataclasses.replace(made[key], inputs=own, parameters=parameters)
-        is_same = all(np.array_equal(inputs[f"{key}/{name}"], value) for name, value in bundle.inputs(probe).items())
-        if not is_same or bundle.described(probe) != msgspec.structs.replace(said, budgets={}):
+        for name, form in forms.items():
+            if not form.has_shape(config, shape := said.inputs.get(name, [0])):
+                raise BundleError(
+                    f"{path} is not valid: {name} of {key} has the shape {shown(shape)}; export the bundle again."
+                )
+        tokens = check_inputs(config, {name: inputs[f"{key}/{name}"] for name in read})
+        probe = Probe(manifest.name, key, said.purpose, config, parameters, tokens)
+        if bundle.described(probe) != msgspec.structs.replace(said, budgets={}) or not all(
+            np.array_equal(inputs[f"{key}/{name}"], value) for name, value in bundle.inputs(probe).items()
+        ):
             raise BundleError(
                 f"{path} is not valid: the probe {key} does not fit the configuration; export the bundle again."
             )
+        bundle.probes[key] = probe
     return bundle
-
-
-def _read_like(path: Path, expected: Arrays) -> Arrays:
-    """Read tensors with the names and shapes of `expected`, in float32, or as integers if they are integers there."""
-    integers = {name for name, value in expected.items() if value.dtype.kind != "f"}
-    return dict(read_tensors(path, {name: value.shape for name, value in expected.items()}, ["F32"], integers=integers))
 
 
 def _read_section(folder: Path, name: str, described: SectionFields, bundle: Bundle) -> Section:
@@ -147,8 +138,10 @@ def _read_section(folder: Path, name: str, described: SectionFields, bundle: Bun
     check_section(folder / MANIFEST, section, described)
     if not section.row.file:
         return section
-    path = folder / section.row.file
-    return received(path, section, described, _read_like(path, section.tensors()))
+    path, expected = folder / section.row.file, section.tensors()
+    integers = {name for name, value in expected.items() if value.dtype.kind != "f"}
+    shapes = {name: value.shape for name, value in expected.items()}
+    return received(path, section, described, dict(read_tensors(path, shapes, ["F32"], integers=integers)))
 
 
 def _check_expected(folder: Path, bundle: Bundle) -> None:

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -155,7 +155,7 @@ class ProcessGroup:
     def _together(self, what: str) -> list[Any]:
         """Return the answers by rank; receive them in any order, because a rank may wait for another rank."""
         try:
-            return SharedCall(self.processes, what).answers()
+            return answers_to(self.processes, what)
         except PortCallError:  # no process has ended
             raise
         except BaseException:
@@ -234,64 +234,54 @@ PATIENCE = 0.5
 """The seconds without an answer after which the checker tests whether the processes still run."""
 
 
-class SharedCall:
-    def __init__(self, processes: Sequence[PortProcess], what: str) -> None:
-        self.processes, self.what = processes, what
-        self.found: dict[int, Any] = {}
-        self.errors: dict[int, PortError] = {}
-        self.waited = self._receive()
+def answers_to(processes: Sequence[PortProcess], what: str) -> list[Any]:
+    """Receive the answers of all ranks to one request. If a rank failed, raise the error that best explains the
+    failure. After a rank has failed, give the others only a little more time, because they may wait for that rank."""
+    began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(processes))
+    deadline, found, errors = began + processes[0].timeout, dict[int, Any](), dict[int, PortError]()
+    while waiting and time.monotonic() < deserted_at:
+        ready = wait([each.connection for each in waiting.values() if each.is_running], PATIENCE)
+        for rank, process in list(waiting.items()):
+            if process.connection not in ready and process.is_running and time.monotonic() < deadline:
+                continue
+            del waiting[rank]
+            try:
+                found[rank] = process.received(what, deadline)
+            except PortError as error:
+                errors[rank] = error
+                deserted_at = min(deserted_at, 2 * time.monotonic() - began + WAITS)
+    if errors:
+        raise errors[0] if len(processes) == 1 else _best(errors, processes, what, found, waiting)
+    return [answer for _, answer in sorted(found.items())]
 
-    def _receive(self) -> list[int]:
-        """Receive the answers, and return the ranks that have not answered.
 
-        After a rank has failed, give the others only a little more time, because they may wait for the failed rank.
-        """
-        began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(self.processes))
-        deadline = began + self.processes[0].timeout
-        while waiting and time.monotonic() < deserted_at:
-            ready = wait([each.connection for each in waiting.values() if each.is_running], PATIENCE)
-            for rank, process in list(waiting.items()):
-                if process.connection not in ready and process.is_running and time.monotonic() < deadline:
-                    continue
-                del waiting[rank]
-                try:
-                    self.found[rank] = process.received(self.what, deadline)
-                except PortError as error:
-                    self.errors[rank] = error
-                    deserted_at = min(deserted_at, 2 * time.monotonic() - began + WAITS)
-        return list(waiting)
-
-    def answers(self) -> list[Any]:
-        """Return the answers by rank. If a rank failed, raise the error that best explains the failure."""
-        if len(self.processes) == 1 and self.errors:
-            raise self.errors[0]
-        if not self.errors:
-            return [answer for _, answer in sorted(self.found.items())]
-        timeouts = [rank for rank, error in self.errors.items() if isinstance(error, PortTimeoutError)]
-        ended = [r for r, error in self.errors.items() if isinstance(error, PortProcessError) and r not in timeouts]
-        if ended:
-            raise self.errors[ended[0]]
-        if timeouts:
-            raise PortTimeoutError(self._late(timeouts))
-        rank, error = next(iter(self.errors.items()))
-        if not isinstance(error, PortCallError):
-            raise error
-        if self.waited:
-            said = f"while {_named(self.waited)} waited for it; all were stopped"
-            raise PortProcessError(f"Rank {rank} of {len(self.processes)} raised {error} during {self.what}, {said}.")
-        everywhere = len(self.errors) == len(self.processes)
-        raise PortCallError(str(error) if everywhere else f"on rank {rank} of {len(self.processes)}: {error}")
-
-    def _late(self, timeouts: Sequence[int]) -> str:
-        process, answered = self.processes[0], sorted(self.found)
-        others = f" ({_named(answered)} answered)" if answered else ""
-        return (
-            f"{_named(timeouts).capitalize()} of {len(self.processes)} did not finish {self.what} within "
-            f"{process.timeout:g} s{others}; all were stopped: raise --timeout, or make every rank enter "
-            "each collective."
+def _best(
+    errors: Mapping[int, PortError],
+    processes: Sequence[PortProcess],
+    what: str,
+    found: Collection[int],
+    waiting: Collection[int],
+) -> PortError:
+    count, seconds = len(processes), processes[0].timeout
+    timeouts = [rank for rank, error in errors.items() if isinstance(error, PortTimeoutError)]
+    ended = [r for r, error in errors.items() if isinstance(error, PortProcessError) and r not in timeouts]
+    if ended:
+        return errors[ended[0]]
+    if timeouts:
+        others = f" ({_named(found)} answered)" if found else ""
+        return PortTimeoutError(
+            f"{_named(timeouts).capitalize()} of {count} did not finish {what} within {seconds:g} s{others}; all were "
+            "stopped: raise --timeout, or make every rank enter each collective."
         )
+    rank, error = next(iter(errors.items()))
+    if not isinstance(error, PortCallError):
+        return error
+    if waiting:
+        said = f"while {_named(waiting)} waited for it; all were stopped"
+        return PortProcessError(f"Rank {rank} of {count} raised {error} during {what}, {said}.")
+    return PortCallError(str(error) if len(errors) == count else f"on rank {rank} of {count}: {error}")
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _named(ranks: Iterable[int]) -> str:
     numbers = [str(rank) for rank in sorted(ranks)]
     return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

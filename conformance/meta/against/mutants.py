@@ -43,7 +43,6 @@ class Mutant:
     old: str
     new: str
     text: str = field(repr=False)
-    uses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def _together(family: Family, edits: Mapping[str, list[Edit]], n: int, seed: int
             if _agrees(family.differences("".join(tried))):
                 lines = tried
                 changed.add(edit.line)
-    return _mutant(family, f"t{n:02d}-together", "together", Edit(min(changed), "".join(lines), max(changed)), ())
+    return _mutant(family, f"t{n:02d}-together", "together", Edit(min(changed), "".join(lines), max(changed)))
 
 
 class Edit(NamedTuple):
@@ -127,16 +126,16 @@ class Edit(NamedTuple):
     last: int
 
 
-def _shows(found: Mapping[str, float] | None) -> tuple[str, ...]:
-    return tuple(name for name, value in (found or {}).items() if WRONG < value < float("inf"))
+def _shows(found: Mapping[str, float] | None) -> bool:
+    return any(WRONG < value < float("inf") for value in (found or {}).values())
 
 
-def _agrees(found: Mapping[str, float] | None) -> tuple[str, ...]:
-    return tuple(found) if found and all(value < RIGHT for value in found.values()) else ()
+def _agrees(found: Mapping[str, float] | None) -> bool:
+    return bool(found) and all(value < RIGHT for value in (found or {}).values())
 
 
 def _chosen(
-    family: Family, edits: Mapping[str, list[Edit]], judge: Callable[[Any], tuple[str, ...]], seed: int, letter: str
+    family: Family, edits: Mapping[str, list[Edit]], judge: Callable[[Any], bool], seed: int, letter: str
 ) -> Iterator[Mutant]:
     """Yield a mutant for each edit that `judge` accepts. Kinds take turns, and lines with few mutants come first."""
     draw, used, numbers = random.Random(f"{family.name} {seed}"), Counter[int](), itertools.count(1)
@@ -146,16 +145,16 @@ def _chosen(
             while waiting:
                 edit = min(waiting, key=lambda edit: used[edit.line])
                 waiting.remove(edit)
-                if uses := judge(family.differences(edit.text)):
+                if judge(family.differences(edit.text)):
                     used[edit.line] += 1
-                    yield _mutant(family, f"{letter}{next(numbers):02d}-{kind.replace(' ', '-')}", kind, edit, uses)
+                    yield _mutant(family, f"{letter}{next(numbers):02d}-{kind.replace(' ', '-')}", kind, edit)
                     break
 
 
-def _mutant(family: Family, name: str, kind: str, edit: Edit, uses: tuple[str, ...]) -> Mutant:
+def _mutant(family: Family, name: str, kind: str, edit: Edit) -> Mutant:
     pairs = zip(*(text.splitlines()[edit.line - 1 : edit.last] for text in (family.text, edit.text)), strict=True)
     old, new = ("\n".join(map(str.strip, part)) for part in zip(*((a, b) for a, b in pairs if a != b), strict=True))
-    return Mutant(name, kind, edit.line, old, new, edit.text, uses)
+    return Mutant(name, kind, edit.line, old, new, edit.text)
 
 
 def _edits(family: Family, rewrites: Callable[..., Iterator[tuple[str, ast.AST, ast.AST]]]) -> dict[str, list[Edit]]:

@@ -130,10 +130,6 @@ def answer_of(model_type: str, name: str) -> dict[str, Any]:
     return dict(answer)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="measure only these kinds")
-
-
 def trials(options: argparse.Namespace) -> list[Trial]:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
@@ -141,7 +137,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
     transformers.LlamaForCausalLM  # noqa: B018 - imports what all processes need
     return [
         Trial(f"{kind} {model_type} {name}", partial(answer_of, model_type, name), kind)
-        for kind, model_type, name in classes(options.kinds)
+        for kind, model_type, name in classes()
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ LACKING = TABLES["lacking"]
 """Fields of published configurations that the default configuration lacks, by model type or class."""
 
 
-def classes(kinds: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    for kind in kinds:
+def classes() -> Iterator[tuple[str, str, str]]:
+    for kind, mappings in KINDS.items():
         seen = set()
-        for mapping in KINDS[kind]:
+        for mapping in mappings:
             for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").items():
                 name = names if isinstance(names, str) else names[0]
                 if (model_type, name) not in seen:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import itertools
 import re
@@ -60,7 +59,7 @@ def calls_of(model: Any) -> dict[str, dict[str, Tensor]]:
 
 
 def copied(model: Any, folder: Path, changed_text: str | None = None) -> Path:
-    """Write `port.py` into `folder`, with the part of a modeling file that the class needs; return its path."""
+    """Write `port.py`, a copy of the modeling file of a class, into `folder`; return its path."""
     path = folder / "port.py"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(standalone(model) if changed_text is None else changed_text)
@@ -68,7 +67,7 @@ def copied(model: Any, folder: Path, changed_text: str | None = None) -> Path:
 
 
 def standalone(model: Any) -> str:
-    """Return a port's source: the part of `model`'s modeling file that the model needs, and `load`."""
+    """Return a port's source: `model`'s modeling file with absolute imports, and `load`."""
     source = Path(inspect.getsourcefile(model) or "").read_text()
     package = model.__module__.split(".")[:-1]
 
@@ -76,38 +75,9 @@ def standalone(model: Any) -> str:
         base = package[: len(package) + 1 - len(match[2])]
         return f"{match[1]}from {'.'.join([*base, *filter(None, [match[3]])])} import"
 
-    text = re.sub(r"(?m)^(\s*)from (\.+)([\w.]*) import", absolute, _needed(source, model.__name__))
+    text = re.sub(r"(?m)^(\s*)from (\.+)([\w.]*) import", absolute, source)
     experts = ', experts_implementation="eager"' if "@use_experts_implementation" in text else ""
     return text.rstrip() + LOAD.format(name=model.__name__, experts=experts)
-
-
-def _needed(source: str, name: str) -> str:
-    tree = ast.parse(source)
-    parts = {part.name: part for part in tree.body if isinstance(part, ast.ClassDef | ast.FunctionDef)}
-    others = [part for part in tree.body if part not in parts.values()]
-    used, new = set[str](), {name} | {word for part in others for word in _names(part)}
-    while new:
-        used |= new
-        new = {word for known in new if known in parts for word in _names(parts[known])} - used
-    dropped: list[ast.stmt] = [part for known, part in parts.items() if known not in used]
-    dropped += [part for part in others if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "__all__"]
-    lines: list[str | None] = list(source.splitlines())
-    for part in dropped:
-        first = min([part.lineno, *(each.lineno for each in getattr(part, "decorator_list", []))])
-        lines[first - 1 : part.end_lineno] = [None] * ((part.end_lineno or first) - first + 1)
-    text = "\n".join(line for line in lines if line is not None)
-    return re.sub(r"\n{4,}", "\n\n\n", re.sub(r"\A(#.*\n)+", "", text)).lstrip()
-
-
-def _names(part: ast.AST) -> set[str]:
-    if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "__all__":
-        return set()
-    return {node.id for node in ast.walk(part) if isinstance(node, ast.Name)} | {
-        word
-        for node in ast.walk(part)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        for word in re.findall(r"\A\w+\Z", node.value)
-    }
 
 
 def loaded(text: str, folder: Path, **names: object) -> Any:

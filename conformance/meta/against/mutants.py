@@ -10,18 +10,19 @@ import ast
 import itertools
 import json
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import transformers
 from torch import Tensor
 
 from meta.against.copies import calls_of, copied, difference, loaded, model_class, outputs, small, standalone
-from meta.against.observing import Key, Observed, Site, Value, described, key_of
-from meta.against.rewrites import equivalents, mistakes
+from meta.against.rewrites import Site, equivalents, key_of, mistakes
 from transparity_conformance.against.check import from_transformers
 
 WRONG = 1e-4
@@ -42,19 +43,18 @@ class Mutant:
     old: str
     new: str
     text: str = field(repr=False)
-    uses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Family:
-    """A model and its copy: source, expressions, the saved model, inputs, and expected outputs."""
+    """A model and its copy: source, the lines that run, the saved model, inputs, and expected outputs."""
 
     name: str
     text: str
+    reached: set[int]
     folder: Path
     calls: Mapping[str, Mapping[str, Tensor]]
     expected: Mapping[str, Tensor]
-    seen: Mapping[Key, Value | None]
 
     def differences(self, text: str) -> dict[str, float] | None:
         """Return the error of a port's output for each input, or None if the port raises."""
@@ -69,28 +69,28 @@ def original(name: str, folder: Path) -> Family:
     small(name).save_pretrained(folder)
     model = from_transformers(folder)
     text, calls = standalone(model_class(name)), calls_of(model)
-    expected = outputs(model, calls)
-    family = Family(name, text, folder, calls, expected, observed(text, folder, calls))
+    family = Family(name, text, reached(text, folder, calls), folder, calls, outputs(model, calls))
     if any((family.differences(text) or {"": 1.0}).values()):
         raise ValueError(f"the copy of {name} differs from the original by {family.differences(text)}")
     return family
 
 
-def observed(text: str, folder: Path, calls: Mapping[str, Mapping[str, Tensor]]) -> dict[Key, Value | None]:
-    """Return descriptions of the values of all executed expressions, by position in the source."""
-    seen: dict[Key, Value | None] = {}
-    running = False
+def reached(text: str, folder: Path, calls: Mapping[str, Mapping[str, Tensor]]) -> set[int]:
+    """Return the lines of a port that run in its calls."""
+    model, lines = loaded(text, folder), set[int]()
 
-    def see(key: Key, value: Any) -> Any:
-        if running and seen.get(key) is None:
-            seen[key] = described(value)
-        return value
+    def trace(frame: FrameType, *_: Any) -> Any:
+        if frame.f_globals["__name__"] != type(model).__module__:
+            return None
+        lines.add(frame.f_lineno)
+        return trace
 
-    tree = ast.fix_missing_locations(Observed().visit(ast.parse(text)))
-    model = loaded(ast.unparse(tree), folder, _seen=see)
-    running = True
-    outputs(model, calls)
-    return seen
+    sys.settrace(trace)
+    try:
+        outputs(model, calls)
+    finally:
+        sys.settrace(None)
+    return lines
 
 
 def mutants(family: Family, n: int, seed: int) -> list[Mutant]:
@@ -115,7 +115,7 @@ def _together(family: Family, edits: Mapping[str, list[Edit]], n: int, seed: int
             if _agrees(family.differences("".join(tried))):
                 lines = tried
                 changed.add(edit.line)
-    return _mutant(family, f"t{n:02d}-together", "together", Edit(min(changed), "".join(lines), max(changed)), ())
+    return _mutant(family, f"t{n:02d}-together", "together", Edit(min(changed), "".join(lines), max(changed)))
 
 
 class Edit(NamedTuple):
@@ -126,16 +126,16 @@ class Edit(NamedTuple):
     last: int
 
 
-def _shows(found: Mapping[str, float] | None) -> tuple[str, ...]:
-    return tuple(name for name, value in (found or {}).items() if WRONG < value < float("inf"))
+def _shows(found: Mapping[str, float] | None) -> bool:
+    return any(WRONG < value < float("inf") for value in (found or {}).values())
 
 
-def _agrees(found: Mapping[str, float] | None) -> tuple[str, ...]:
-    return tuple(found) if found and all(value < RIGHT for value in found.values()) else ()
+def _agrees(found: Mapping[str, float] | None) -> bool:
+    return bool(found) and all(value < RIGHT for value in (found or {}).values())
 
 
 def _chosen(
-    family: Family, edits: Mapping[str, list[Edit]], judge: Callable[[Any], tuple[str, ...]], seed: int, letter: str
+    family: Family, edits: Mapping[str, list[Edit]], judge: Callable[[Any], bool], seed: int, letter: str
 ) -> Iterator[Mutant]:
     """Yield a mutant for each edit that `judge` accepts. Kinds take turns, and lines with few mutants come first."""
     draw, used, numbers = random.Random(f"{family.name} {seed}"), Counter[int](), itertools.count(1)
@@ -145,25 +145,25 @@ def _chosen(
             while waiting:
                 edit = min(waiting, key=lambda edit: used[edit.line])
                 waiting.remove(edit)
-                if uses := judge(family.differences(edit.text)):
+                if judge(family.differences(edit.text)):
                     used[edit.line] += 1
-                    yield _mutant(family, f"{letter}{next(numbers):02d}-{kind.replace(' ', '-')}", kind, edit, uses)
+                    yield _mutant(family, f"{letter}{next(numbers):02d}-{kind.replace(' ', '-')}", kind, edit)
                     break
 
 
-def _mutant(family: Family, name: str, kind: str, edit: Edit, uses: tuple[str, ...]) -> Mutant:
+def _mutant(family: Family, name: str, kind: str, edit: Edit) -> Mutant:
     pairs = zip(*(text.splitlines()[edit.line - 1 : edit.last] for text in (family.text, edit.text)), strict=True)
     old, new = ("\n".join(map(str.strip, part)) for part in zip(*((a, b) for a, b in pairs if a != b), strict=True))
-    return Mutant(name, kind, edit.line, old, new, edit.text, uses)
+    return Mutant(name, kind, edit.line, old, new, edit.text)
 
 
 def _edits(family: Family, rewrites: Callable[..., Iterator[tuple[str, ast.AST, ast.AST]]]) -> dict[str, list[Edit]]:
-    site, found, texts = Site(family.text, family.seen), dict[str, list[Edit]](), {family.text}
+    site, found, texts = Site(family.text), dict[str, list[Edit]](), {family.text}
     for node in ast.walk(site.tree):
         for kind, target, new in rewrites(site, node):
             text = _applied(family.text, site, target, new)
-            if text is not None and text not in texts and site.is_reached(target):
-                line = key_of(target)[0]
+            line = key_of(target)[0]
+            if line in family.reached and text is not None and text not in texts:
                 texts.add(text)
                 found.setdefault(kind, []).append(Edit(line, text, line))
     return found
@@ -191,7 +191,7 @@ def _exchanged(family: Family) -> Iterator[Edit]:
     for node in ast.walk(ast.parse(family.text)):
         body = getattr(node, "body", None)
         for pair in itertools.pairwise(body) if isinstance(body, list) else ():
-            if all(isinstance(each, ast.Assign) and key_of(each.value) in family.seen for each in pair):
+            if all(isinstance(each, ast.Assign) for each in pair):
                 (first, end), (second, last) = ((each.lineno - 1, each.end_lineno - 1) for each in pair)
                 if first == end and second == last and not "".join(lines[first + 1 : second]).strip():
                     parts = lines.copy()

@@ -1,8 +1,8 @@
 """Rewrites of one expression in a modeling file: mistakes of several kinds, and rewrites that do not change results.
 
 A row `pattern -> replacement | replacement` is Python with placeholders. A capital letter is a placeholder for one
-expression, whose kind `HOLES` defines. As a method's name, a capital letter matches any name. `...` as a call's last
-argument matches the remaining arguments.
+expression, which `HOLES` restricts. As a method's name, a capital letter matches any name. `...` as a call's last
+argument matches the remaining arguments. Every rewritten file is run, so a row may match too much.
 """
 
 from __future__ import annotations
@@ -15,50 +15,79 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from meta.against.observing import Site, key_of
-
+Key = tuple[int, int, int, int]
 Rewrites = Iterator[tuple[ast.AST, ast.AST]]
 Found = dict[str, Any]
 
 BLOCK = re.compile(
-    r"MLP|Attention|Layer$|Block|Encoder|Decoder|Expert|Mo[Ee]|FFN|Feed|Model|Embedding|Transform|Head|Output$"
+    r"(mlp|attention|attn|layer|block|(en|de)coder|experts?|moe|ffn|model|module|embed\w*|transform|head)$"
 )
-"""Names of classes whose calls people rarely forget or repeat."""
+"""Names of parts whose calls people rarely forget or repeat."""
 MOVES = re.compile(
     r"to|float|type(_as)?|contiguous|clone|view|reshape|(un)?squeeze|transpose|permute|"
     r"\w*drop(out\w*|_path)?|slice_\w+|sin|cos"
 )
 """Names of functions that people rarely forget; most of these only reshape tensors or convert their dtype."""
+LINEAR = re.compile(r"proj|dense|fc|lin|query|key|value")
 LAST = re.compile(r"\.(o_proj|out_proj|dense|output\w*|c_proj)$")
 """Names of the last projection in a block."""
-ACTIVATION = re.compile(r"(?i)\bact\b|_act|gelu|silu|relu|tanh|sigmoid|swish|activation")
+ACTIVATION = re.compile(r"(?i)\bact\b|_act|act_fn|gelu|silu|relu|tanh|sigmoid|swish|activation")
+NUMBER = re.compile(r"scal|factor|theta|multiplier|eps")
+"""Names of numbers."""
+OPTION = re.compile(r"mask|past|cache|config|kwargs|ids|use_|output_")
+"""Names of arguments that are not features."""
 
 
-def _is_application(site: Site, node: ast.AST, _: ast.AST) -> bool:
-    kind, name = site.kind(node), ast.unparse(node).rpartition(".")[2]
-    is_early = kind == "Linear" and not LAST.search(ast.unparse(node))
-    return not (BLOCK.search(kind) or MOVES.fullmatch(name) or is_early)
+def key_of(node: ast.AST) -> Key:
+    """Return the position of a node in the source: (first line, first column, last line, last column)."""
+    place: Any = node
+    return place.lineno, place.col_offset, place.end_lineno, place.end_col_offset
 
 
-HOLES: Mapping[str, Callable[[Site, ast.AST, ast.AST], bool]] = {
-    "X": lambda site, node, whole: site.same(node, whole),
-    "Y": lambda site, node, whole: site.same(node, whole),
-    "V": lambda site, node, whole: isinstance(node, ast.Name) and site.same(node, whole),
-    "N": lambda site, node, whole: site.kind(node) == "number" or isinstance(node, ast.Constant),
-    "K": lambda site, node, whole: site.kind(node) == "number" or site.shape(node)[-1:] == (1,),
-    "I": lambda site, node, whole: site.kind(node) == "integers",
-    "M": lambda site, node, whole: "mask" in ast.unparse(node),
+class Site:
+    """A port's syntax tree, with the names that each function reads."""
+
+    def __init__(self, text: str) -> None:
+        self.tree = ast.parse(text)
+        self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        self.names: dict[ast.AST | None, dict[str, ast.AST]] = {}
+        for node in ast.walk(self.tree):
+            if _is_read(node):
+                self.names.setdefault(self.function(node), {}).setdefault(ast.unparse(node), node)
+
+    def function(self, node: ast.AST) -> ast.FunctionDef | None:
+        found: ast.AST | None = node
+        while found is not None and not isinstance(found, ast.FunctionDef):
+            found = self.parents.get(found)
+        return found
+
+    def alike(self, node: ast.AST) -> list[str]:
+        """Return other variables of the same function, or other attributes of the module."""
+        names = self.names.get(self.function(node), {})
+        return [name for name, other in names.items() if type(other) is type(node) and name != ast.unparse(node)]
+
+
+def _is_read(node: ast.AST) -> bool:
+    """Return whether a node reads a variable, or an attribute of the module."""
+    is_own = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    return (isinstance(node, ast.Name) or is_own) and isinstance(getattr(node, "ctx", None), ast.Load)
+
+
+def _is_application(node: ast.AST) -> bool:
+    text = ast.unparse(node)
+    name = text.rpartition(".")[2]
+    return not (BLOCK.search(name) or MOVES.fullmatch(name) or (LINEAR.search(name) and not LAST.search(text)))
+
+
+HOLES: Mapping[str, Callable[[ast.AST], bool]] = {
+    "V": lambda node: isinstance(node, ast.Name),
+    "N": lambda node: isinstance(node, ast.Constant) or bool(NUMBER.search(ast.unparse(node))),
+    "M": lambda node: "mask" in ast.unparse(node),
     "F": _is_application,
-    "P": lambda site, node, whole: _is_application(site, node, whole) and site.kind(node) != "Linear",
-    "G": lambda site, node, whole: bool(ACTIVATION.search(f"{ast.unparse(node)} {site.kind(node)}")),
-    "L": lambda site, node, whole: site.kind(node) == "Linear" and len(site.shape(node)) == 1,
-    "J": lambda site, node, whole: site.kind(node) == "Linear" and len(site.shape(node)) == 2,
-    "R": lambda site, node, whole: "RMSNorm" in site.kind(node),
-    "Z": lambda site, node, whole: site.kind(node) == "LayerNorm",
-    "S": lambda site, node, whole: site.kind(node) in ("SiLU", "SiLUActivation"),
-    "E": lambda site, node, whole: site.kind(node) == "GELUActivation",
+    "P": lambda node: _is_application(node) and not LINEAR.search(ast.unparse(node)),
+    "G": lambda node: bool(ACTIVATION.search(ast.unparse(node))),
 }
-"""For each capital letter, a condition on the matched expression and the whole expression. Other letters match all."""
+"""For each capital letter, a condition on the expression. Other letters match all expressions."""
 
 _TABLES = tomllib.loads(Path(__file__).with_name("rewrites.toml").read_text(encoding="utf-8"))
 MISTAKES: dict[str, str] = _TABLES["mistakes"]
@@ -67,14 +96,11 @@ EQUIVALENTS: dict[str, str] = _TABLES["equivalents"]
 """Rewrites that do not change results, by kind."""
 
 
-def by_pattern(site: Site, node: ast.AST, rows: str) -> Rewrites:
-    if not isinstance(node, ast.expr) or key_of(node) not in site.seen:
-        return
-    for row in filter(None, map(str.strip, rows.splitlines())):
+def by_pattern(node: ast.AST, rows: str) -> Rewrites:
+    for row in filter(None, map(str.strip, rows.splitlines())) if isinstance(node, ast.expr) else ():
         pattern, _, replacements = row.partition(" -> ")
-        shape, found = _parsed(pattern), Found()
-        is_free = isinstance(shape, ast.Compare | ast.Attribute) or re.search("chunk|split", pattern)
-        if (is_free or site.tensor(node)) and _matches(site, shape, node, node, found):
+        found = Found()
+        if _matches(_parsed(pattern), node, found):
             yield from ((node, filled(replacement, found)) for replacement in replacements.split(" | "))
 
 
@@ -90,15 +116,15 @@ def _has_rest(node: Any) -> bool:
     return isinstance(node, ast.Call) and bool(node.args) and ast.unparse(node.args[-1]) == "..."
 
 
-def _matches(site: Site, pattern: Any, node: Any, whole: ast.AST, found: Found) -> bool:
+def _matches(pattern: Any, node: Any, found: Found) -> bool:
     if isinstance(pattern, ast.Name) and _is_hole(pattern.id):
         if pattern.id in found:
             return ast.unparse(found[pattern.id]) == ast.unparse(node)
         found[pattern.id] = node
-        return isinstance(node, ast.expr) and (pattern.id not in HOLES or HOLES[pattern.id](site, node, whole))
+        return isinstance(node, ast.expr) and (pattern.id not in HOLES or HOLES[pattern.id](node))
     if isinstance(pattern, list):
         pairs = zip(pattern, node, strict=False)
-        return len(pattern) == len(node) and all(_matches(site, *pair, whole, found) for pair in pairs)
+        return len(pattern) == len(node) and all(_matches(*pair, found) for pair in pairs)
     if not isinstance(pattern, ast.AST):
         if _is_hole(pattern) and isinstance(node, str):
             found[pattern] = node
@@ -113,7 +139,7 @@ def _matches(site: Site, pattern: Any, node: Any, whole: ast.AST, found: Found) 
         node = ast.Call(node.func, node.args[:given], node.keywords[len(node.keywords) - named :])
         pattern = ast.Call(pattern.func, pattern.args[:-1], pattern.keywords)
     fields = [name for name in pattern._fields if name != "ctx"]
-    return all(_matches(site, getattr(pattern, name), getattr(node, name), whole, found) for name in fields)
+    return all(_matches(getattr(pattern, name), getattr(node, name), found) for name in fields)
 
 
 def filled(template: str, found: Found) -> ast.expr:
@@ -138,34 +164,32 @@ NUMBERS = {0: 1, 1: 2, 2: 3, 3: 2, 0.5: 1.0}
 
 
 def number(site: Site, node: ast.AST) -> Rewrites:
-    """Replace a number that a tensor is computed with; add 1 to an offset of positions."""
+    """Replace a number in a formula."""
     parent = site.parents.get(node)
-    whole = site.kind(parent) if isinstance(parent, ast.BinOp) else ""
+    if not isinstance(parent, ast.BinOp | ast.Call):
+        return
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-        if whole == "float" or (isinstance(parent, ast.Call) and re.search(r"pow|clamp", ast.unparse(parent.func))):
+        if isinstance(parent, ast.BinOp) or re.search(r"pow|clamp", ast.unparse(parent.func)):
             yield node, ast.Constant(NUMBERS.get(node.value, 1e-3 if abs(node.value) < 1e-3 else node.value * 2))
-    elif site.kind(node) == "number" and whole == "integers":
-        yield node, ast.BinOp(node, ast.Add(), ast.Constant(1))  # type: ignore[arg-type]
-    elif site.kind(node) == "number" and whole == "float" and (value := site.shape(node)[0]) not in (0, 1):
-        yield node, ast.Constant(1e-3 if abs(value) < 1e-3 else float(f"{value / 2:.4g}"))
+    elif _is_read(node) and NUMBER.search(name := ast.unparse(node)) and isinstance(parent, ast.BinOp):
+        yield node, _parsed("1e-3" if "eps" in name else f"{name} * 0.5")
 
 
 def operand(site: Site, node: ast.AST) -> Rewrites:
-    """Replace a tensor or module by another of the same kind and shape, or swap two arguments."""
+    """Replace a variable or an attribute of the module by another, or swap two arguments."""
     parent = site.parents.get(node)
-    if isinstance(node, ast.Call) and len(node.args) > 1 and site.same(*node.args[:2]) and site.tensor(node.args[0]):
+    if isinstance(node, ast.Call) and len(node.args) > 1:
         yield node, ast.Call(node.func, [*node.args[1::-1], *node.args[2:]], node.keywords)
     is_output = isinstance(parent, ast.keyword) and "Output" in ast.unparse(site.parents[parent])
-    if not isinstance(node, ast.Name | ast.Attribute) or is_output or isinstance(parent, ast.Attribute | ast.Return):
+    if not _is_read(node) or is_output or isinstance(parent, ast.Attribute | ast.Return):
         return
-    is_other = site.kind(node) in ("", "number", "integers", "complex") or BLOCK.search(site.kind(node))
-    if site.shape(node) and not is_other and not LAST.search(ast.unparse(node)):
-        names = (name for name in site.alike(node) if not LAST.search(name))
-        yield from ((node, filled(name, {})) for name in names)
+    names = [ast.unparse(node), *site.alike(node)]
+    if not any(pattern.search(names[0]) for pattern in (BLOCK, LAST, OPTION)):
+        yield from ((node, _parsed(name)) for name in names[1:] if not (LAST.search(name) or OPTION.search(name)))
 
 
 def no_mask(site: Site, node: ast.AST) -> Rewrites:
-    if isinstance(node, ast.keyword) and "mask" in (node.arg or "") and site.kind(node.value):
+    if isinstance(node, ast.keyword) and "mask" in (node.arg or ""):
         yield node.value, ast.Constant(None)
 
 
@@ -175,17 +199,16 @@ OTHER_KINDS: Mapping[str, Callable[[Site, ast.AST], Rewrites]] = {"number": numb
 
 def mistakes(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     for kind, rows in MISTAKES.items():
-        yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
+        yield from ((kind, *pair) for pair in by_pattern(node, rows))
     for kind, rewrite in OTHER_KINDS.items():
         yield from ((kind, *pair) for pair in rewrite(site, node))
 
 
 def equivalents(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     for kind, rows in EQUIVALENTS.items():
-        yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
-    if isinstance(node, ast.Call) and site.kind(node.func) == "Linear" and len(site.shape(node.func)) == 1:
-        names = [name for name in site.alike(node.func) if not LAST.search(f"{ast.unparse(node.func)} {name}")]
-        for other in names[:1]:
+        yield from ((kind, *pair) for pair in by_pattern(node, rows))
+    if isinstance(node, ast.Call) and len(node.args) == 1 and LINEAR.search(ast.unparse(node.func)):
+        for other in site.alike(node.func):
             found = {"A": node.args[0], "L": node.func, "M": _parsed(other)}
             product = "torch.nn.functional.linear(A, torch.cat((L.weight, M.weight)))[..., : L.out_features]"
             yield "fused", node, filled(product, found)

@@ -6,7 +6,6 @@ and the code with the bug. Bugs that are visible only with a cache or in another
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import sys
@@ -19,7 +18,7 @@ import numpy as np
 
 from meta.exam import measure, run
 from meta.exam.measure import choose
-from meta.pool.bug import Bug, PoolError
+from meta.pool.bug import Bug, PoolError, changed_lines
 from meta.pool.judge import answer_of, is_line, relative
 from meta.trial import Answer, Share, Trial, share
 from transparity.config import TransformerConfig
@@ -99,13 +98,8 @@ def is_right_line(bug: Bug, answer: Answer) -> bool:
     first, theirs = answer["faults"][0], (answer["theirs"] or [None])[0]
     if is_line(bug, first):
         return True
-    return theirs is not None and theirs["file"] == bug.file and theirs["line"] in _changed(bug)
-
-
-def _changed(bug: Bug) -> set[int]:
-    before, after = bug.path.read_text(encoding="utf-8").splitlines(), bug.text().splitlines()
-    codes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
-    return {line for kind, begin, end, _, _ in codes if kind != "equal" for line in range(begin, end + 2)}
+    lines = changed_lines(bug.text(), bug.path.read_text(encoding="utf-8"))
+    return theirs is not None and theirs["file"] == bug.file and theirs["line"] in lines
 
 
 def line_of(trial: Trial, answer: Answer) -> str:

@@ -25,12 +25,10 @@ from transparity_conformance.identify.fitting.fit import fit
 NUMBER, WANTED, SECONDS = 100, 0.95, 60.0
 
 
-def fitted(seed: int, *, single: bool = False) -> dict[str, Any]:
-    """Run `fit` on a random module; return wrong and undetermined fields. With `single`, modules have only float32."""
+def fitted(seed: int) -> dict[str, Any]:
+    """Run `fit` on a random module; return wrong and undetermined fields."""
     name, config = drawn(seed)
     model = module(config, seed)
-    if single:
-        model.double = lambda: model  # type: ignore[method-assign]
     answer: dict[str, Any] = {"departures": len(differences(config, template_of(name))), "wrong": {}, "untold": {}}
     began = time.process_time()
     try:
@@ -75,12 +73,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--number", type=int, default=NUMBER, help="number of configurations; their seeds start at `--seed`"
     )
-    parser.add_argument("--float32", action="store_true", help="use modules that compute only in float32")
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
     seeds = range(options.seed, options.seed + options.number)
-    return [Trial(f"{seed} {drawn(seed)[0]}", partial(fitted, seed, single=options.float32)) for seed in seeds]
+    return [Trial(f"{seed} {drawn(seed)[0]}", partial(fitted, seed)) for seed in seeds]
 
 
 def _with(number: int) -> Callable[[Trial, Answer], bool | None]:

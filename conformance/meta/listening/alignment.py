@@ -31,6 +31,8 @@ from transparity_conformance.report.comparison import as_numbers, gap
 from transparity_conformance.running.process.running import built, run_listening
 
 FRAMEWORKS = ("pytorch", "flax", "numpy")
+FAULTS = 4
+"""The number of faulty ports for each configuration."""
 
 Build = Callable[..., Callable[..., Arrays]]
 
@@ -79,25 +81,16 @@ def of_logits(build: Build) -> Build:
     return silent
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--framework", action="append", choices=FRAMEWORKS)
-    parser.add_argument("--case", action="append", choices=CASES)
-    parser.add_argument(
-        "--faults", type=int, default=4, metavar="N", help="number of faulty ports for each configuration"
-    )
-
-
 def trials(options: argparse.Namespace) -> list[Trial]:
     """Return a trial for each column and configuration, and for a sample of faulty independent ports."""
-    cases = options.case or list(CASES)
     found = [
         Trial(f"{case}, {framework}", partial(aligned_in, case, column(framework)), f"right, {framework}")
-        for framework, case in itertools.product(options.framework or FRAMEWORKS, cases)
+        for framework, case in itertools.product(FRAMEWORKS, CASES)
     ]
     every = [each for each in single_trials("fault") if each.view == "operations" and not is_everywhere(each.bugs[0])]
-    for case in cases:
+    for case in CASES:
         single = [trial for trial in every if trial.case == case]
-        drawn = random.Random(0).sample(single, min(options.faults, len(single)))
+        drawn = random.Random(0).sample(single, min(FAULTS, len(single)))
         found += [Trial(str(each), partial(aligned_in, case, port_with(*each.bugs)), "with a fault") for each in drawn]
     return found
 

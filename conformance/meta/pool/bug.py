@@ -157,12 +157,7 @@ class Bug:
         """Return the lines at which a report of this bug is right, if the file also contains the bugs `others`."""
         same = [bug for bug in others if bug.path == self.path]
         before, text = text_of(self.path, same), text_of(self.path, [*same, self])
-        matcher = difflib.SequenceMatcher(None, before.splitlines(), text.splitlines(), autojunk=False)
-        found = {line for part in self.lines for line in lines_with(text, part)}
-        for kind, _, _, begin, end in matcher.get_opcodes():
-            if kind != "equal":
-                found |= set(range(begin, end + 2))  # and one line before and after
-        return found
+        return changed_lines(before, text) | {line for part in self.lines for line in lines_with(text, part)}
 
 
 class _Fields(dict[str, Any]):
@@ -183,6 +178,12 @@ def text_of(path: Path, bugs: Sequence[Bug]) -> str:
         for hunk in bug.hunks:
             text = edited(text, hunk["old"], hunk["new"], hunk.get("nth"), f"{bug.id}: {bug.file}")
     return text
+
+
+def changed_lines(before: str, after: str) -> set[int]:
+    """Return the lines of `after` that differ from `before`, with one line before and after each change."""
+    codes = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False).get_opcodes()
+    return {line for kind, _, _, begin, end in codes if kind != "equal" for line in range(begin, end + 2)}
 
 
 def lines_with(text: str, part: str) -> list[int]:
